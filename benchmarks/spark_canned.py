@@ -110,7 +110,7 @@ class Unshared:
         self._source, self._pace = source, pace
         self._buffers = {shard.id: RowBuffer(pace.columns) for shard in source.shards()}
         self._begins = dict.fromkeys(self._buffers, TRIM_HORIZON)
-        self._changed, self._over = Condition(), Event()
+        self._changed, self.carry_out_swap = Condition(), Event()
 
     def start(self, *, only_now: bool) -> None:
         """Start to read all shards."""
@@ -121,7 +121,7 @@ class Unshared:
 
     def close(self) -> None:
         """Stop reading."""
-        self._over.set()
+        self.carry_out_swap.set()
 
     def raise_fault(self) -> None:
         """Do nothing, because there are no errors to report."""
@@ -155,7 +155,7 @@ class Unshared:
 
     def _read(self, lease: Lease) -> None:
         reader, buffer, pace = self._source.open(lease, TRIM_HORIZON), self._buffers[lease.key], self._pace
-        while not self._over.is_set():
+        while not self.carry_out_swap.is_set():
             with self._changed:
                 self._changed.wait_for(
                     lambda: buffer.count < pace.rows // SHARDS and buffer.bytes < pace.bytes // SHARDS
@@ -165,7 +165,7 @@ class Unshared:
             with self._changed:
                 buffer.append_chunk(cast("RowChunk", chunk))
                 self._changed.notify_all()
-            self._over.wait(max(0.0, due - time.monotonic()))
+            self.carry_out_swap.wait(max(0.0, due - time.monotonic()))
 
 
 class Unleased(LeasedReader):

@@ -117,7 +117,7 @@ class Planner:
 
     def __init__(self) -> None:
         self.stream = Orders({key: ["first"] for key in FIRST})
-        self.reader = new_reader(self.stream, KillableStore(MemoryStore()), rereadable=True, flush="true")
+        self.reader = new_reader(self.stream, KillableStore(MemoryStore()), rereadable=True, flush_on_idle="true")
         self.offset = self.reader.initialOffset()
         still = 0
         for _ in range(BATCHES_MOST):

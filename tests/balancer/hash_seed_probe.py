@@ -20,7 +20,7 @@ RULES: tuple[RuleSet, ...] = (
 
 
 def main() -> None:
-    """Print the plans of one worker for forty listings, under every rule set."""
+    """Print the plans of one worker for forty listings under every rule set."""
     random = Random(11)  # noqa: S311  the same listings in every process
     for turn in range(40):
         names = [f"s-{number}" for number in range(30)]
@@ -37,7 +37,7 @@ def main() -> None:
             )
             for name in random.sample(names, 20)
         ]
-        shards = [Shard(name, parents=tuple(names[:place][-1:]), open=place == 29) for place, name in enumerate(names)]
+        shards = [Shard(name, parents=tuple(names[:index][-1:]), open=index == 29) for index, name in enumerate(names)]
         for rules in RULES:
             print(plan(leases, shards, Me("a-1", turn), Config(rules=rules, lease_seconds=10.0)))  # noqa: T201
 

@@ -10,7 +10,7 @@ from toy_rules import Toy
 
 from leasehold.balancer import config
 
-config.RULE_SETS += (Toy,)  # the only line that a new rule set needs; the code below does not depend on the rule set
+config.RULE_SETS += (Toy,)  # the only line that a new rule set needs; the code below is the same for all rule sets
 
 from leasehold.adapters.cli.plan import EXAMPLE  # noqa: E402  imported after the line, as in a new process
 from leasehold.adapters.json_form import plan_from_json  # noqa: E402

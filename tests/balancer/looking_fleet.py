@@ -21,8 +21,8 @@ FULL = evolve(QUIET, full_still=0.0)
 """The history of a worker that has just listed the whole table."""
 
 
-def heard(**what: Any) -> History:  # noqa: ANN401  any field of a BulletinState
-    return evolve(QUIET, hearing=evolve(HEARING, **what))
+def heard(**fields: Any) -> History:  # noqa: ANN401  any field of a BulletinState
+    return evolve(QUIET, hearing=evolve(HEARING, **fields))
 
 
 def row(key: str, owner: str | None, idle: float = 1.0, bulletin: str = "0 0 0") -> Lease:
@@ -37,13 +37,13 @@ ROWS = [each.key for name in (LOOKOUT, NEXT, *THIRDS) if (each := bulletin_row(T
 """The keys of the bulletin rows of the lookout and of its possible stand-ins."""
 
 
-def told(looks: int, acts: int, warns: int, *called: str, row: str = "") -> Annotations:
-    """Return the annotations that a lookout writes to its rows: the counters, and the call."""
-    words = " ".join((f"{looks} 0 {row or ','.join(ROWS)}", *called))
-    return bulletin_annotations(Bulletin(looks, acts, warns), (("call", words),))
+def told(looks: int, acts: int, warns: int, *called_workers: str, row: str = "") -> Annotations:
+    """Return the annotations that a lookout writes: the counters of the bulletin, and the call."""
+    call_text = " ".join((f"{looks} 0 {row or ','.join(ROWS)}", *called_workers))
+    return bulletin_annotations(Bulletin(looks, acts, warns), (("call", call_text),))
 
 
-def standing_still(idle: float, owner: str = LOOKOUT) -> tuple[Lease, ...]:
+def table_with_idle_owner(idle: float, owner: str = LOOKOUT) -> tuple[Lease, ...]:
     return tuple(evolve(lease, idle=idle) if lease.owner == owner else lease for lease in TABLE)
 
 

@@ -1,8 +1,8 @@
 """Runs hand-offs between real workers whose writes fail, are applied without a response, or are followed by a death.
 
 `python tests/balancer/planned_moves.py` tries every fault alone and in pairs on all cores, and prints each breach. The
-checker tests the decisions of the rules under every interleaving, and this script tests that no record is lost or
-repeated when workers carry the decisions out.
+checker tests the decisions of the rules under every interleaving. This script tests that no record is lost or repeated
+when workers execute these decisions.
 """
 
 import logging
@@ -31,12 +31,12 @@ from leasehold_lab.simulator.world.world import SimulatedHistory
 GIVER, TAKER = "a-0", "b-0"
 CALM, SETTLED, SECONDS = 30.0, 110.0, 130.0
 STARTS = (3.0, 4.1, 5.2, 6.3, 7.4)
-"""When the taker joins: in other places of the giver's rounds."""
+"""When the taker joins, at different points of the giver's cycle."""
 
 app = typer.Typer(add_completion=False)
 
 FAULTS = ("pause + raise unanswered", "do + pause + raise unanswered", *DEATHS)
-"""Faults of a write: the request is lost, the response is lost, or the process dies, and may be started again."""
+"""Faults of a write: the request is lost, the response is lost, or the process dies, and may be restarted."""
 
 
 @frozen
@@ -55,56 +55,64 @@ class MoveScenario:
         return run(evolve(scenario, call_faults=self.call_faults))
 
 
-def breaches(story: MoveScenario) -> tuple[str, ...]:
+def breaches(scenario: MoveScenario) -> tuple[str, ...]:
     """Return the breaches in this scenario. Unless a worker dies, a record handled twice is a breach too."""
-    history = story.told()
-    died = any(incident.what == "crash" for incident in history.incidents)
-    limits = JudgeLimits(dict.fromkeys((GIVER, TAKER), Config().lease_seconds), SETTLED, duplicates=died)
+    history = scenario.told()
+    has_death = any(incident.what == "crash" for incident in history.incidents)
+    limits = JudgeLimits(dict.fromkeys((GIVER, TAKER), Config().lease_seconds), SETTLED, duplicates=has_death)
     return tuple(str(breach) for breach in judge_history(history, limits))
 
 
 def writes_of(history: SimulatedHistory) -> list[int]:
     """Return the numbers of the write calls, from the request for the hand-off to shortly after it."""
-    asked_at = min((write.sent for write in history.writes if write.verb == "request"), default=math.inf)
-    moved = max((change.t for change in find_owner_changes(history.writes)), default=0.0)
+    requested_at = min((write.sent for write in history.writes if write.verb == "request"), default=math.inf)
+    last_move_at = max((change.t for change in find_owner_changes(history.writes)), default=0.0)
     return [
         number
         for number, call in enumerate(history.calls)
-        if asked_at <= call.t <= moved + 3.0 and call.what.startswith("store.") and call.what not in READ_CALLS
+        if requested_at <= call.t <= last_move_at + 3.0
+        and call.what.startswith("store.")
+        and call.what not in READ_CALLS
     ]
 
 
 def alone(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
-    """Return a scenario for each write and each fault of it."""
+    """Yield a scenario for each write and each of its faults."""
     for start in starts:
-        yield from _one_more(MoveScenario(start))
+        yield from _with_later_fault(MoveScenario(start))
 
 
 def pairs(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
-    """Return the scenarios with two faults, of which the second affects any later write.
+    """Yield the scenarios with two faults, of which the second affects any later write.
 
-    After the first fault, the hand-off takes more writes.
+    They are needed because a hand-off takes more writes after a first fault.
     """
-    for story in alone(starts):
-        yield from _one_more(story)
+    for scenario in alone(starts):
+        yield from _with_later_fault(scenario)
 
 
-def _one_more(story: MoveScenario) -> Iterator[MoveScenario]:
-    last = max((mishap.number for mishap in story.call_faults), default=-1)
-    for number, fault in product(writes_of(story.told()), FAULTS):
-        if number > last:
-            yield evolve(story, call_faults=(*story.call_faults, CallFault(number, fault)))
+def _with_later_fault(scenario: MoveScenario) -> Iterator[MoveScenario]:
+    last_number = max((call_fault.number for call_fault in scenario.call_faults), default=-1)
+    for number, fault in product(writes_of(scenario.told()), FAULTS):
+        if number > last_number:
+            yield evolve(scenario, call_faults=(*scenario.call_faults, CallFault(number, fault)))
 
 
 @app.command()
 def main(*, jobs: Annotated[int, typer.Option(min=1, help="Stories told at a time.")] = os.cpu_count() or 1) -> None:
-    """Try one fault at each step of the owner's cycle, and two faults at some steps; exit 1 if a law is broken."""
+    """Try each fault at each write of a hand-off, and some pairs of faults. Exit with status 1 if a law is broken."""
     logging.disable(logging.CRITICAL)  # otherwise workers would log each fault
-    stories = [*alone(), *pairs(STARTS[:2])]
+    scenarios = [*alone(), *pairs(STARTS[:2])]
     with ProcessPoolExecutor(jobs) as pool:
-        results = zip(stories, track(pool.map(breaches, stories, chunksize=50), "moves", len(stories)), strict=True)
-        failures = [f"{story}: {'; '.join(wrong)}" for story, wrong in results if wrong]
-    Console().print(*failures, f"{len(stories)} stories, {len(failures)} with something wrong", sep="\n")
+        results = zip(
+            scenarios, track(pool.map(breaches, scenarios, chunksize=50), "moves", len(scenarios)), strict=True
+        )
+        failures = [
+            f"{scenario}: {'; '.join(scenario_breaches)}"
+            for scenario, scenario_breaches in results
+            if scenario_breaches
+        ]
+    Console().print(*failures, f"{len(scenarios)} stories, {len(failures)} with something wrong", sep="\n")
     raise typer.Exit(1 if failures else 0)
 
 

@@ -23,7 +23,7 @@ from looking_fleet import (
     look,
     on_duty,
     row,
-    standing_still,
+    table_with_idle_owner,
     told,
 )
 
@@ -63,50 +63,58 @@ def test_ranks_are_equal_in_all_versions() -> None:
 def test_bulletin_row_is_not_the_first_that_newcomers_request() -> None:
     """C4: A join does not move the bulletin's row, which would send every worker to the table."""
     assert BOARD is not None
-    new = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
-    taken = [action for action in plan(new, None, Me("new", history=FULL), CONFIG) if isinstance(action, Steal)]
-    board = bulletin_row(new, LOOKOUT)
-    assert board is not None
-    assert LOOKOUT in {action.from_owner for action in taken}
-    assert board.key not in {action.lease.key for action in taken}
+    joined_table = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
+    steals = [
+        action for action in plan(joined_table, None, Me("new", history=FULL), CONFIG) if isinstance(action, Steal)
+    ]
+    bulletin_lease = bulletin_row(joined_table, LOOKOUT)
+    assert bulletin_lease is not None
+    assert LOOKOUT in {action.from_owner for action in steals}
+    assert bulletin_lease.key not in {action.lease.key for action in steals}
 
 
 def test_only_the_lookout_lists_the_table() -> None:
-    """C4, C5, C7: In a fleet of sixty, one worker lists the table, and the others read one row."""
+    """C4, C5, C7: in a fleet of six, one worker lists the table, and the others read one row."""
     assert BOARD is not None
     assert look(LOOKOUT, TABLE, FULL) == Look(3.0, annotations=told(8, 2, 1))
     assert [look(worker) for worker in (NEXT, READER, LAST)] == [Look(2.5, keys=(BOARD.key,), stale_ok=True)] * 3
 
 
 def test_lookout_frees_leases_of_dead_workers() -> None:
-    """C6: The lookout frees expired leases. Other workers could claim them only after another `lease_seconds`."""
-    dead = standing_still(11.0, READER)
-    gone = [lease for lease in dead if lease.owner == READER]
-    freed = [action for action in plan(dead, None, Me(LOOKOUT, history=FULL), CONFIG) if isinstance(action, Release)]
-    claimed = {action.lease.key for action in plan(dead, None, Me(LOOKOUT, history=FULL), CONFIG)} - {
-        release.lease.key for release in freed
+    """C6: the lookout frees expired leases. Other workers could only claim them after another `lease_seconds`."""
+    table = table_with_idle_owner(11.0, READER)
+    dead_leases = [lease for lease in table if lease.owner == READER]
+    releases = [
+        action for action in plan(table, None, Me(LOOKOUT, history=FULL), CONFIG) if isinstance(action, Release)
+    ]
+    claimed_keys = {action.lease.key for action in plan(table, None, Me(LOOKOUT, history=FULL), CONFIG)} - {
+        release.lease.key for release in releases
     }
-    assert freed == [Release(lease, "C6") for lease in gone if lease.key not in claimed]
-    others = plan(dead, None, Me(LAST, history=FULL), CONFIG)
-    alone = plan(dead, None, Me(LOOKOUT), CONFIG)
-    kept = plan(dead, None, Me(LOOKOUT, history=FULL), evolve(CONFIG, rules=Minimal(grace_seconds=30.0)))
-    assert [action for action in (*others, *alone, *kept) if isinstance(action, Release)] == []
-    taking = Claim(gone[0], "M6")
-    assert look(LOOKOUT, dead, FULL, taking).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
+    assert releases == [Release(lease, "C6") for lease in dead_leases if lease.key not in claimed_keys]
+    plan_of_other = plan(table, None, Me(LAST, history=FULL), CONFIG)
+    plan_without_bulletins = plan(table, None, Me(LOOKOUT), CONFIG)
+    plan_with_grace = plan(table, None, Me(LOOKOUT, history=FULL), evolve(CONFIG, rules=Minimal(grace_seconds=30.0)))
+    assert [
+        action for action in (*plan_of_other, *plan_without_bulletins, *plan_with_grace) if isinstance(action, Release)
+    ] == []
+    claim = Claim(dead_leases[0], "M6")
+    assert look(LOOKOUT, table, FULL, claim).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
 
 
 def test_lookout_calls_workers_to_leases_that_become_readable() -> None:
     """C6, M1: A merge child whose slower parent has ended gets a reader without waiting another cycle."""
-    lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
+    recent_history = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0", "p-1"))
     parents = (
         evolve(row("p-0", None, idle=400.0), checkpoint=SHARD_END),
         evolve(row("p-1", LAST), checkpoint=TRIM_HORIZON),
     )
-    assert look(LOOKOUT, (*TABLE, *parents, child), lately).annotations[:1] == bulletin_annotations(Bulletin(8, 2, 1))
+    assert look(LOOKOUT, (*TABLE, *parents, child), recent_history).annotations[:1] == bulletin_annotations(
+        Bulletin(8, 2, 1)
+    )
     for idle, acts in ((1.0, 3), (31.0, 2)):
-        ended = (parents[0], evolve(parents[1], owner=None, checkpoint=SHARD_END, idle=idle))
-        assert look(LOOKOUT, (*TABLE, *ended, child), lately).annotations[:1] == bulletin_annotations(
+        ended_parents = (parents[0], evolve(parents[1], owner=None, checkpoint=SHARD_END, idle=idle))
+        assert look(LOOKOUT, (*TABLE, *ended_parents, child), recent_history).annotations[:1] == bulletin_annotations(
             Bulletin(8, acts, 1)
         )
 
@@ -118,62 +126,64 @@ def test_readers_list_the_table_after_news() -> None:
 
 
 def test_last_worker_lists_the_table_after_the_lookout_released_its_row() -> None:
-    """C8, C13: The remaining worker notices the released leases immediately, and not up to 20 s later."""
-    free, ours = row("s-0", None), row("s-1", READER)
-    assert look(READER, (free, ours), heard(turned=True)).seconds == 0.0
-    assert look(READER, (free, ours), heard()).seconds > 10.0
-    assert look(READER, (free, ours), FULL).seconds > 10.0
+    """C8, C13: the remaining worker notices the released leases immediately, instead of up to 20 s later."""
+    unowned, own_lease = row("s-0", None), row("s-1", READER)
+    assert look(READER, (unowned, own_lease), heard(turned=True)).seconds == 0.0
+    assert look(READER, (unowned, own_lease), heard()).seconds > 10.0
+    assert look(READER, (unowned, own_lease), FULL).seconds > 10.0
 
 
 def test_workers_stand_in_by_rank() -> None:
     """C8: Workers stand in for the lookout one after another, so no single death stops the bulletin."""
     ranks = (NEXT, *THIRDS, READER)
-    assert [on_duty(worker, standing_still(2.6)) for worker in ranks] == [True, False, False, False]
-    assert [on_duty(worker, standing_still(4.6)) for worker in ranks] == [True, True, True, False]
+    assert [on_duty(worker, table_with_idle_owner(2.6)) for worker in ranks] == [True, False, False, False]
+    assert [on_duty(worker, table_with_idle_owner(4.6)) for worker in ranks] == [True, True, True, False]
     assert [on_duty(worker, TABLE, heard(looks_still=7.6)) for worker in ranks] == [True, False, False, False]
     assert [on_duty(worker, TABLE, heard(looks_still=8.6)) for worker in ranks] == [True, True, False, False]
-    assert on_duty("new", standing_still(7.6))
-    assert not on_duty("new", standing_still(7.4))
-    assert look(NEXT, standing_still(2.6)) == Look(0.0)
-    assert look(NEXT, standing_still(2.6), FULL).annotations[:1] == bulletin_annotations(Bulletin(8, 2, 1))
-    assert look(READER, standing_still(4.1), evolve(QUIET, full_still=30.0)) == Look(0.0)
-    assert [look(READER, standing_still(idle)).seconds for idle in (1.4, 1.6)] == [2.5, 0.5]
-    assert look(READER, standing_still(4.1), evolve(QUIET, full_still=1.0)).keys is not None
-    assert look(READER, standing_still(3.9), evolve(QUIET, full_still=30.0)).keys is not None
+    assert on_duty("new", table_with_idle_owner(7.6))
+    assert not on_duty("new", table_with_idle_owner(7.4))
+    assert look(NEXT, table_with_idle_owner(2.6)) == Look(0.0)
+    assert look(NEXT, table_with_idle_owner(2.6), FULL).annotations[:1] == bulletin_annotations(Bulletin(8, 2, 1))
+    assert look(READER, table_with_idle_owner(4.1), evolve(QUIET, full_still=30.0)) == Look(0.0)
+    assert [look(READER, table_with_idle_owner(idle)).seconds for idle in (1.4, 1.6)] == [2.5, 0.5]
+    assert look(READER, table_with_idle_owner(4.1), evolve(QUIET, full_still=1.0)).keys is not None
+    assert look(READER, table_with_idle_owner(3.9), evolve(QUIET, full_still=30.0)).keys is not None
 
 
 def test_stand_in_stays_on_duty_while_the_lookout_is_stuck() -> None:
     """C8: A stand-in stays on duty while the lookout renews its leases but does not read the table."""
-    own = row("own", NEXT, bulletin="8 2 1")
-    said = heard(latest=Bulletin(8, 2, 1), call="8 0 own")
+    own_row = row("own", NEXT, bulletin="8 2 1")
+    history = heard(latest=Bulletin(8, 2, 1), call="8 0 own")
 
-    def keeps(worker: str, leases: tuple[Lease, ...]) -> bool:
-        me = Me(worker, history=said)
-        assert said.hearing is not None
-        return lookout_ranks(leases, CONFIG, me).on_duty(me, said.hearing, CONFIG)
+    def stays_on_duty(worker: str, leases: tuple[Lease, ...]) -> bool:
+        me = Me(worker, history=history)
+        assert history.hearing is not None
+        return lookout_ranks(leases, CONFIG, me).on_duty(me, history.hearing, CONFIG)
 
-    stuck = (*TABLE, own)
-    assert (keeps(NEXT, stuck), keeps(THIRDS[0], stuck)) == (True, False)
-    for bulletin in ("9 2 1", "0 0 0"):  # it looks again, or is new and has not looked yet
-        leases = tuple(row(each.key, LOOKOUT, bulletin=bulletin) if each.owner == LOOKOUT else each for each in stuck)
-        assert not keeps(NEXT, leases)
+    stuck_table = (*TABLE, own_row)
+    assert (stays_on_duty(NEXT, stuck_table), stays_on_duty(THIRDS[0], stuck_table)) == (True, False)
+    for bulletin in ("9 2 1", "0 0 0"):  # the lookout reads the table again, or it is new and has not read it yet
+        leases = tuple(
+            row(lease.key, LOOKOUT, bulletin=bulletin) if lease.owner == LOOKOUT else lease for lease in stuck_table
+        )
+        assert not stays_on_duty(NEXT, leases)
 
 
 def test_twelve_workers_list_the_table_early() -> None:
     """C8: When the bulletin's row is silent, only the twelve next in rank list the table early."""
     table = tuple(row(f"s-{place:03}", f"w-{place}", bulletin="7 2 1") for place in range(100))
     ranks = lookout_ranks(table, CONFIG).ranks
-    silent = tuple(evolve(lease, idle=4.1) if lease.owner == ranks[0] else lease for lease in table)
-    looks = [look(worker, silent, evolve(QUIET, full_still=30.0)) for worker in ranks[3:]]
-    assert [each.keys is None for each in looks] == [True] * 10 + [False] * 87
-    later = tuple(evolve(lease, idle=8.1) if lease.owner == ranks[0] else lease for lease in table)
-    assert look(ranks[-1], later, evolve(QUIET, full_still=30.0)).keys is None  # several may be dead
+    silent_table = tuple(evolve(lease, idle=4.1) if lease.owner == ranks[0] else lease for lease in table)
+    looks = [look(worker, silent_table, evolve(QUIET, full_still=30.0)) for worker in ranks[3:]]
+    assert [decision.keys is None for decision in looks] == [True] * 10 + [False] * 87
+    later_table = tuple(evolve(lease, idle=8.1) if lease.owner == ranks[0] else lease for lease in table)
+    assert look(ranks[-1], later_table, evolve(QUIET, full_still=30.0)).keys is None  # several workers may be dead
 
 
 def test_single_worker_lists_the_table_seldom() -> None:
-    """C13: A worker without peers lists the table seldom. It notices joiners when they take a lease."""
-    alone = tuple(row(f"s-{place}", "w-1") for place in range(3))
-    assert look("w-1", alone, FULL).seconds == 20.0
+    """C13: a worker without peers lists the table seldom. It notices new workers when they take a lease."""
+    own_leases = tuple(row(f"s-{place}", "w-1") for place in range(3))
+    assert look("w-1", own_leases, FULL).seconds == 20.0
 
 
 def test_worker_reads_the_table_soon_after_taking() -> None:
@@ -186,13 +196,15 @@ def test_worker_reads_the_table_soon_after_taking() -> None:
 
 def test_applied_claim_causes_no_listing() -> None:
     """C10: A worker whose claims were applied does not list the table, because it already knows the result."""
-    mine = (*TABLE[:-1], evolve(TABLE[-1], owner=READER, held=0.0))
-    claimed = Claim(evolve(TABLE[-1], owner=None), "M6")
-    assert look(READER, TABLE, FULL, claimed) == Look(0.7)  # refused, or not answered
-    assert look(READER, mine, FULL, claimed) == look(READER, mine, FULL)
-    assert look(READER, (*mine, row("s-18", None)), FULL, claimed) == look(READER, (*mine, row("s-18", None)), FULL)
-    assert look(LAST, (*mine, row("s-18", None)), FULL, claimed) == Look(0.7)
-    assert look(READER, mine, FULL, claimed, Steal(TABLE[0], "w-0", "M6")) == Look(5.0)
+    claimed_table = (*TABLE[:-1], evolve(TABLE[-1], owner=READER, held=0.0))
+    claim = Claim(evolve(TABLE[-1], owner=None), "M6")
+    assert look(READER, TABLE, FULL, claim) == Look(0.7)  # the claim was rejected, or got no response
+    assert look(READER, claimed_table, FULL, claim) == look(READER, claimed_table, FULL)
+    assert look(READER, (*claimed_table, row("s-18", None)), FULL, claim) == look(
+        READER, (*claimed_table, row("s-18", None)), FULL
+    )
+    assert look(LAST, (*claimed_table, row("s-18", None)), FULL, claim) == Look(0.7)
+    assert look(READER, claimed_table, FULL, claim, Steal(TABLE[0], "w-0", "M6")) == Look(5.0)
 
 
 @given(
@@ -205,7 +217,9 @@ def test_applied_claim_causes_no_listing() -> None:
 def test_worker_that_may_take_more_reads_the_table_soon(
     rows: list[tuple[str | None, float]], me: Me, config: Config, hearing: BulletinState
 ) -> None:
-    """C10: M9 takes one lease per turn, and two leases that a small worker could not hold were unowned for minutes.
+    """C10: M9 takes one lease per turn.
+
+    Because of this, two leases that a small worker could not hold were once unowned for minutes.
 
     If a worker would take more of the remaining leases once the wait for joiners is over, it reads the table again
     within the wait after a steal, or polls the leases that it has requested.
@@ -213,27 +227,31 @@ def test_worker_that_may_take_more_reads_the_table_soon(
     table = tuple(row(f"s-{place}", owner, idle) for place, (owner, idle) in enumerate(rows))
     history = evolve(me.history, full_still=0.0, hearing=hearing)
     actions = plan(table, None, evolve(me, history=history), config)
-    claimed = {action.lease.key for action in actions if isinstance(action, Claim)}
-    left = tuple(
-        evolve(lease, owner=me.worker, idle=0.0, held=0.0, next_owner=None) if lease.key in claimed else lease
+    claimed_keys = {action.lease.key for action in actions if isinstance(action, Claim)}
+    remaining = tuple(
+        evolve(lease, owner=me.worker, idle=0.0, held=0.0, next_owner=None) if lease.key in claimed_keys else lease
         for lease in table
     )
-    later = evolve(me, history=evolve(history, fleet_still=math.inf))
-    more = [action for action in plan(left, None, later, config) if isinstance(action, Claim | Steal | RequestHandoff)]
-    assume(claimed)
-    looked = look_again(actions, left, evolve(me, history=history), config)
-    assert not more or looked.seconds <= 5.0
-    assert not more or looked.keys is None or looked.seconds == HANDOFF_POLL_SECONDS
+    later_me = evolve(me, history=evolve(history, fleet_still=math.inf))
+    further_actions = [
+        action
+        for action in plan(remaining, None, later_me, config)
+        if isinstance(action, Claim | Steal | RequestHandoff)
+    ]
+    assume(claimed_keys)
+    decision = look_again(actions, remaining, evolve(me, history=history), config)
+    assert not further_actions or decision.seconds <= 5.0
+    assert not further_actions or decision.keys is None or decision.seconds == HANDOFF_POLL_SECONDS
 
 
 def test_worker_with_requests_lists_again_only_if_it_lacks_more() -> None:
     """C10: A newcomer that has requested its whole share does not list the table while it waits."""
     requested = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
-    joining = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
+    joining_history = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
     keys = tuple(lease.key for lease in requested)
-    assert look("new", (*requested, *TABLE[3:]), joining) == Look(0.125, keys=keys, stale_ok=True)
-    assert look("new", (*requested[:1], *TABLE[1:]), joining) == Look(0.125)  # it lacks two more
-    assert look("new", (*requested, *TABLE[3:]), evolve(joining, full_still=20.1)) == Look(0.125)
+    assert look("new", (*requested, *TABLE[3:]), joining_history) == Look(0.125, keys=keys, stale_ok=True)
+    assert look("new", (*requested[:1], *TABLE[1:]), joining_history) == Look(0.125)  # it lacks two more leases
+    assert look("new", (*requested, *TABLE[3:]), evolve(joining_history, full_still=20.1)) == Look(0.125)
 
 
 def test_newcomer_with_its_share_does_not_wait_for_joiners() -> None:
@@ -241,11 +259,14 @@ def test_newcomer_with_its_share_does_not_wait_for_joiners() -> None:
 
     The lookout calls it if it should take more.
     """
-    joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
+    joining_history = evolve(FULL, owners_still=2.0, fleet_still=2.0)
     assert BOARD is not None
-    theirs = [lease.key for lease in TABLE if lease.owner not in {READER, LOOKOUT}]
-    new = tuple(evolve(each, owner="new", held=2.0) if each.key in theirs[:2] else each for each in TABLE)
-    assert look("new", new, joining) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
+    other_keys = [lease.key for lease in TABLE if lease.owner not in {READER, LOOKOUT}]
+    joined_table = tuple(
+        evolve(row_of_table, owner="new", held=2.0) if row_of_table.key in other_keys[:2] else row_of_table
+        for row_of_table in TABLE
+    )
+    assert look("new", joined_table, joining_history) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
 
 
 def test_starts_are_spread_over_time() -> None:
@@ -259,85 +280,91 @@ def test_starts_are_spread_over_time() -> None:
 
 def test_start_does_not_depend_on_lease_seconds() -> None:
     """C10, C15: With the long leases of an event hub, a worker starts as soon as with short leases."""
-    hub, short = Config(lease_seconds=120.0), Config(lease_seconds=2.0)
-    assert start_seconds("w-1", hub) == start_seconds("w-1", CONFIG) == 5 * start_seconds("w-1", short)
+    hub_config, short_config = Config(lease_seconds=120.0), Config(lease_seconds=2.0)
+    assert start_seconds("w-1", hub_config) == start_seconds("w-1", CONFIG) == 5 * start_seconds("w-1", short_config)
     claims = (Claim(TABLE[0], "M5"),)
-    assert settle_seconds(claims, hub) == 0.7
-    assert settle_seconds(claims, short) == pytest.approx(0.14)
+    assert settle_seconds(claims, hub_config) == 0.7
+    assert settle_seconds(claims, short_config) == pytest.approx(0.14)
 
 
 def test_newcomers_wait_for_joiners_before_they_steal() -> None:
     """C10: Newcomers wait for other joiners before they steal leases, which saves a third of the moves."""
-    new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
-    joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
-    assert plan(new, None, Me("new", history=joining), CONFIG) == ()
-    assert look("new", new, joining).seconds == 3.0
-    assert [type(action) for action in plan(new, None, Me("new", history=FULL), CONFIG)] == [Steal]
-    seldom = evolve(joining, hearing=None, full_apart=20.0)
-    assert plan(new, None, Me("new", history=seldom), CONFIG) != ()  # a worker reading once a cycle has waited for one
-    long_here = (evolve(new[0], held=21.0), *TABLE[1:])
-    assert plan(long_here, None, Me("new", history=joining), CONFIG) != ()
+    joined_table = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
+    joining_history = evolve(FULL, owners_still=2.0, fleet_still=2.0)
+    assert plan(joined_table, None, Me("new", history=joining_history), CONFIG) == ()
+    assert look("new", joined_table, joining_history).seconds == 3.0
+    assert [type(action) for action in plan(joined_table, None, Me("new", history=FULL), CONFIG)] == [Steal]
+    seldom_history = evolve(joining_history, hearing=None, full_apart=20.0)
+    assert (
+        plan(joined_table, None, Me("new", history=seldom_history), CONFIG) != ()
+    )  # a worker that reads once per cycle has already waited long enough
+    table_after_long = (evolve(joined_table[0], held=21.0), *TABLE[1:])
+    assert plan(table_after_long, None, Me("new", history=joining_history), CONFIG) != ()
 
 
 def test_newcomers_wait_for_joiners_without_bulletins() -> None:
     """C10, C14: Newcomers also wait for other joiners on blobs, where there are no bulletins."""
-    new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
-    joining = evolve(FULL, hearing=None, owners_still=2.0, fleet_still=2.0, full_apart=1.0)
-    assert plan(new, None, Me("new", history=joining), CONFIG) == ()
-    assert look("new", new, joining).seconds == 3.0
-    assert look("new", new, evolve(joining, fleet_still=0.0)).seconds == 1.0
-    assert look("new", new, evolve(joining, fleet_still=9.0)).seconds == CONFIG.cycle_seconds
-    assert seconds_until_joined(joining, Config(lease_seconds=120.0)) == 3.0  # leases of an event hub last two minutes
-    alone = evolve(joining, full_apart=History().full_apart)
-    assert plan(new, None, Me("new", history=alone), CONFIG) != ()
+    joined_table = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
+    joining_history = evolve(FULL, hearing=None, owners_still=2.0, fleet_still=2.0, full_apart=1.0)
+    assert plan(joined_table, None, Me("new", history=joining_history), CONFIG) == ()
+    assert look("new", joined_table, joining_history).seconds == 3.0
+    assert look("new", joined_table, evolve(joining_history, fleet_still=0.0)).seconds == 1.0
+    assert look("new", joined_table, evolve(joining_history, fleet_still=9.0)).seconds == CONFIG.cycle_seconds
+    assert (
+        seconds_until_joined(joining_history, Config(lease_seconds=120.0)) == 3.0
+    )  # leases of an event hub last two minutes
+    first_read_history = evolve(joining_history, full_apart=History().full_apart)
+    assert plan(joined_table, None, Me("new", history=first_read_history), CONFIG) != ()
 
 
 def test_owners_watch_leases_that_newcomers_will_request() -> None:
     """C7: An owner reads the leases that a newcomer will request, and does not wait for its next renewal."""
-    joined = (*TABLE, row("n-0", "new"))
+    joined_table = (*TABLE, row("n-0", "new"))
     assert BOARD is not None
-    lately = evolve(QUIET, fleet_still=14.0)
-    first = min((lease for lease in TABLE if lease.owner == READER), key=order_under("minimal"))
-    assert look(READER, joined, lately) == Look(0.5, keys=(BOARD.key, first.key), stale_ok=True)
-    named = tuple(evolve(lease, next_owner="new") if lease == first else lease for lease in TABLE)
-    assert look(READER, named, lately).keys == (BOARD.key,)
-    assert look(READER, joined, evolve(lately, fleet_still=16.0)) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
-    assert look(LOOKOUT, joined, evolve(lately, full_still=0.0)).seconds == 0.5
-    many = (*TABLE, row("s-18", READER), row("s-19", READER))
-    assert look(READER, many, lately) == Look(1.0)
+    recent_history = evolve(QUIET, fleet_still=14.0)
+    first_lease = min((lease for lease in TABLE if lease.owner == READER), key=order_under("minimal"))
+    assert look(READER, joined_table, recent_history) == Look(0.5, keys=(BOARD.key, first_lease.key), stale_ok=True)
+    requested_table = tuple(evolve(lease, next_owner="new") if lease == first_lease else lease for lease in TABLE)
+    assert look(READER, requested_table, recent_history).keys == (BOARD.key,)
+    assert look(READER, joined_table, evolve(recent_history, fleet_still=16.0)) == Look(
+        2.5, keys=(BOARD.key,), stale_ok=True
+    )
+    assert look(LOOKOUT, joined_table, evolve(recent_history, full_still=0.0)).seconds == 0.5
+    larger_table = (*TABLE, row("s-18", READER), row("s-19", READER))
+    assert look(READER, larger_table, recent_history) == Look(1.0)
 
 
 def test_lookout_announces_newcomers() -> None:
     """C6: The lookout calls the owners of the leases that a newcomer will request."""
-    lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0), fleet_still=0.0)
-    assert look(LOOKOUT, TABLE, lately).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
-    assert look(LOOKOUT, TABLE, evolve(lately, fleet_still=0.1)).annotations[:1] == bulletin_annotations(
+    recent_history = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0), fleet_still=0.0)
+    assert look(LOOKOUT, TABLE, recent_history).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
+    assert look(LOOKOUT, TABLE, evolve(recent_history, fleet_still=0.1)).annotations[:1] == bulletin_annotations(
         Bulletin(8, 2, 1)
     )
 
 
 def test_newcomers_that_start_together_wait_once() -> None:
     """C10: Newcomers that start together see each other before their wait ends, so they wait only once."""
-    stood = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
-    waits = [seconds_until_joined(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
+    idle_times = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
+    waits = [seconds_until_joined(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in idle_times]
     assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
 
 
 def test_bulletin_row_is_renewed_at_each_heartbeat() -> None:
     """C4: The bulletin's row is renewed more often than other leases, as its readers expect."""
-    mine = [evolve(lease, idle=1.5) for lease in TABLE if lease.owner == LOOKOUT]
+    lookout_leases = [evolve(lease, idle=1.5) for lease in TABLE if lease.owner == LOOKOUT]
     assert BOARD is not None
-    assert heartbeat(mine, Me(LOOKOUT), CONFIG) == (Renew(evolve(BOARD, idle=1.5), "C4"),)
-    assert heartbeat([evolve(lease, idle=1.4) for lease in mine], Me(LOOKOUT), CONFIG) == ()
+    assert heartbeat(lookout_leases, Me(LOOKOUT), CONFIG) == (Renew(evolve(BOARD, idle=1.5), "C4"),)
+    assert heartbeat([evolve(lease, idle=1.4) for lease in lookout_leases], Me(LOOKOUT), CONFIG) == ()
 
 
 def test_uneven_fleet_is_called_once_per_cycle() -> None:
     """M9: The lookout of an uneven fleet calls all workers to the table once per cycle."""
-    uneven = tuple(evolve(lease, owner=LAST) if lease.owner == READER else lease for lease in TABLE)
-    uneven = tuple(evolve(lease, annotations=row("", lease.owner).annotations) for lease in uneven)
-    uneven += (row("s-x", READER),)
+    uneven_table = tuple(evolve(lease, owner=LAST) if lease.owner == READER else lease for lease in TABLE)
+    uneven_table = tuple(evolve(lease, annotations=row("", lease.owner).annotations) for lease in uneven_table)
+    uneven_table += (row("s-x", READER),)
     calls = [
-        look(LOOKOUT, uneven, evolve(FULL, hearing=evolve(HEARING, acts_still=seconds))).annotations
+        look(LOOKOUT, uneven_table, evolve(FULL, hearing=evolve(HEARING, acts_still=seconds))).annotations
         for seconds in (19.0, 21.0)
     ]
     assert calls == [told(8, 2, 1), told(8, 3, 1, "*")]
@@ -349,8 +376,8 @@ def test_fleet_with_uneven_groups_is_called_once_per_cycle() -> None:
     owners = ("a-1", "a-1", "a-2", "a-2", "b-1", "b-2")
     table = tuple(row(f"s-{place}", owner) for place, owner in enumerate(owners))
     lookout = lookout_ranks(table, config).ranks[0]
-    lacks = [name for name in owners[4:] if plan(table, None, Me(name, history=FULL), config)]
-    assert lacks != []
+    lacking_workers = [name for name in owners[4:] if plan(table, None, Me(name, history=FULL), config)]
+    assert lacking_workers != []
     calls = [
         look_again(
             (), table, Me(lookout, history=evolve(FULL, hearing=evolve(HEARING, acts_still=seconds))), config
@@ -365,32 +392,37 @@ def test_fleet_with_uneven_loads_is_called_once_per_cycle() -> None:
 
     A lease too hot to move calls no one.
     """
-    ours = tuple(evolve(lease, weight=10_000) for lease in TABLE)
-    hot = next(lease.key for lease in ours if lease.owner == READER)
-    warm = tuple(evolve(lease, weight=60_000) if lease.owner == READER else lease for lease in ours)
-    burning = tuple(
-        evolve(lease, weight=600_000 if lease.key == hot else 10_000) for lease in warm if lease.owner != READER
+    even_table = tuple(evolve(lease, weight=10_000) for lease in TABLE)
+    hot_key = next(lease.key for lease in even_table if lease.owner == READER)
+    uneven_table = tuple(evolve(lease, weight=60_000) if lease.owner == READER else lease for lease in even_table)
+    hot_table = tuple(
+        evolve(lease, weight=600_000 if lease.key == hot_key else 10_000)
+        for lease in uneven_table
+        if lease.owner != READER
     )
-    burning += (evolve(row(hot, READER), weight=600_000),)
-    late, early = (evolve(FULL, hearing=evolve(HEARING, acts_still=seconds)) for seconds in (21.0, 19.0))
+    hot_table += (evolve(row(hot_key, READER), weight=600_000),)
+    late_history, early_history = (
+        evolve(FULL, hearing=evolve(HEARING, acts_still=seconds)) for seconds in (21.0, 19.0)
+    )
     assert [
-        look(LOOKOUT, leases, history).annotations for leases, history in ((warm, late), (warm, early), (burning, late))
+        look(LOOKOUT, leases, history).annotations
+        for leases, history in ((uneven_table, late_history), (uneven_table, early_history), (hot_table, late_history))
     ] == [told(8, 3, 1, "*"), told(8, 2, 1), told(8, 2, 1)]
 
 
 def test_late_owner_is_checked_when_its_lease_may_have_expired() -> None:
     """C16: A worker that lists once per cycle lists again when the lease of a late owner may have expired."""
 
-    def listed(*paces: tuple[str, float], **other: Any) -> float:  # noqa: ANN401  any field of a History
-        me = Me("w-1", history=History(paces=paces, **other))
+    def seconds_until_listing(*paces: tuple[str, float], **more_fields: Any) -> float:  # noqa: ANN401  any field of a History
+        me = Me("w-1", history=History(paces=paces, **more_fields))
         return look_again((), TABLE, me, CONFIG).seconds
 
-    assert listed() == listed(("w-2", 6.6)) == CONFIG.cycle_seconds
-    assert listed(("w-2", 6.7)) == pytest.approx(10.5 - 1.0 + 0.2)
-    assert listed(("w-1", 9.0)) == CONFIG.cycle_seconds
-    assert listed(("w-2", 9.0), gaps=(("w-2", 7.0),)) == CONFIG.cycle_seconds
+    assert seconds_until_listing() == seconds_until_listing(("w-2", 6.6)) == CONFIG.cycle_seconds
+    assert seconds_until_listing(("w-2", 6.7)) == pytest.approx(10.5 - 1.0 + 0.2)
+    assert seconds_until_listing(("w-1", 9.0)) == CONFIG.cycle_seconds
+    assert seconds_until_listing(("w-2", 9.0), gaps=(("w-2", 7.0),)) == CONFIG.cycle_seconds
     me = Me("w-1", history=History(paces=(("w-2", 9.0),)))
-    assert look_again((), standing_still(10.6, "w-2"), me, CONFIG).seconds == CONFIG.cycle_seconds
+    assert look_again((), table_with_idle_owner(10.6, "w-2"), me, CONFIG).seconds == CONFIG.cycle_seconds
     assert look_again((Claim(TABLE[0], "M6"),), TABLE, me, CONFIG).seconds == 0.7
     assert look_again((), TABLE, me, Config(rules=Kcl())).seconds == Config(rules=Kcl()).cycle_seconds
 
@@ -401,28 +433,28 @@ def test_reads_are_timed_by_our_own_clock() -> None:
     assert watch.history.hearing == BulletinState(
         Bulletin(7, 2, 1), acts_read=2, acts_still=0.0, looks_still=0.0, warned=0.0
     )
-    board = evolve(TABLE[0], annotations=row("", "w-0", bulletin="7 3 1").annotations)
-    later, _ = watch.look((board,), began=6.0, ended=9.0, requested_keys=("s-00",))
-    assert later.history.hearing == BulletinState(
+    bulletin_lease = evolve(TABLE[0], annotations=row("", "w-0", bulletin="7 3 1").annotations)
+    later_watch, _ = watch.look((bulletin_lease,), began=6.0, ended=9.0, requested_keys=("s-00",))
+    assert later_watch.history.hearing == BulletinState(
         Bulletin(7, 3, 1), acts_read=2, acts_still=0.0, looks_still=5.0, warned=5.0
     )
-    assert later.history.full_still == 5.0
-    earlier, _ = later.look(
-        (evolve(board, annotations=TABLE[0].annotations),), began=9.0, ended=9.0, requested_keys=("s-00",)
+    assert later_watch.history.full_still == 5.0
+    watch_of_older_row, _ = later_watch.look(
+        (evolve(bulletin_lease, annotations=TABLE[0].annotations),), began=9.0, ended=9.0, requested_keys=("s-00",)
     )
-    assert earlier.history.hearing is not None
-    assert earlier.history.hearing.latest == Bulletin(7, 3, 1)
-    for rows in ((), (evolve(board, owner="w-9"),)):
-        turned, _ = later.look(rows, began=10.0, ended=10.0, requested_keys=("s-00",))
-        assert turned.history.hearing is not None
-        assert turned.history.hearing.turned
+    assert watch_of_older_row.history.hearing is not None
+    assert watch_of_older_row.history.hearing.latest == Bulletin(7, 3, 1)
+    for rows in ((), (evolve(bulletin_lease, owner="w-9"),)):
+        watch_of_turned_row, _ = later_watch.look(rows, began=10.0, ended=10.0, requested_keys=("s-00",))
+        assert watch_of_turned_row.history.hearing is not None
+        assert watch_of_turned_row.history.hearing.turned
     assert Watch().look(TABLE, began=0.0, ended=1.0)[0].history.hearing is None
     assert bulletin_of(evolve(TABLE[0], annotations=(("bulletin", "7 x 1"),))) == Bulletin()
 
 
 def test_each_counter_is_timed_separately() -> None:
     """C1: The idle time of each counter in the bulletin depends only on that counter."""
-    watch, still = Watch(bulletins=BulletinTracker()), []
+    watch, idle_times = Watch(bulletins=BulletinTracker()), []
     for began, bulletin in (
         (0.0, "0 0 0"),
         (10.0, "0 0 0"),
@@ -434,12 +466,12 @@ def test_each_counter_is_timed_separately() -> None:
         watch, _ = watch.look((row("s-0", "a", bulletin=bulletin),), began, began + 1.0)
         hearing = watch.history.hearing
         assert hearing is not None
-        still.append((hearing.looks_still, hearing.acts_still, hearing.warned))
-    never = math.inf
-    assert still == [
-        (0.0, never, never),
-        (9.0, never, never),
-        (0.0, never, never),
+        idle_times.append((hearing.looks_still, hearing.acts_still, hearing.warned))
+    never_changed = math.inf
+    assert idle_times == [
+        (0.0, never_changed, never_changed),
+        (9.0, never_changed, never_changed),
+        (0.0, never_changed, never_changed),
         (0.0, 0.0, 0.0),
         (0.0, 9.0, 9.0),
         (9.0, 19.0, 19.0),
@@ -464,6 +496,6 @@ def test_counter_has_at_most_eighteen_digits(looks: str, heard_as: int) -> None:
 
 def test_worker_polls_all_candidates_of_its_request() -> None:
     """A worker whose first choice was requested by another one notices that its second choice was released to it."""
-    first, second = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
-    polled = look(READER, TABLE, FULL, evolve(first, alternates=(second,)))
-    assert (polled.seconds, polled.keys) == (0.125, ("s-00", "s-01"))
+    first_request, second_request = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
+    decision = look(READER, TABLE, FULL, evolve(first_request, alternates=(second_request,)))
+    assert (decision.seconds, decision.keys) == (0.125, ("s-00", "s-01"))

@@ -48,10 +48,10 @@ MORE = (*TABLE, *(row(f"t-{place:02}", f"w-{place % 6}") for place in range(42))
 FREE = (*TABLE, row("s-x", None), row("s-y", None))
 
 
-def called(*words: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
+def called(*called_workers: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
     """Return the call that a worker reads if it has not listed the table since the counter *acts* changed."""
-    text = " ".join((f"8 0 {row}", *words))
-    return heard(latest=NEWS, acts_read=acts_read, looks_still=1.0, call=text)
+    call_text = " ".join((f"8 0 {row}", *called_workers))
+    return heard(latest=NEWS, acts_read=acts_read, looks_still=1.0, call=call_text)
 
 
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=24), st.sampled_from((None, 4)))
@@ -59,117 +59,139 @@ def test_future_owners_are_called_to_free_leases(owners: list[int], most: int | 
     """C6: The lookout calls the workers that would claim free leases, so they need not wait for their next listing."""
     table = tuple(row(f"s-{place:02}", f"w-{owner}" if owner else None) for place, owner in enumerate(owners))
     config = evolve(CONFIG, rules=Minimal(max_leases=most))
-    seen = sorted({lease.owner for lease in table if lease.owner is not None})
-    for asking in seen:
-        me = Me(asking, history=FULL)
-        names = config.rules.calls(take_census(table, me, config), me, config)
-        for worker in seen:
+    present_workers = sorted({lease.owner for lease in table if lease.owner is not None})
+    for lookout in present_workers:
+        me = Me(lookout, history=FULL)
+        called_keys = config.rules.calls(take_census(table, me, config), me, config)
+        for worker in present_workers:
             actions = plan(table, None, Me(worker, history=FULL), config)
             claims = {action.lease.key for action in actions if isinstance(action, Claim) and action.rule == "M6"}
-            free = {key for key in names.get(worker, ()) if any(x.key == key and x.owner is None for x in table)}
-            assert worker == asking or names.get(worker) == [] or free == claims
+            called_free_keys = {
+                key
+                for key in called_keys.get(worker, ())
+                if any(candidate.key == key and candidate.owner is None for candidate in table)
+            }
+            assert worker == lookout or called_keys.get(worker) == [] or called_free_keys == claims
 
 
 def test_only_owners_of_leases_to_be_requested_are_called() -> None:
     """C7: The owners of the leases that a newcomer will request are called, and no other worker is."""
-    joined = tuple(evolve(each, held=90.0) for each in (*TABLE, row("t-0", READER), row("t-1", LAST)))
-    joined += (evolve(row("n-0", "new"), held=1.0),)
+    joined_table = tuple(
+        evolve(row_of_table, held=90.0) for row_of_table in (*TABLE, row("t-0", READER), row("t-1", LAST))
+    )
+    joined_table += (evolve(row("n-0", "new"), held=1.0),)
     me = Me(LOOKOUT, history=evolve(FULL, fleet_still=1.0))
-    names = CONFIG.rules.calls(take_census(joined, me, CONFIG), me, CONFIG)
-    requested = [action.lease for action in plan(joined, None, Me("new", history=FULL), CONFIG)]
-    assert requested
-    assert {(lease.owner, lease.key) for lease in requested if lease.owner != LOOKOUT} == {
-        (owner, key) for owner, keys in names.items() for key in keys
+    called_keys = CONFIG.rules.calls(take_census(joined_table, me, CONFIG), me, CONFIG)
+    requested_leases = [action.lease for action in plan(joined_table, None, Me("new", history=FULL), CONFIG)]
+    assert requested_leases
+    assert {(lease.owner, lease.key) for lease in requested_leases if lease.owner != LOOKOUT} == {
+        (owner, key) for owner, keys in called_keys.items() for key in keys
     }
-    long_here = tuple(evolve(each, held=90.0) for each in joined)
-    assert CONFIG.rules.calls(take_census(long_here, me, CONFIG), me, CONFIG)["new"] == []
+    table_after_long = tuple(evolve(row_of_table, held=90.0) for row_of_table in joined_table)
+    assert CONFIG.rules.calls(take_census(table_after_long, me, CONFIG), me, CONFIG)["new"] == []
 
 
 def test_worker_that_is_not_called_reads_nothing() -> None:
     """C7: After a join or a death, workers that are not called do not read the table, even if the counters changed."""
-    quiet = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
-    assert look(READER, TABLE, called(f"{worker_digits(LAST)}=s-x")) == quiet
-    assert look(READER, TABLE, called()) == quiet
+    bulletin_only = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
+    assert look(READER, TABLE, called(f"{worker_digits(LAST)}=s-x")) == bulletin_only
+    assert look(READER, TABLE, called()) == bulletin_only
     assert look(READER, TABLE, called(f"{worker_digits(READER)}=s-x,s-y")) == Look(0.0), "cheaper than two rows alone"
     assert look(READER, MORE, called(f"{worker_digits(READER)}=s-x,s-y")) == Look(
         0.5, keys=(BOARD_KEY, "s-x", "s-y"), stale_ok=True
     )
-    at_once = called(f"{worker_digits(READER)}=s-x")
-    assert at_once.hearing is not None
-    at_once = evolve(at_once, hearing=evolve(at_once.hearing, looks_still=0.0))
-    assert look(READER, TABLE, at_once).seconds == 0.05
+    recent_call = called(f"{worker_digits(READER)}=s-x")
+    assert recent_call.hearing is not None
+    recent_call = evolve(recent_call, hearing=evolve(recent_call.hearing, looks_still=0.0))
+    assert look(READER, TABLE, recent_call).seconds == 0.05
     for word in ("*", worker_digits(READER)):
         assert look(READER, TABLE, called(word)) == Look(0.0)
-        assert look(READER, TABLE, called(word, acts_read=3)) == quiet, "it has listed the table since"
+        assert look(READER, TABLE, called(word, acts_read=3)) == bulletin_only, "it has listed the table since"
     assert look("new", TABLE, called()) == Look(0.0), "a worker without a lease cannot be called"
 
 
 def test_bulletin_of_earlier_version_calls_all_workers() -> None:
     """C6: Workers follow the counters of a lookout of an earlier version, and ignore the old call in its rows."""
-    before = row("s-0", "a", bulletin="7 2 1")
-    watch, _ = Watch(bulletins=BulletinTracker()).look((before,), 0.0, 0.5)
-    with_call = evolve(before, annotations=(("bulletin", "8 3 1"), ("call", "8 0 s-0"), ("process", "p/a")))
-    heard_of, _ = watch.look((with_call,), 1.0, 1.5, ["s-0"])
-    assert heard_of.history.hearing is not None
-    assert heard_of.history.hearing.call == "8 0 s-0"
-    old, _ = heard_of.look(
+    row_before = row("s-0", "a", bulletin="7 2 1")
+    watch, _ = Watch(bulletins=BulletinTracker()).look((row_before,), 0.0, 0.5)
+    with_call = evolve(row_before, annotations=(("bulletin", "8 3 1"), ("call", "8 0 s-0"), ("process", "p/a")))
+    watch_with_call, _ = watch.look((with_call,), 1.0, 1.5, ["s-0"])
+    assert watch_with_call.history.hearing is not None
+    assert watch_with_call.history.hearing.call == "8 0 s-0"
+    watch_of_old_call, _ = watch_with_call.look(
         (evolve(with_call, annotations=(("bulletin", "9 3 1"), *with_call.annotations[1:])),), 2.0, 2.5, ["s-0"]
     )
-    assert old.history.hearing is not None
-    assert (old.history.hearing.latest, old.history.hearing.call) == (Bulletin(9, 3, 1), "")
+    assert watch_of_old_call.history.hearing is not None
+    assert (watch_of_old_call.history.hearing.latest, watch_of_old_call.history.hearing.call) == (Bulletin(9, 3, 1), "")
     assert look(READER, TABLE, heard(latest=Bulletin(9, 3, 1))) == Look(0.0)
-    longer = evolve(with_call, annotations=(("bulletin", "8 3 1"), ("call", "8 4 s-0"), ("process", "p/a")))
-    going, _ = heard_of.look((longer,), 2.0, 2.5, ["s-0"])
-    assert going.history.hearing is not None
-    assert going.history.hearing.call == "8 4 s-0"
+    row_with_longer_call = evolve(
+        with_call, annotations=(("bulletin", "8 3 1"), ("call", "8 4 s-0"), ("process", "p/a"))
+    )
+    watch_of_longer_call, _ = watch_with_call.look((row_with_longer_call,), 2.0, 2.5, ["s-0"])
+    assert watch_of_longer_call.history.hearing is not None
+    assert watch_of_longer_call.history.hearing.call == "8 4 s-0"
 
 
 def test_called_worker_claims_only_the_leases_of_the_call() -> None:
-    """C6: A called worker reads only the rows in the call, and claims no other leases."""
+    """C6: a called worker reads only the rows in the call, and claims no other leases."""
     history = called(f"{worker_digits(READER)}=s-x,s-y,s-00")
     claims = {action for action in plan(FREE, None, Me(READER, history=history), CONFIG) if isinstance(action, Claim)}
     assert claims == {Claim(lease, "C6") for lease in FREE if lease.owner is None}
     assert plan(FREE, None, Me(LAST, history=history), CONFIG) == ()
-    full = evolve(CONFIG, rules=Minimal(max_leases=4))
-    assert len(plan(FREE, None, Me(READER, history=history), full)) == 1
+    config_with_limit = evolve(CONFIG, rules=Minimal(max_leases=4))
+    assert len(plan(FREE, None, Me(READER, history=history), config_with_limit)) == 1
 
 
 def test_reader_follows_the_bulletin_row_in_the_call() -> None:
-    """C4: A reader reads the row that the call names as the bulletin's, which may change between its listings."""
-    new = (*TABLE, row("z-9", LOOKOUT))
-    keys = look(READER, new, called(row="z-9")).keys
+    """C4: a reader reads the row that the call names as the bulletin row, which may change between its listings."""
+    table_with_new_row = (*TABLE, row("z-9", LOOKOUT))
+    keys = look(READER, table_with_new_row, called(row="z-9")).keys
     assert keys == ("z-9",)
     assert look(READER, TABLE, called(row="z-9")).keys == (BOARD_KEY, "z-9"), "unknown until it is read"
-    left = tuple(evolve(lease, owner=None, held=0.4) if lease.key == BOARD_KEY else lease for lease in MORE)
-    gone = called(row=",".join(ROWS))
-    assert look(READER, left, gone).keys == tuple(ROWS), "whoever stands in is heard there"
-    assert look(NEXT, left, gone) == Look(0.0), "the next in rank need not wait for a lookout that has left"
-    stranger = evolve(gone, hearing=evolve(HEARING, call=f"8 0 {BOARD_KEY},t-00", latest=NEWS, looks_still=1.0))
-    assert look("w-0", left, stranger) == Look(0.0), "the call knows better than an old listing who is next"
+    table_without_owner = tuple(
+        evolve(lease, owner=None, held=0.4) if lease.key == BOARD_KEY else lease for lease in MORE
+    )
+    call_with_rows = called(row=",".join(ROWS))
+    assert look(READER, table_without_owner, call_with_rows).keys == tuple(ROWS), "whoever stands in is heard there"
+    assert look(NEXT, table_without_owner, call_with_rows) == Look(0.0), (
+        "the next in rank need not wait for a lookout that has left"
+    )
+    outdated_call = evolve(
+        call_with_rows, hearing=evolve(HEARING, call=f"8 0 {BOARD_KEY},t-00", latest=NEWS, looks_still=1.0)
+    )
+    assert look("w-0", table_without_owner, outdated_call) == Look(0.0), (
+        "the call knows better than an old listing who is next"
+    )
 
 
 def test_replaced_lookout_names_the_new_bulletin_row() -> None:
     """C3: A replaced lookout names the new bulletin row, so the workers need not list the table."""
-    mine = row("", NEXT, bulletin="9 2 1").annotations
-    old = tuple(evolve(lease, annotations=mine) if lease.owner == NEXT else lease for lease in TABLE)
-    assert look(NEXT, old, heard(latest=Bulletin(9, 2, 1))).annotations == told(10, 3, 1)
+    annotations = row("", NEXT, bulletin="9 2 1").annotations
+    former_table = tuple(evolve(lease, annotations=annotations) if lease.owner == NEXT else lease for lease in TABLE)
+    assert look(NEXT, former_table, heard(latest=Bulletin(9, 2, 1))).annotations == told(10, 3, 1)
 
 
 def test_no_worker_stands_in_during_a_long_listing() -> None:
     """C8: Other workers do not stand in while a long listing of the lookout is in progress."""
     ranks = lookout_ranks(TABLE, CONFIG, Me(NEXT, history=called()))
-    for seconds, still, duty in ((0, 7.6, True), (12, 31.4, False), (12, 31.6, True), (1000, 127.6, True)):
-        hearing = evolve(HEARING, call=f"7 {seconds} {BOARD_KEY}", looks_still=still)
-        assert ranks.on_duty(Me(NEXT, history=evolve(QUIET, hearing=hearing)), hearing, CONFIG) == duty
+    for seconds, idle_seconds, expected in ((0, 7.6, True), (12, 31.4, False), (12, 31.6, True), (1000, 127.6, True)):
+        hearing = evolve(HEARING, call=f"7 {seconds} {BOARD_KEY}", looks_still=idle_seconds)
+        assert ranks.on_duty(Me(NEXT, history=evolve(QUIET, hearing=hearing)), hearing, CONFIG) == expected
     assert prolonged_annotations(told(8, 2, 1, "4f2a91c0=s-3"), 7.9) == (
         ("bulletin", "8 2 1"),
         ("call", f"8 7 {','.join(ROWS)} 4f2a91c0=s-3"),
     )
-    slow = evolve(FULL, full_took=8.0)
-    moved = tuple(evolve(lease, idle=0.0) for lease in TABLE)
-    assert look(LOOKOUT, moved, slow).seconds == 3.0, "from the start of the last one, so at once when it ends"
-    unmoved = tuple(evolve(lease, idle=0.5) if lease.owner == READER else evolve(lease, idle=0.0) for lease in TABLE)
-    assert look(LOOKOUT, unmoved, slow).seconds == pytest.approx(10.0), "it begins when it can judge"
+    slow_history = evolve(FULL, full_took=8.0)
+    renewed_table = tuple(evolve(lease, idle=0.0) for lease in TABLE)
+    assert look(LOOKOUT, renewed_table, slow_history).seconds == 3.0, (
+        "from the start of the last one, so at once when it ends"
+    )
+    partly_renewed_table = tuple(
+        evolve(lease, idle=0.5) if lease.owner == READER else evolve(lease, idle=0.0) for lease in TABLE
+    )
+    assert look(LOOKOUT, partly_renewed_table, slow_history).seconds == pytest.approx(10.0), (
+        "it begins when it can judge"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "8", "8 0", "x 0 s-0", "8 x s-0", "8 0 ", "9" * 19 + " 0 s-0"])
@@ -197,8 +219,8 @@ def test_call_round_trips(names: dict[str, list[str]], looks: int, seconds: floa
 
 def test_call_that_does_not_fit_calls_all_workers() -> None:
     """C6: If keys contain spaces, or there are too many for the row, all workers are called."""
-    many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_LENGTH_MAX // 20)}
-    for names in (many, {"a": ["s 1"]}, {"a": ["s,1"]}):
+    many_keys = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_LENGTH_MAX // 20)}
+    for names in (many_keys, {"a": ["s 1"]}, {"a": ["s,1"]}):
         ((_, text),) = call_annotation(8, 0.0, ["s-0"], names)
         assert text == "8 0 s-0 *"
     assert call_annotation(8, 0.0, ["s 0"], {}) == (("call", ""),)
@@ -207,10 +229,10 @@ def test_call_that_does_not_fit_calls_all_workers() -> None:
 def test_lease_that_stays_free_calls_all_workers() -> None:
     """C6, M9: If the called worker does not take a lease for long, all workers are called to it."""
     history = evolve(FULL, hearing=evolve(HEARING, acts_still=21.0), fleet_still=90.0)
-    old: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=31.0))
-    new: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=29.0))
-    assert look(LOOKOUT, old, history).annotations == told(8, 3, 1, "*")
-    ((_, counts), (_, text)) = look(LOOKOUT, new, history).annotations
+    long_free_table: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=31.0))
+    short_free_table: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=29.0))
+    assert look(LOOKOUT, long_free_table, history).annotations == told(8, 3, 1, "*")
+    ((_, counts), (_, text)) = look(LOOKOUT, short_free_table, history).annotations
     assert counts == "8 3 1"
     call = call_of(text)
     assert call is not None

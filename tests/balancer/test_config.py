@@ -64,14 +64,14 @@ def test_default_intervals_depend_on_the_rule_set() -> None:
 def test_positions_are_ordered_by_number() -> None:
     """Positions are compared as numbers, so "9" comes before "10" and checkpoints never go back."""
     numbers = [Position("9"), Position("10"), Position("10", 1), Position("123456789012345678901")]
-    jumbled = [SHARD_END, numbers[3], numbers[2], LATEST, numbers[1], numbers[0]]
-    assert sorted(jumbled, key=lambda position: position.order) == [LATEST, *numbers, SHARD_END]
+    shuffled = [SHARD_END, numbers[3], numbers[2], LATEST, numbers[1], numbers[0]]
+    assert sorted(shuffled, key=lambda position: position.order) == [LATEST, *numbers, SHARD_END]
 
 
 def test_variants_match_their_names() -> None:
     """The variants whose names end in `-greedy` are greedy. All others are balanced."""
-    forms = EventHubs.variants()
-    assert forms["java-greedy"] == EventHubs("java", "greedy")
-    assert {name: form.mode for name, form in forms.items() if isinstance(form, EventHubs)} == {
-        name: "greedy" if name.endswith("-greedy") else "balanced" for name in forms
+    variants = EventHubs.variants()
+    assert variants["java-greedy"] == EventHubs("java", "greedy")
+    assert {name: variant.mode for name, variant in variants.items() if isinstance(variant, EventHubs)} == {
+        name: "greedy" if name.endswith("-greedy") else "balanced" for name in variants
     }

@@ -1,4 +1,4 @@
-"""Small fleets, simulated turn by turn and compared with a slow but simple algorithm."""
+"""Small fleets, simulated turn by turn and compared with an algorithm that is slow but simple."""
 
 from itertools import combinations_with_replacement
 
@@ -35,21 +35,21 @@ STARTS = [
 @pytest.mark.parametrize("rules", RULES, ids=repr)
 def test_every_fleet_settles_in_balance(rules: RuleSet) -> None:
     """Every fleet comes to rest in balance, except under Python's rules (E3)."""
-    stuck = []
+    uneven_counts = []
     for start in STARTS:
         names = FLEET[: len(start)]
         owners = tuple(owner for owner, count in zip(names, start, strict=True) for _ in range(count))
-        rest = settled(plan, SmallFleet(names, owners, Config(rules=rules, lease_seconds=10.0)))
-        held = [rest.counts[worker] for worker in names]
-        if max(held) - min(held) > 1:
-            stuck.append(held)
+        settled_fleet = settled(plan, SmallFleet(names, owners, Config(rules=rules, lease_seconds=10.0)))
+        held_counts = [settled_fleet.counts[worker] for worker in names]
+        if max(held_counts) - min(held_counts) > 1:
+            uneven_counts.append(held_counts)
         else:
-            assert rest.moves >= least_moves(start)
+            assert settled_fleet.moves >= least_moves(start)
             if isinstance(rules, Minimal) and min(start):
-                assert rest.moves == least_moves(start), start
-    low_enough = all(min(held) >= sum(held) // len(held) for held in stuck)
+                assert settled_fleet.moves == least_moves(start), start
+    low_enough = all(min(held_counts) >= sum(held_counts) // len(held_counts) for held_counts in uneven_counts)
     assert low_enough
-    assert (stuck == []) != (rules == EventHubs("python"))
+    assert (uneven_counts == []) != (rules == EventHubs("python"))
 
 
 @pytest.mark.parametrize("rules", RULES, ids=repr)
@@ -63,7 +63,7 @@ def test_every_free_lease_is_taken(rules: RuleSet) -> None:
 def test_worker_above_the_floor_relieves_the_fullest_for_a_zombie() -> None:
     """M9 before M3: With 6, 4 and a zombie's 1 lease, the second worker also takes the zombie's part."""
     owners = "aaaaaabbbbz"
-    leases = [Lease(f"s-{place:02}", owner=owner) for place, owner in enumerate(owners)]
-    taken = plan(leases, None, Me("b", history=History(owners_still=61.0)), Config(rules=Minimal()))
-    assert [(action.rule, action.lease.owner) for action in taken] == [("M9", "a")]
+    leases = [Lease(f"s-{index:02}", owner=owner) for index, owner in enumerate(owners)]
+    actions = plan(leases, None, Me("b", history=History(owners_still=61.0)), Config(rules=Minimal()))
+    assert [(action.rule, action.lease.owner) for action in actions] == [("M9", "a")]
     assert plan(leases, None, Me("b", history=History(owners_still=60.0)), Config(rules=Minimal())) == ()

@@ -17,14 +17,14 @@ ME = Me("me")
 
 def test_child_does_not_count_while_its_parent_is_read() -> None:
     """M1: A child counts for the shares only after its parent has ended, so counts are even then."""
-    parent, held = Lease("0", owner="a"), Lease("3", owner="b", parents=("0",))
-    waiting, orphan = Lease("1", parents=("0",)), Lease("2", parents=("gone",))
-    census = take_census([parent, waiting, orphan, held], ME, CONFIG)
-    assert (census.leases, census.free) == ((parent, orphan, held), (orphan,))
-    moving = evolve(held, next_owner="c")
-    assert take_census([parent, moving], ME, CONFIG).leases == (parent, moving)
+    parent, held_child = Lease("0", owner="a"), Lease("3", owner="b", parents=("0",))
+    waiting_child, orphan_child = Lease("1", parents=("0",)), Lease("2", parents=("gone",))
+    census = take_census([parent, waiting_child, orphan_child, held_child], ME, CONFIG)
+    assert (census.leases, census.free) == ((parent, orphan_child, held_child), (orphan_child,))
+    moving_child = evolve(held_child, next_owner="c")
+    assert take_census([parent, moving_child], ME, CONFIG).leases == (parent, moving_child)
     ended = evolve(parent, checkpoint=SHARD_END)
-    assert take_census([ended, waiting], ME, CONFIG).leases == (waiting,)
+    assert take_census([ended, waiting_child], ME, CONFIG).leases == (waiting_child,)
 
 
 def test_child_counts_immediately_under_kcl() -> None:
@@ -34,15 +34,15 @@ def test_child_counts_immediately_under_kcl() -> None:
 
 
 def test_lease_at_its_expiry_limit_is_owned() -> None:
-    """A lease that is idle for exactly the limit has not expired, by all checks alike."""
-    moving = Lease("0", owner="a", next_owner="b", idle=10.5)
-    assert take_census([moving], ME, CONFIG).expired == ()
-    dead = evolve(moving, idle=10.6)
-    assert take_census([dead], ME, CONFIG).expired == (dead,)
+    """A lease that is idle for exactly the limit has not expired, according to all checks."""
+    lease = Lease("0", owner="a", next_owner="b", idle=10.5)
+    assert take_census([lease], ME, CONFIG).expired == ()
+    expired_lease = evolve(lease, idle=10.6)
+    assert take_census([expired_lease], ME, CONFIG).expired == (expired_lease,)
 
 
 def test_slow_owner_expires_after_three_of_its_gaps() -> None:
-    """An owner with longer renewal intervals keeps its leases for three of its own intervals."""
+    """An owner with longer renewal intervals keeps its leases for three of these intervals."""
     me = Me("me", history=History(gaps=(("a", 6.0), ("me", 5.3))))
     assert slow_owners(me, CONFIG) == ()
     me = Me("me", history=History(gaps=(("a", 7.0), ("me", 5.3))))
@@ -53,15 +53,15 @@ def test_slow_owner_expires_after_three_of_its_gaps() -> None:
 
 def test_pause_of_the_store_does_not_count_as_owners_gap() -> None:
     """A time in which our own leases were not renewed either does not make other owners look slow."""
-    paused = (("a", 25.0), ("b", 31.0), ("me", 20.0))
-    assert slow_owners(Me("me", history=History(gaps=paused)), CONFIG) == (("b", 31.0),)
-    assert late_owners(Me("me", history=History(paces=paused)), CONFIG) == {"b"}
+    gaps = (("a", 25.0), ("b", 31.0), ("me", 20.0))
+    assert slow_owners(Me("me", history=History(gaps=gaps)), CONFIG) == (("b", 31.0),)
+    assert late_owners(Me("me", history=History(paces=gaps)), CONFIG) == {"b"}
 
 
 def test_worker_without_leases_uses_its_own_limits() -> None:
     """A newcomer with short leases recognizes slow owners, and does not treat them as dead."""
-    short = Config(rules=Minimal(), lease_seconds=1.0)
-    assert slow_owners(Me("me", history=History(gaps=(("a", 0.9),))), short) == (("a", 0.9),)
+    short_config = Config(rules=Minimal(), lease_seconds=1.0)
+    assert slow_owners(Me("me", history=History(gaps=(("a", 0.9),))), short_config) == (("a", 0.9),)
 
 
 def test_lease_given_by_a_leader_expires_after_two_limits() -> None:
@@ -69,8 +69,8 @@ def test_lease_given_by_a_leader_expires_after_two_limits() -> None:
     me = Me("me", history=History(led=(("k", 0.0),)))
     lease = Lease("0", owner="k", idle=21.0, held=20.0)
     assert take_census([lease], me, CONFIG).expired == ()
-    late = evolve(lease, idle=21.1)
-    assert take_census([late], me, CONFIG).expired == (late,)
+    expired_lease = evolve(lease, idle=21.1)
+    assert take_census([expired_lease], me, CONFIG).expired == (expired_lease,)
 
 
 def test_led_worker_counts_while_others_wait() -> None:

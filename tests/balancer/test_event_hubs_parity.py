@@ -21,22 +21,22 @@ EXPIRY = 180.0
 @settings(max_examples=400, deadline=None)
 @given(st.text("abcd.x-", max_size=12), st.sampled_from("abcde"), st.booleans())
 def test_python_dialect_takes_the_same_leases_as_the_sdk(layout: str, me: str, greedy: bool) -> None:
-    """The Python dialect plans exactly what the installed SDK plans."""
+    """The Python dialect plans exactly the same claims as the installed SDK."""
     ids = [f"{place:02d}" for place in range(len(layout))]
-    claimed = {
+    claimed_ids = {
         record["partition_id"]
         for record in _manager(me, greedy=greedy)._balance_ownership(_records(layout, ids), ids)  # noqa: SLF001  the rule itself
     }
-    theirs = {pid for pid, letter in zip(ids, layout, strict=True) if pid in claimed and letter != me}
+    taken_by_sdk = {pid for pid, letter in zip(ids, layout, strict=True) if pid in claimed_ids and letter != me}
     leases = [_lease(pid, letter) for pid, letter in zip(ids, layout, strict=True)]
     rules = EventHubs("python", "greedy" if greedy else "balanced")
-    ours = plan(leases, None, Me(me), Config(rules=rules, lease_seconds=EXPIRY))
-    dead_letter_from = dict(zip(ids, layout, strict=True))
-    assert len(ours) == len(theirs)
-    assert [action.from_owner for action in ours if isinstance(action, Steal)] == [
-        dead_letter_from[pid] for pid in theirs if dead_letter_from[pid] not in ".x-"
+    actions = plan(leases, None, Me(me), Config(rules=rules, lease_seconds=EXPIRY))
+    letter_by_id = dict(zip(ids, layout, strict=True))
+    assert len(actions) == len(taken_by_sdk)
+    assert [action.from_owner for action in actions if isinstance(action, Steal)] == [
+        letter_by_id[pid] for pid in taken_by_sdk if letter_by_id[pid] not in ".x-"
     ]
-    assert all(isinstance(action, Claim | Steal) for action in ours)
+    assert all(isinstance(action, Claim | Steal) for action in actions)
 
 
 def _manager(me: str, *, greedy: bool) -> OwnershipManager:

@@ -1,4 +1,4 @@
-"""How long a newcomer waits for other joiners, to the second (C10)."""
+"""How long exactly a newcomer waits for other joiners (C10)."""
 
 import pytest
 from attrs import evolve

@@ -39,7 +39,7 @@ def test_fleet_comes_to_rest_under_every_rule_set(kind: type[RuleSet]) -> None:
 
 
 def evolve_known(rules: RuleSet, **options: object) -> RuleSet:
-    """Set those of the options that the rules have."""
+    """Set those of the options that these rules have."""
     known: dict[str, Any] = {name: value for name, value in options.items() if name in fields_dict(type(rules))}
     return evolve(rules, **known)
 
@@ -57,8 +57,8 @@ def test_loads_do_not_depend_on_the_order_of_leases() -> None:
         *(Lease(key, owner="w0", weight=weight) for key, weight in weights.items()),
         Lease("k3", owner="w1", weight=700),
     ]
-    answers = {plan(order, None, Me("w1"), Config(rules=Minimal())) for order in permutations(table)}
-    assert len(answers) == 1
+    plans = {plan(order, None, Me("w1"), Config(rules=Minimal())) for order in permutations(table)}
+    assert len(plans) == 1
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,20 @@ def test_expired_leases_are_freed_in_key_order(
 ) -> None:
     """C6: Expired leases are freed in the order of their keys, whatever the order of the listing."""
     me = Me("a-1", history=History(hearing=hearing))
-    freed = [action.lease.key for action in plan(table, None, me, config) if action.rule == "C6"]
-    assert freed == sorted(freed)
+    freed_keys = [action.lease.key for action in plan(table, None, me, config) if action.rule == "C6"]
+    assert freed_keys == sorted(freed_keys)
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "42"])
 def test_plans_are_equal_under_every_hash_seed(seed: str) -> None:
-    """The order of a set differs between processes, and a plan that depends on it cannot be repeated."""
+    """The order of a set differs between processes. If a plan depended on it, the plan could not be repeated."""
     probe = Path(__file__).with_name("hash_seed_probe.py")
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, probe], env=environment, capture_output=True, text=True, check=True)
-    here = subprocess.run(
+    other_result = subprocess.run(
         [sys.executable, probe], env=environment | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
     )
-    assert result.stdout == here.stdout != ""
+    assert result.stdout == other_result.stdout != ""
 
 
 def test_infinite_idle_time_can_be_planned() -> None:

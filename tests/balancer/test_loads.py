@@ -1,4 +1,4 @@
-"""Balance by throughput: a fleet enters the band with few moves, then stays quiet (M13)."""
+"""Balancing by throughput: a fleet reaches the band with few moves, and then no more leases move (M13)."""
 
 from collections import Counter
 from random import Random
@@ -20,17 +20,17 @@ CONFIG = Config(rules=Minimal())
 
 
 def fleet(seed: int) -> dict[str, Lease]:
-    """Return three hundred leases of log-normal throughput, twenty for each worker."""
+    """Return three hundred leases with log-normal throughputs, twenty for each worker."""
     random = Random(seed)  # noqa: S311  a seed, not a secret
     keys = [f"s-{number:03d}" for number in range(300)]
     return {
-        key: Lease(key, owner=WORKERS[place % 15], weight=round(65_536 * random.lognormvariate(0, 1)))
-        for place, key in enumerate(keys)
+        key: Lease(key, owner=WORKERS[index % 15], weight=round(65_536 * random.lognormvariate(0, 1)))
+        for index, key in enumerate(keys)
     }
 
 
 def loads(leases: dict[str, Lease]) -> dict[str, int]:
-    return {worker: sum(each.weight or 0 for each in leases.values() if each.owner == worker) for worker in WORKERS}
+    return {worker: sum(lease.weight or 0 for lease in leases.values() if lease.owner == worker) for worker in WORKERS}
 
 
 def plans(leases: dict[str, Lease], turn: int) -> list[tuple[str, Action]]:
@@ -40,11 +40,11 @@ def plans(leases: dict[str, Lease], turn: int) -> list[tuple[str, Action]]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_loads_reach_the_band_and_stay(seed: int) -> None:
-    """S9: Loads reach the band with few moves, unless a single lease is too heavy, and then no more leases move."""
+    """S9: loads reach the band with few moves, unless a single lease is too heavy. Then no more leases move."""
     leases = fleet(seed)
-    moved = 0
+    move_count = 0
     for turn in range(20):
-        before = sum(load**2 for load in loads(leases).values())
+        squares_before = sum(load**2 for load in loads(leases).values())
         actions = plans(leases, turn)
         if not actions:
             break
@@ -53,17 +53,17 @@ def test_loads_reach_the_band_and_stay(seed: int) -> None:
         assert len(set(keys)) == len(keys)
         for worker, action in actions:
             leases[action.lease.key] = evolve(action.lease, owner=worker)
-        moved += len(actions)
-        assert sum(load**2 for load in loads(leases).values()) < before
+        move_count += len(actions)
+        assert sum(load**2 for load in loads(leases).values()) < squares_before
     assert plans(leases, 20) == []
     mean = sum(loads(leases).values()) / len(WORKERS)
     hottest = max(lease.weight or 0 for lease in leases.values())
     assert max(loads(leases).values()) <= max((1 + BAND) * mean, hottest + BAND * mean)
-    assert 0 < moved <= 0.08 * len(leases)
+    assert 0 < move_count <= 0.08 * len(leases)
 
 
 def unmeasured(leases: list[Lease], first: int, last: int) -> list[Lease]:
-    return [evolve(lease, weight=None) if first <= place < last else lease for place, lease in enumerate(leases)]
+    return [evolve(lease, weight=None) if first <= index < last else lease for index, lease in enumerate(leases)]
 
 
 def test_counts_decide_if_many_weights_are_unknown() -> None:
@@ -119,11 +119,11 @@ def test_gain_at_the_limit_moves_a_lease() -> None:
     """M13: A lease moves if the gain is exactly at the limit, in all versions alike."""
     held = {"a": [Lease("heavy", weight=218), Lease("light", weight=4)], "b": [Lease("b-1", weight=193)]}
     held |= {worker: [Lease(f"{worker}-1", weight=195)] for worker in "cde"}
-    anybody = dict.fromkeys(held, 9)
-    assert relief(held, anybody, anybody) == {"light": "b"}
+    unlimited_room = dict.fromkeys(held, 9)
+    assert relief(held, unlimited_room, unlimited_room) == {"light": "b"}
     held["a"][1] = Lease("light", weight=3)
     held["c"] = [Lease("c-1", weight=196)]
-    assert relief(held, anybody, anybody) == {}
+    assert relief(held, unlimited_room, unlimited_room) == {}
 
 
 def test_moves_for_load_are_requested() -> None:
@@ -133,28 +133,43 @@ def test_moves_for_load_are_requested() -> None:
         Lease("s-2", owner="a", weight=90_000),
         Lease("s-3", owner="b", weight=10_000),
     ]
-    stolen = plan(leases, None, Me("b"), CONFIG)
-    assert [(type(action), action.lease.key) for action in stolen] == [(Steal, stolen[0].lease.key)]
+    actions = plan(leases, None, Me("b"), CONFIG)
+    assert [(type(action), action.lease.key) for action in actions] == [(Steal, actions[0].lease.key)]
     (request,) = plan([evolve(lease, yields=True) for lease in leases], None, Me("b"), CONFIG)
-    assert (request.rule, request.lease.key) == ("H2", stolen[0].lease.key)
+    assert (request.rule, request.lease.key) == ("H2", actions[0].lease.key)
 
 
 def test_move_that_only_swaps_roles_is_not_made() -> None:
     """A lease stays if its move would only make the other worker the fullest one."""
     weights = {"a": (100, 100, 100), "b": (110, 105, 85), "c": (100, 100)}
-    held = {worker: [Lease(f"{worker}-{each}", weight=each) for each in mine] for worker, mine in weights.items()}
+    held = {
+        worker: [Lease(f"{worker}-{weight}", weight=weight) for weight in worker_weights]
+        for worker, worker_weights in weights.items()
+    }
     assert relief(held, dict.fromkeys(held, 9), dict.fromkeys(held, 9)) == {}
 
 
 def test_counts_decide_beside_workers_of_other_libraries() -> None:
     """M13: Next to a KCL 3.x worker, leases are balanced by count, because that worker would undo other moves."""
-    notes = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
-    leases = [evolve(lease, annotations=notes["a"]) for lease in fleet(1).values()]
-    ours = [evolve(lease, owner="a") for lease in leases]
-    assert slack(ours, 20) == 10
-    assert slack([evolve(ours[0], owner="j"), *ours[1:]], 20) == 0  # it kept the previous owner's attribute
-    assert slack([evolve(ours[0], owner=None), *ours[1:]], 20) == 10
-    assert slack([evolve(ours[0], owner="b"), evolve(ours[1], owner="b", annotations=notes["b"]), *ours[2:]], 20) == 10
+    annotations = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
+    leases = [evolve(lease, annotations=annotations["a"]) for lease in fleet(1).values()]
+    owned_leases = [evolve(lease, owner="a") for lease in leases]
+    assert slack(owned_leases, 20) == 10
+    assert (
+        slack([evolve(owned_leases[0], owner="j"), *owned_leases[1:]], 20) == 0
+    )  # the worker kept the attribute of the previous owner
+    assert slack([evolve(owned_leases[0], owner=None), *owned_leases[1:]], 20) == 10
+    assert (
+        slack(
+            [
+                evolve(owned_leases[0], owner="b"),
+                evolve(owned_leases[1], owner="b", annotations=annotations["b"]),
+                *owned_leases[2:],
+            ],
+            20,
+        )
+        == 10
+    )
 
 
 def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Shares:
@@ -166,34 +181,34 @@ def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Sha
 
 @pytest.mark.parametrize(("weight", "loaded"), [(45, True), (44, False), (None, True)])
 def test_worker_near_the_mean_load_takes_no_lease_for_its_count(weight: int | None, loaded: bool) -> None:
-    """M13: A worker near the mean load takes no lease that it would lose again when measurements vary.
+    """M13: a worker near the mean load takes no lease, because it would lose it again when measurements vary.
 
-    Unmeasured leases weigh the average.
+    Unmeasured leases count with the average weight.
     """
-    other = Lease("b-0", owner="b", weight=55 if weight is None else 100 - weight)
-    assert shares_of(Lease("a-0", owner="a", weight=weight), other).loaded("a") is loaded
+    other_lease = Lease("b-0", owner="b", weight=55 if weight is None else 100 - weight)
+    assert shares_of(Lease("a-0", owner="a", weight=weight), other_lease).loaded("a") is loaded
 
 
 def test_moving_lease_counts_for_its_next_owner() -> None:
     """H1: A lease that is being handed off counts for its next owner only, in counts and in loads."""
-    going = Lease("b-1", owner="b", weight=45, next_owner="a", yields=True)
-    shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=45), going)
+    moving_lease = Lease("b-1", owner="b", weight=45, next_owner="a", yields=True)
+    shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=45), moving_lease)
     assert (shares.loaded("a"), shares.loaded("b")) == (True, True)
-    shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=40), going)
+    shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=40), moving_lease)
     assert (shares.loaded("a"), shares.loaded("b")) == (True, False)
 
 
 def test_unmeasured_leases_have_the_average_weight() -> None:
     """M13: After a split, the unmeasured children have the average weight, so no worker looks idle."""
-    measured = (Lease("a-0", owner="a", weight=50), Lease("b-0", owner="b", weight=50))
-    assert not shares_of(*measured, Lease("b-1", owner="b"), Lease("b-2", owner="b")).loaded("a")
+    measured_leases = (Lease("a-0", owner="a", weight=50), Lease("b-0", owner="b", weight=50))
+    assert not shares_of(*measured_leases, Lease("b-1", owner="b"), Lease("b-2", owner="b")).loaded("a")
 
 
 def test_only_present_or_led_workers_take_for_their_count() -> None:
     """M13: Loads are balanced without waiting for expected workers that have not joined."""
-    fullest = tuple(Lease(f"b-{place}", owner="b", weight=100) for place in range(11))
-    one = Lease("a-0", owner="a", weight=1)
-    shares = shares_of(one, *fullest, led=("l",), expected=0, l=0)
+    leases_of_fullest = tuple(Lease(f"b-{index}", owner="b", weight=100) for index in range(11))
+    single_lease = Lease("a-0", owner="a", weight=1)
+    shares = shares_of(single_lease, *leases_of_fullest, led=("l",), expected=0, l=0)
     assert {worker for worker in shares.counts if shares.lacks_too_many(worker)} == {"a", "l"}
-    carries_all = evolve(one, weight=2000)
-    assert not shares_of(carries_all, *fullest).lacks_too_many("a")
+    heavy_lease = evolve(single_lease, weight=2000)
+    assert not shares_of(heavy_lease, *leases_of_fullest).lacks_too_many("a")

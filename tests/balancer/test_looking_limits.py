@@ -1,4 +1,4 @@
-"""What a worker does exactly at each limit that determines when it reads the table.
+"""What a worker does exactly at each of the limits that determine when it reads the table.
 
 If workers of different versions or languages treated a limit differently, they would read the table at different times.
 """
@@ -21,7 +21,7 @@ from looking_fleet import (
     look,
     on_duty,
     row,
-    standing_still,
+    table_with_idle_owner,
     told,
 )
 
@@ -37,42 +37,43 @@ assert BOARD is not None
 KEYS = (BOARD.key,)
 LOUD, SILENT = bulletin_annotations(Bulletin(8, 3, 1)), bulletin_annotations(Bulletin(8, 2, 1))
 LATELY = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
-"""Something was called out a second ago."""
+"""A history in which workers were called a second ago."""
 
-LONG_AGO = evolve(FULL, hearing=evolve(HEARING, acts_still=CONFIG.cycle_seconds))
-"""Nothing was called out for a cycle."""
+NOT_CALLED_FOR_A_CYCLE = evolve(FULL, hearing=evolve(HEARING, acts_still=CONFIG.cycle_seconds))
+"""A history in which no worker was called for a cycle."""
 
 
-def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
+def leases_of_former_lookout(acts_read: int) -> tuple[tuple[Lease, ...], History]:
     """Return the leases and the state of READER, if it was the lookout until now and has read this value of `acts`."""
-    old = tuple(
-        evolve(x, annotations=row("", READER, bulletin="9 2 1").annotations) if x.owner == READER else x for x in TABLE
+    former_table = tuple(
+        evolve(lease, annotations=row("", READER, bulletin="9 2 1").annotations) if lease.owner == READER else lease
+        for lease in TABLE
     )
-    return old, heard(latest=Bulletin(9, 2, 1), acts_read=acts_read)
+    return former_table, heard(latest=Bulletin(9, 2, 1), acts_read=acts_read)
 
 
 def test_abdicating_lookout_writes_a_last_bulletin() -> None:
     """C3: A replaced lookout writes one last bulletin immediately, so its readers need not wait for its silence."""
-    notes = told(10, 3, 1)
-    old, history = abdicating(acts_read=2)
-    assert look(READER, old, history) == Look(2.5, keys=KEYS, annotations=notes, stale_ok=True)
-    assert look(READER, *abdicating(acts_read=1)) == Look(0.0, annotations=notes)
-    many = (*old, row("s-18", READER), row("s-19", READER))
-    assert look(READER, many, evolve(history, fleet_still=14.0)) == Look(1.0, annotations=notes)
-    assert look(READER, old, heard(latest=Bulletin(11, 3, 1), acts_read=3)).annotations == (), "once"
+    annotations = told(10, 3, 1)
+    former_table, history = leases_of_former_lookout(acts_read=2)
+    assert look(READER, former_table, history) == Look(2.5, keys=KEYS, annotations=annotations, stale_ok=True)
+    assert look(READER, *leases_of_former_lookout(acts_read=1)) == Look(0.0, annotations=annotations)
+    larger_table = (*former_table, row("s-18", READER), row("s-19", READER))
+    assert look(READER, larger_table, evolve(history, fleet_still=14.0)) == Look(1.0, annotations=annotations)
+    assert look(READER, former_table, heard(latest=Bulletin(11, 3, 1), acts_read=3)).annotations == (), "once"
 
 
 def test_read_after_a_listing_is_partial() -> None:
     """C7: A change half a second after a listing is noticed at the next listing."""
-    called = heard(turned=True)
-    assert look(READER, TABLE, evolve(called, full_still=0.5)) == Look(0.0)
-    assert look(READER, TABLE, evolve(called, full_still=0.0)).keys == KEYS
+    turned_history = heard(turned=True)
+    assert look(READER, TABLE, evolve(turned_history, full_still=0.5)) == Look(0.0)
+    assert look(READER, TABLE, evolve(turned_history, full_still=0.0)).keys == KEYS
 
 
 @pytest.mark.parametrize(("idle", "seconds"), [(1.5, 2.5), (1.75, 0.5)])
 def test_bulletin_row_is_late_after_its_heartbeat_was_due(idle: float, seconds: float) -> None:
-    """C8: Readers hurry only when a heartbeat is late, and not before each heartbeat."""
-    assert look(READER, standing_still(idle)) == Look(seconds, keys=KEYS, stale_ok=True)
+    """C8: readers hurry only if a heartbeat is late, and not before every heartbeat."""
+    assert look(READER, table_with_idle_owner(idle)) == Look(seconds, keys=KEYS, stale_ok=True)
 
 
 @pytest.mark.parametrize(("warned", "seconds"), [(9.75, 0.5), (10.0, 2.5)])
@@ -83,22 +84,22 @@ def test_warning_lasts_ten_seconds(warned: float, seconds: float) -> None:
 
 def test_single_row_is_read_by_key_in_a_table_of_twelve() -> None:
     """C7: A table of eleven rows is listed, because a listing of twelve rows costs as much as a read by key."""
-    lately = evolve(QUIET, fleet_still=14.0)
-    six = [row(f"s-{place}", f"w-{place % 6}") for place in range(10)]
-    eleven = (*(lease for lease in six if lease.owner != READER), *(row(f"t-{n}", READER) for n in range(3)))
-    twelve = (*eleven, row("u-0", LAST))
-    decision = look(READER, (*twelve, row("u-1", LAST)), lately)
-    assert (len(eleven), len(twelve)) == (11, 12)
+    recent_history = evolve(QUIET, fleet_still=14.0)
+    rows = [row(f"s-{place}", f"w-{place % 6}") for place in range(10)]
+    eleven_rows = (*(lease for lease in rows if lease.owner != READER), *(row(f"t-{n}", READER) for n in range(3)))
+    twelve_rows = (*eleven_rows, row("u-0", LAST))
+    decision = look(READER, (*twelve_rows, row("u-1", LAST)), recent_history)
+    assert (len(eleven_rows), len(twelve_rows)) == (11, 12)
     assert decision.keys is not None
-    assert [look(READER, leases, lately).keys is None for leases in (eleven, twelve)] == [True, False]
+    assert [look(READER, leases, recent_history).keys is None for leases in (eleven_rows, twelve_rows)] == [True, False]
 
 
 @pytest.mark.parametrize(("fleet_still", "keys"), [(15.0, 2), (15.25, 1)])
 def test_owner_watches_for_requests_for_fifteen_seconds(fleet_still: float, keys: int) -> None:
     """C7: An owner reads its rows for as long as a newcomer may send requests."""
-    found = look(READER, (*TABLE, row("n-0", "new")), evolve(QUIET, fleet_still=fleet_still)).keys
-    assert found is not None
-    assert len(found) == keys
+    polled_keys = look(READER, (*TABLE, row("n-0", "new")), evolve(QUIET, fleet_still=fleet_still)).keys
+    assert polled_keys is not None
+    assert len(polled_keys) == keys
 
 
 def test_worker_with_its_share_does_not_watch_for_requests() -> None:
@@ -108,52 +109,58 @@ def test_worker_with_its_share_does_not_watch_for_requests() -> None:
 
 def test_worker_with_only_a_request_counts_for_shares() -> None:
     """C6: A newcomer that has only requested leases counts, so owners watch for its next requests."""
-    asked = tuple(evolve(x, next_owner="new") if x.key == KEYS[0] else x for x in TABLE)
-    decision = look(READER, asked, evolve(QUIET, fleet_still=14.0))
+    requested_table = tuple(evolve(lease, next_owner="new") if lease.key == KEYS[0] else lease for lease in TABLE)
+    decision = look(READER, requested_table, evolve(QUIET, fleet_still=14.0))
     assert decision.seconds == 0.5
     assert len(decision.keys or ()) == 2
 
 
 def test_silence_since_the_last_listing_causes_no_listing() -> None:
     """C8: The silence of the bulletin's row is counted from the last listing of the worker."""
-    still = standing_still(5.0)
-    assert [look(READER, still, evolve(QUIET, full_still=full)).keys is None for full in (5.0, 5.25)] == [False, True]
-    late = evolve(QUIET, full_still=30.0)
-    assert [look(READER, standing_still(idle), late).keys is None for idle in (4.0, 4.25)] == [False, True]
+    idle_table = table_with_idle_owner(5.0)
+    assert [look(READER, idle_table, evolve(QUIET, full_still=seconds)).keys is None for seconds in (5.0, 5.25)] == [
+        False,
+        True,
+    ]
+    late_history = evolve(QUIET, full_still=30.0)
+    assert [look(READER, table_with_idle_owner(idle), late_history).keys is None for idle in (4.0, 4.25)] == [
+        False,
+        True,
+    ]
 
 
 def test_every_worker_lists_as_a_last_resort() -> None:
     """C11: In a fleet of six, each worker lists the table after 120 seconds."""
-    assert [look(READER, TABLE, evolve(QUIET, full_still=full)).keys for full in (120.0, 120.25)] == [KEYS, None]
+    assert [look(READER, TABLE, evolve(QUIET, full_still=seconds)).keys for seconds in (120.0, 120.25)] == [KEYS, None]
 
 
 def test_owner_at_its_limit_is_read_again() -> None:
     """C5, C16: A lease that is idle for exactly the limit is read again. Just above the limit it may be freed."""
     for idle, seconds in ((10.0, 0.5), (10.25, 0.25), (10.5, 0.05), (10.75, 3.0)):
-        assert look(LOOKOUT, standing_still(idle, READER), FULL).seconds == seconds
+        assert look(LOOKOUT, table_with_idle_owner(idle, READER), FULL).seconds == seconds
     me = Me("w-1", history=History(paces=(("w-2", 9.0),)))
     for idle, seconds in ((10.0, 0.7), (10.5, 0.2), (10.75, CONFIG.cycle_seconds)):
-        assert look_again((), standing_still(idle, "w-2"), me, CONFIG).seconds == pytest.approx(seconds)
+        assert look_again((), table_with_idle_owner(idle, "w-2"), me, CONFIG).seconds == pytest.approx(seconds)
 
 
 def test_owner_that_is_just_due_is_not_suspected() -> None:
     """C3, C5: An owner whose renewal has just become due causes no warning, and keeps its rank."""
     config = Config(rules=Minimal(), renew_seconds=5.0)
-    warns = [
-        look_again((), standing_still(idle, READER), Me(LOOKOUT, history=FULL), config).annotations
+    annotations = [
+        look_again((), table_with_idle_owner(idle, READER), Me(LOOKOUT, history=FULL), config).annotations
         for idle in (6.5, 6.75)
     ]
-    assert warns == [told(8, 2, 1), told(8, 2, 2)]
-    assert [lookout_ranks(standing_still(idle), CONFIG).ranks[0] for idle in (10.5, 10.75)] == [LOOKOUT, NEXT]
+    assert annotations == [told(8, 2, 1), told(8, 2, 2)]
+    assert [lookout_ranks(table_with_idle_owner(idle), CONFIG).ranks[0] for idle in (10.5, 10.75)] == [LOOKOUT, NEXT]
 
 
 def test_each_rank_stands_in_at_its_own_time() -> None:
     """C8: Stand-ins start one after another, so the table is not read twice."""
-    assert not on_duty(NEXT, standing_still(2.5))
-    twice = evolve(CONFIG, lease_seconds=20.0)
-    ranks = lookout_ranks(standing_still(8.0), twice)
+    assert not on_duty(NEXT, table_with_idle_owner(2.5))
+    longer_config = evolve(CONFIG, lease_seconds=20.0)
+    ranks = lookout_ranks(table_with_idle_owner(8.0), longer_config)
     hearing = HEARING
-    assert [ranks.on_duty(Me(worker), hearing, twice) for worker in (NEXT, *THIRDS)] == [True, True, False]
+    assert [ranks.on_duty(Me(worker), hearing, longer_config) for worker in (NEXT, *THIRDS)] == [True, True, False]
 
 
 def test_worker_without_leases_renews_no_bulletin_row() -> None:
@@ -164,11 +171,11 @@ def test_worker_without_leases_renews_no_bulletin_row() -> None:
 
 def test_lease_taken_in_the_same_turn_is_not_announced() -> None:
     """C6: The lookout does not call other workers to a lease that it takes itself."""
-    free = row("s-x", None)
-    assert look(LOOKOUT, (*TABLE, free), LATELY).annotations[:1] == LOUD
-    assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).annotations[:1] == SILENT
-    own = (*TABLE, row("s-x", LOOKOUT, idle=11.0))
-    assert look(LOOKOUT, own, LATELY).annotations[:1] == SILENT
+    unowned = row("s-x", None)
+    assert look(LOOKOUT, (*TABLE, unowned), LATELY).annotations[:1] == LOUD
+    assert look(LOOKOUT, (*TABLE, unowned), LATELY, Claim(unowned, "M5")).annotations[:1] == SILENT
+    table_with_own_lease = (*TABLE, row("s-x", LOOKOUT, idle=11.0))
+    assert look(LOOKOUT, table_with_own_lease, LATELY).annotations[:1] == SILENT
 
 
 @pytest.mark.parametrize(("idle", "notes"), [(29.75, LOUD), (30.0, SILENT)])
@@ -182,8 +189,8 @@ def test_released_lease_is_announced_for_half_a_minute(idle: float, notes: objec
 
 def test_lasting_state_is_announced_once_per_cycle() -> None:
     """C6: A lasting state is announced once per cycle, because each call costs every worker a listing."""
-    free = (*TABLE, row("s-x", None, idle=31.0))
-    assert look(LOOKOUT, free, LONG_AGO).annotations[:1] == LOUD
+    table_with_free_lease = (*TABLE, row("s-x", None, idle=31.0))
+    assert look(LOOKOUT, table_with_free_lease, NOT_CALLED_FOR_A_CYCLE).annotations[:1] == LOUD
 
 
 @pytest.mark.parametrize(("leases", "acts"), [(1, 0), (2, 1), (3, 1)])
@@ -201,25 +208,32 @@ def uneven(*others: Lease) -> tuple[Lease, ...]:
 
 def test_counts_that_differ_by_two_call_the_fleet() -> None:
     """M9: A fleet is called if counts differ by two for more than a cycle. A difference of one is normal."""
-    by_two = (*TABLE, row("s-x", READER), row("s-y", READER))
-    by_one = (*TABLE, row("s-x", READER))
-    assert [look(LOOKOUT, leases, LONG_AGO).annotations[:1] for leases in (by_two, by_one)] == [LOUD, SILENT]
+    differing_by_two = (*TABLE, row("s-x", READER), row("s-y", READER))
+    differing_by_one = (*TABLE, row("s-x", READER))
+    assert [
+        look(LOOKOUT, leases, NOT_CALLED_FOR_A_CYCLE).annotations[:1] for leases in (differing_by_two, differing_by_one)
+    ] == [LOUD, SILENT]
     for owners_still, notes in ((CONFIG.cycle_seconds, SILENT), (CONFIG.cycle_seconds + 0.25, LOUD)):
-        assert look(LOOKOUT, by_two, evolve(LONG_AGO, owners_still=owners_still)).annotations[:1] == notes
+        assert (
+            look(LOOKOUT, differing_by_two, evolve(NOT_CALLED_FOR_A_CYCLE, owners_still=owners_still)).annotations[:1]
+            == notes
+        )
 
 
 def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
     """Return the leases of these workers with these weights, in units of 10 kB/s."""
     return tuple(
-        evolve(row(f"{worker}-{place}", worker), weight=10_000 * weight)
-        for worker, each in weights.items()
-        for place, weight in enumerate(each)
+        evolve(row(f"{worker}-{index}", worker), weight=10_000 * weight)
+        for worker, worker_weights in weights.items()
+        for index, weight in enumerate(worker_weights)
     )
 
 
 def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
     """Return whether the lookout calls all workers of a fleet with these leases, in which nothing else happens."""
-    history = evolve(LONG_AGO, hearing=evolve(HEARING, latest=Bulletin(), acts_still=CONFIG.cycle_seconds))
+    history = evolve(
+        NOT_CALLED_FOR_A_CYCLE, hearing=evolve(HEARING, latest=Bulletin(), acts_still=CONFIG.cycle_seconds)
+    )
     me = Me(lookout_ranks(leases, config).ranks[0], history=history)
     return look_again((), leases, me, config).annotations[:1] == bulletin_annotations(Bulletin(1, 1, 0))
 
@@ -231,10 +245,10 @@ def test_counts_may_differ_by_half_a_share_for_loads() -> None:
 
 
 def test_uneven_loads_without_room_cause_no_call() -> None:
-    """M13: The fleet is not called if no worker has room for the lease that would even out the loads."""
-    full = weighed(a=(1,) * 6, b=(50, 50), c=(30, 30))
-    assert not called(full)
-    assert called(full[1:])
-    warm = weighed(a=(6, 6, 6), b=(1, 1, 1), c=(1, 1, 1))
-    assert called(warm)
-    assert not called(warm, Config(rules=Minimal(max_leases=3)))
+    """M13: the fleet is not called if no worker has room for the lease that would even out the loads."""
+    full_table = weighed(a=(1,) * 6, b=(50, 50), c=(30, 30))
+    assert not called(full_table)
+    assert called(full_table[1:])
+    uneven_table = weighed(a=(6, 6, 6), b=(1, 1, 1), c=(1, 1, 1))
+    assert called(uneven_table)
+    assert not called(uneven_table, Config(rules=Minimal(max_leases=3)))

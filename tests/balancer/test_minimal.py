@@ -13,7 +13,7 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.minimal import Minimal
 
 STILL = History(owners_still=90.0, fleet_still=90.0)
-"""A time longer than three cycles of twenty seconds, after which workers act in place of others."""
+"""A history without changes for longer than three cycles of twenty seconds. Workers then act in place of others."""
 
 LATELY = History(owners_still=30.0, fleet_still=30.0)
 
@@ -24,8 +24,8 @@ def config(**rules: object) -> Config:
 
 def held(owner: str, *weights: int | None) -> list[Lease]:
     """Return leases with these weights in units of 10 kB/s. With less traffic, only counts would decide."""
-    sizes = (None if weight is None else 10_000 * weight for weight in weights)
-    return [Lease(f"{owner}-{place}", owner=owner, weight=size) for place, size in enumerate(sizes)]
+    weights_in_bytes = (None if weight is None else 10_000 * weight for weight in weights)
+    return [Lease(f"{owner}-{index}", owner=owner, weight=size) for index, size in enumerate(weights_in_bytes)]
 
 
 def count(owner: str, number: int) -> list[Lease]:
@@ -34,7 +34,7 @@ def count(owner: str, number: int) -> list[Lease]:
 
 
 def free(number: int, idle: float) -> list[Lease]:
-    return [Lease(f"f-{place}", idle=idle) for place in range(number)]
+    return [Lease(f"f-{index}", idle=idle) for index in range(number)]
 
 
 def turn(leases: list[Lease], history: History = LATELY, worker: str = "b", **rules: object) -> list[tuple[str, str]]:
@@ -63,22 +63,22 @@ def test_worker_with_its_share_gives_no_lease_to_a_newcomer() -> None:
     for number in range(30):
         (action,) = plan(table, None, Me(f"c-{number}"), config())
         assert isinstance(action, Steal)
-        assert {way.lease.owner for way in (action, *action.alternates)} == {"b"}
+        assert {candidate.lease.owner for candidate in (action, *action.alternates)} == {"b"}
 
 
 def test_newcomer_requests_from_four_donors() -> None:
     """Newcomers request from different owners, so that fifty of them do not compete for the leases of four."""
     donors = [f"d-{number}" for number in range(12)]
     table = [lease for donor in donors for lease in count(donor, 9)]
-    asked = set()
+    requested_donors = set()
     for number in range(50):
         name = f"c-{number}"
         digest = digest_under(f"{name}\0{0}")
         action = first(plan(table, None, Me(name), config()))
-        victims = {way.lease.owner for way in (action, *action.alternates)}
-        assert victims <= set(sorted(donors, key=digest)[:4])
-        asked |= victims
-    assert asked == set(donors)
+        donors_of_newcomer = {candidate.lease.owner for candidate in (action, *action.alternates)}
+        assert donors_of_newcomer <= set(sorted(donors, key=digest)[:4])
+        requested_donors |= donors_of_newcomer
+    assert requested_donors == set(donors)
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_successor_takes_the_median_of_the_other_counts(
     others: tuple[int, ...], waiting: int, most: int | None, taken: int
 ) -> None:
     """M12: A successor takes as many leases as the median of the others, and at most its limit."""
-    table = [lease for place, number in enumerate(others) for lease in count(f"o-{place}", number)]
-    inherited = turn([*table, *free(waiting, idle=1.0)], LATELY, "c", grace_seconds=5.0, max_leases=most)
-    assert inherited == ([("M12", "")] * taken if taken else [])
+    table = [lease for index, number in enumerate(others) for lease in count(f"o-{index}", number)]
+    taken_rules = turn([*table, *free(waiting, idle=1.0)], LATELY, "c", grace_seconds=5.0, max_leases=most)
+    assert taken_rules == ([("M12", "")] * taken if taken else [])
 
 
 @pytest.mark.parametrize(("idle", "rules"), [(4.9, []), (5.0, ["M6", "M6"])])
 def test_released_lease_waits_for_the_successor(idle: float, rules: list[str]) -> None:
-    """M12: A released lease waits for its owner's successor during the time of grace, so it moves only once."""
-    taken = turn([*count("a", 3), *count("b", 1), *free(2, idle)], grace_seconds=5.0)
-    assert [rule for rule, _ in taken] == rules
+    """M12: a released lease waits for its owner's successor during the grace period, so it moves only once."""
+    actions = turn([*count("a", 3), *count("b", 1), *free(2, idle)], grace_seconds=5.0)
+    assert [rule for rule, _ in actions] == rules
 
 
 # The share (M1, M6)
@@ -130,7 +130,7 @@ def test_request_names_the_next_owner_that_it_replaces() -> None:
 
 @pytest.mark.parametrize(("idle", "rules"), [(70.0, []), (70.1, ["M9"]), (math.inf, [])])
 def test_lease_that_stays_free_is_taken_after_patience(idle: float, rules: list[str]) -> None:
-    """A lease that falls to another worker's share is taken only after patience has ended, and one lease per turn."""
+    """A lease in another worker's share is taken only when that worker's time is over, and only one per turn."""
     table = [*count("a", 3), *count("b", 3), *count("c", 1), *free(2, idle)]
     assert [rule for rule, _ in turn(table, worker="b")] == rules
 
@@ -154,8 +154,8 @@ def test_full_worker_never_takes_a_lease() -> None:
 def test_fullest_worker_is_relieved_beside_a_zombie(most: int, still: float, stolen: bool) -> None:
     """With 6, 4 and a zombie's 1 lease, the second worker relieves the fullest one after patience has ended."""
     table = [*count("a", most), *count("b", 4), *count("z", 1)]
-    taken = turn(table, History(owners_still=still, fleet_still=90.0))
-    assert taken == ([("M9", "a")] if stolen else [])
+    actions = turn(table, History(owners_still=still, fleet_still=90.0))
+    assert actions == ([("M9", "a")] if stolen else [])
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,11 @@ def test_overloaded_worker_releases_only_if_configured(release: bool, still: flo
 
 def spread(total: int, number: int) -> list[int]:
     """Return this many nearly even weights that add up to this sum."""
-    return [total // number + (place < total % number) for place in range(number)]
+    return [total // number + (index < total % number) for index in range(number)]
 
 
 def loads(**shares: tuple[int, int]) -> list[Lease]:
-    """Return the count and the load of each owner."""
+    """Return the leases of each owner, given its count and load."""
     return [lease for owner, (number, load) in shares.items() for lease in held(owner, *spread(load, number))]
 
 
@@ -227,14 +227,14 @@ def test_loads_respect_max_leases() -> None:
 
 
 def test_leases_for_led_workers_are_released_in_order() -> None:
-    """Free leases belong to the workers earlier in line.
+    """Free leases go to the workers that come earlier in the order.
 
     Otherwise an owner would release one lease too many, or too few.
     """
     history = evolve(LATELY, led=(("j", 0.0),))
     table = [*count("a", 5), *count("b", 4), *free(1, 1.0)]
-    gone = [*turn(table, history, "a"), *turn(table, history, "b")]
-    assert gone == [("M14", "a"), ("M14", "b")]
+    released = [*turn(table, history, "a"), *turn(table, history, "b")]
+    assert released == [("M14", "a"), ("M14", "b")]
 
 
 def test_led_workers_leases_are_not_evened_out() -> None:

@@ -34,9 +34,9 @@ def test_owner_releases_and_others_wait() -> None:
 
 def test_next_owner_of_dead_owner_claims() -> None:
     """The next owner claims the lease of a dead owner, which writes no release."""
-    dead = evolve(ASKED, idle=DEAD)
-    assert steps("bob", dead) == (Claim(dead, rule="H4"),)
-    assert steps("ann", dead) == steps("cyd", dead) == ()
+    expired_lease = evolve(ASKED, idle=DEAD)
+    assert steps("bob", expired_lease) == (Claim(expired_lease, rule="H4"),)
+    assert steps("ann", expired_lease) == steps("cyd", expired_lease) == ()
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_lease_without_owner_or_owned_by_next_owner_is_no_move(still: Lease, wor
 def test_ended_lease_is_not_moved() -> None:
     """Ended leases are not handed off, even under rules that count them."""
     ended = evolve(ASKED, checkpoint=SHARD_END)
-    everything = evolve(take_census((ASKED,), Me("ann"), CONFIG), moving=(ended,))
-    assert handoffs(everything, CONFIG) == ()
+    census_with_ended = evolve(take_census((ASKED,), Me("ann"), CONFIG), moving=(ended,))
+    assert handoffs(census_with_ended, CONFIG) == ()
 
 
 def test_next_owner_steals_after_the_time_to_drain() -> None:
-    """The next owner steals from an owner that does not release the lease within its time to drain."""
-    due = evolve(ASKED, next_owner_idle=40.0)
-    assert steps("bob", due) == (Steal(due, from_owner="ann", rule="H4"),)
+    """The next owner steals the lease from an owner that does not release it within its time to drain."""
+    overdue_lease = evolve(ASKED, next_owner_idle=40.0)
+    assert steps("bob", overdue_lease) == (Steal(overdue_lease, from_owner="ann", rule="H4"),)
     assert steps("bob", evolve(ASKED, next_owner_idle=39.9)) == ()
 
 
@@ -74,9 +74,9 @@ def test_steps_are_in_key_order() -> None:
 
 
 def test_lease_taken_back_is_requested_again() -> None:
-    """A next owner that accepted a lease too late requests it again."""
-    found = evolve(ASKED, next_owner=None)
-    assert renewed_request(ASKED, found) == RequestHandoff(found, "ann", "H4")
+    """A next owner that accepted a given lease too late requests it again."""
+    stored_lease = evolve(ASKED, next_owner=None)
+    assert renewed_request(ASKED, stored_lease) == RequestHandoff(stored_lease, "ann", "H4")
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,21 @@ def test_lease_taken_back_is_requested_again() -> None:
     ],
 )
 def test_lease_no_longer_needed_is_not_requested_again(found: Lease) -> None:
-    """A worker does not request a lease that it no longer lacks, or that it can take without asking."""
+    """A worker does not request a lease that it no longer lacks, or that it can take without a request."""
     assert renewed_request(ASKED, found) is None
 
 
 def test_counts_include_moves_in_progress() -> None:
     """A lease that is being handed off counts for its next owner, and not for its owner."""
-    four = tuple(Lease(f"s-{n}", owner="ann", yields=True) for n in range(4))
-    requested = tuple(evolve(lease, next_owner="bob") for lease in four[:2])
-    reading = (
+    ann_leases = tuple(Lease(f"s-{n}", owner="ann", yields=True) for n in range(4))
+    requested = tuple(evolve(lease, next_owner="bob") for lease in ann_leases[:2])
+    table = (
         *requested,
-        *four[2:],
+        *ann_leases[2:],
         Lease("s-4", owner="bob"),
         Lease("s-5", owner="ann", next_owner="cyd", yields=True),
     )
-    census = take_census(reading, Me("ann"), CONFIG)
+    census = take_census(table, Me("ann"), CONFIG)
     assert census.counts == {"ann": 5, "bob": 1}
     assert handed_counts(census, CONFIG) == {"ann": 2, "bob": 3, "cyd": 1}
     assert census.counts == {"ann": 5, "bob": 1}
@@ -117,9 +117,9 @@ def test_counts_without_moves_are_those_of_the_table() -> None:
 
 
 def test_request_counts_while_its_next_owner_is_alive() -> None:
-    """A newcomer's first request counts. If it died before its first lease, the request stops counting.
+    """A newcomer's first request counts. If the newcomer died before it got a lease, the request stops counting.
 
-    The request is given up a cycle after the next owner may steal: 10 s of lease, 30 s to drain, a cycle of 20 s.
+    The request is given up one cycle after the next owner may steal: 10 s of lease, 30 s to drain, and a cycle of 20 s.
     """
     under_way = {"s-0": ("ann", "bob")}
     assert moves(evolve(ASKED, next_owner_idle=59.9)) == under_way

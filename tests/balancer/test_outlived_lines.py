@@ -14,38 +14,38 @@ READ, LATER = Position("77"), Position("99")
 FROM_LATEST = Config(initial_position=LATEST)
 WORKERS = ("a", "b", "c")
 PARTIAL_ROUNDS = 3
-MOST_ROUNDS = 40
+MAX_ROUNDS = 40
 
 
 @frozen
 class Lineage:
-    """All shards that a stream has ever had, in order of age, and the ids of the open ones after each reshard."""
+    """All shards that a stream has ever had, from the oldest, and the ids of the open ones after each reshard."""
 
     shards: tuple[Shard, ...]
     cuts: tuple[tuple[str, ...], ...]
 
     def ancestors(self, ids: set[str]) -> set[str]:
         """Return every ancestor of these shards."""
-        parents, seen, todo = {shard.id: shard.parents for shard in self.shards}, set[str](), list(ids)
-        while todo:
-            new = set(parents[todo.pop()]) - seen
-            seen |= new
-            todo += new
-        return seen
+        parents, found, pending = {shard.id: shard.parents for shard in self.shards}, set[str](), list(ids)
+        while pending:
+            new_parents = set(parents[pending.pop()]) - found
+            found |= new_parents
+            pending += new_parents
+        return found
 
 
 @st.composite
 def lineages(draw: st.DrawFn) -> Lineage:
-    """Draw up to three first shards and up to six reshards, each a split or a merge of neighbors."""
-    roots, ranged = draw(st.integers(1, 3)), draw(st.booleans())
-    edges = [number * (HASH_KEYS[1] + 1) // roots for number in range(roots + 1)]
-    shards = {f"s{n:02}": Shard(f"s{n:02}", hash_range=(edges[n], edges[n + 1] - 1)) for n in range(roots)}
+    """Draw up to three first shards and up to six reshards, each of which splits a shard or merges two neighbors."""
+    root_count, has_hash_ranges = draw(st.integers(1, 3)), draw(st.booleans())
+    edges = [number * (HASH_KEYS[1] + 1) // root_count for number in range(root_count + 1)]
+    shards = {f"s{n:02}": Shard(f"s{n:02}", hash_range=(edges[n], edges[n + 1] - 1)) for n in range(root_count)}
     open_ids = list(shards)
-    cuts = [tuple(open_ids)]
+    open_ids_after_reshard = [tuple(open_ids)]
     for _ in range(draw(st.integers(1, 6))):
-        place = draw(st.integers(0, len(open_ids) - 1))
-        merges = place + 1 < len(open_ids) and draw(st.booleans())
-        parents = open_ids[place : place + 2] if merges else open_ids[place : place + 1]
+        index = draw(st.integers(0, len(open_ids) - 1))
+        merges = index + 1 < len(open_ids) and draw(st.booleans())
+        parents = open_ids[index : index + 2] if merges else open_ids[index : index + 1]
         first, last = (shards[parents[0]].hash_range or HASH_KEYS)[0], (shards[parents[-1]].hash_range or HASH_KEYS)[1]
         middle = (first + last) // 2
         ranges = [(first, last)] if merges else [(first, middle), (middle + 1, last)]
@@ -54,15 +54,15 @@ def lineages(draw: st.DrawFn) -> Lineage:
             shards[parent] = evolve(shards[parent], open=False)
         for child, keys in zip(children, ranges, strict=True):
             shards[child] = Shard(child, parents=tuple(parents), hash_range=keys)
-        open_ids[place : place + len(parents)] = children
-        cuts.append(tuple(open_ids))
-    every = (shard if ranged else evolve(shard, hash_range=None) for shard in shards.values())
-    return Lineage(tuple(every), tuple(cuts))
+        open_ids[index : index + len(parents)] = children
+        open_ids_after_reshard.append(tuple(open_ids))
+    all_shards = (shard if has_hash_ranges else evolve(shard, hash_range=None) for shard in shards.values())
+    return Lineage(tuple(all_shards), tuple(open_ids_after_reshard))
 
 
 @frozen
 class Outage:
-    """A lineage, its shards that are still listed, and the leases at the time when all workers stopped."""
+    """A lineage, those of its shards that are still listed, and the leases at the time when all workers stopped."""
 
     lineage: Lineage
     listed: tuple[Shard, ...]
@@ -70,9 +70,9 @@ class Outage:
 
     @property
     def due(self) -> dict[str, Shard]:
-        """The listed shards that precede no lease."""
-        before = self.lineage.ancestors({lease.key for lease in self.leases})
-        return {shard.id: shard for shard in self.listed if shard.id not in before}
+        """The listed shards that are not ancestors of a leased shard."""
+        ancestors_of_leases = self.lineage.ancestors({lease.key for lease in self.leases})
+        return {shard.id: shard for shard in self.listed if shard.id not in ancestors_of_leases}
 
     @property
     def unbegun(self) -> set[str]:
@@ -82,16 +82,22 @@ class Outage:
 
 @st.composite
 def outages(draw: st.DrawFn, *, orderly: bool) -> Outage:
-    """Draw an outage. If it is orderly, any closed shards have expired, but each part of the stream had a lease."""
+    """Draw an outage.
+
+    If it is orderly, any closed shards have expired together with their ancestors, and each part of the stream had a
+    lease.
+    """
     lineage = draw(lineages())
     closed = [shard.id for shard in lineage.shards if not shard.open]
     expired = set(draw(st.lists(st.sampled_from(closed), unique=True)))
     expired |= lineage.ancestors(expired) if orderly else set()
-    cut = draw(st.sampled_from(lineage.cuts))
-    held = draw(st.lists(st.sampled_from(cut), min_size=1, unique=True)) if orderly else list(cut)
+    open_shard_ids = draw(st.sampled_from(lineage.cuts))
+    leased_ids = (
+        draw(st.lists(st.sampled_from(open_shard_ids), min_size=1, unique=True)) if orderly else list(open_shard_ids)
+    )
     by_id = {shard.id: shard for shard in lineage.shards}
     leases = []
-    for number, key in enumerate(held):
+    for number, key in enumerate(leased_ids):
         shard, owner = by_id[key], draw(st.sampled_from([None, "dead", *WORKERS]))
         position = READ if number == 0 else draw(st.sampled_from([READ, TRIM_HORIZON]))
         leases.append(Lease(key, parents=shard.parents, checkpoint=position, hash_range=shard.hash_range, owner=owner))
@@ -108,9 +114,9 @@ class Outcome:
 
 
 def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataObject | None = None) -> Outcome:
-    """Let several workers plan from one listing and read all shards that they may, until nothing changes.
+    """Let several workers plan from one listing and read all shards that they may read, until nothing changes.
 
-    If given, `data` draws which planned actions are carried out in the first rounds, as when workers die.
+    If `data` is given, it draws which planned actions are executed in the first rounds, as if workers died.
     """
     table = {lease.key: lease for lease in leases}
     shards, begun, order = {shard.id: shard for shard in listed}, dict[str, Position](), list[str]()
@@ -119,17 +125,17 @@ def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataO
         if lease.key not in table:
             table[lease.key], begun[lease.key] = lease, lease.checkpoint
 
-    for turn in range(MOST_ROUNDS):
-        before = dict(table)
-        seen = tuple(evolve(lease, idle=1e6) for lease in table.values())
+    for turn in range(MAX_ROUNDS):
+        table_before = dict(table)
+        observed_leases = tuple(evolve(lease, idle=1e6) for lease in table.values())
         for worker in WORKERS:
-            for action in plan(seen, listed, Me(worker, turn), FROM_LATEST):
+            for action in plan(observed_leases, listed, Me(worker, turn), FROM_LATEST):
                 if data is not None and turn < PARTIAL_ROUNDS and not data.draw(st.booleans()):
                     continue
                 match action:
                     case Create(lease):
                         create(lease)
-                    case Delete(lease) if table.get(lease.key) == before[lease.key]:
+                    case Delete(lease) if table.get(lease.key) == table_before[lease.key]:
                         del table[lease.key]
                     case _:
                         pass
@@ -141,29 +147,31 @@ def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataO
                 table[key] = evolve(table[key], checkpoint=LATER)
                 continue
             children = [shard for shard in listed if key in shard.parents]
-            for birth in children_to_create(table[key], children, table, shards, FROM_LATEST):
-                create(birth.lease)
+            for creation in children_to_create(table[key], children, table, shards, FROM_LATEST):
+                create(creation.lease)
             table[key] = evolve(table[key], checkpoint=SHARD_END)
-        if table == before and turn >= PARTIAL_ROUNDS:
+        if table == table_before and turn >= PARTIAL_ROUNDS:
             return Outcome(begun, order, table)
-    raise AssertionError(f"no fixpoint after {MOST_ROUNDS} rounds")
+    raise AssertionError(f"no fixpoint after {MAX_ROUNDS} rounds")
 
 
 @given(outages(orderly=True), st.data())
 def test_no_listed_record_is_skipped_once_the_stream_was_read(outage: Outage, data: st.DataObject) -> None:
     """Each listed shard that precedes no lease is read once, after its parents, from its beginning or checkpoint."""
-    due = outage.due
+    shards_to_read = outage.due
     outcome = settled(outage.listed, outage.leases, data)
     assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
-    assert set(outcome.order) == due.keys()
-    pairs = [(parent, key) for key in due for parent in due[key].parents if parent in due]
+    assert set(outcome.order) == shards_to_read.keys()
+    pairs = [
+        (parent, key) for key in shards_to_read for parent in shards_to_read[key].parents if parent in shards_to_read
+    ]
     assert [pair for pair in pairs if outcome.order.index(pair[0]) > outcome.order.index(pair[1])] == []
     assert outcome.left.keys() <= {shard.id for shard in outage.listed}
 
 
 @given(outages(orderly=False))
 def test_shard_that_outlived_its_children_is_read_from_the_start(outage: Outage) -> None:
-    """Whatever subset of the shards has expired, each listed one that precedes no lease is read."""
+    """Whatever subset of the shards has expired, each listed shard that is not an ancestor of a leased one is read."""
     outcome = settled(outage.listed, outage.leases)
     assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
     assert outage.due.keys() <= set(outcome.order)

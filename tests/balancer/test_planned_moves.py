@@ -1,4 +1,4 @@
-"""Hand-offs with every single fault, and a wrong implementation that the same test detects."""
+"""Hand-offs with every single fault, and a wrong implementation that this test detects."""
 
 import logging
 
@@ -13,13 +13,13 @@ from leasehold.stores.writes import StealLease, TakeBackLease, Write, lease_afte
 def test_hand_off_survives_every_single_fault(caplog: pytest.LogCaptureFixture) -> None:
     """After any lost response or death during a hand-off, no record is repeated or lost, and no lease is stuck."""
     caplog.set_level(logging.CRITICAL)
-    stories = tuple(alone(STARTS[:1]))[::3]  # `make prove` runs all of them, and pairs
-    assert len(stories) >= 20
-    assert {story: wrong for story in stories if (wrong := breaches(story))} == {}
+    scenarios = tuple(alone(STARTS[:1]))[::3]  # `make prove` runs all of them, and pairs
+    assert len(scenarios) >= 20
+    assert {scenario: scenario_breaches for scenario in scenarios if (scenario_breaches := breaches(scenario))} == {}
 
 
 def careless(write: Write, stored: Lease | None) -> Lease | None:
-    """Apply the write, but when a lease is taken back, check only its owner."""
+    """Apply the write. If a lease is taken back, check only its owner."""
     return lease_after_write(StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored)
 
 

@@ -23,18 +23,18 @@ def test_hot_lease_that_would_only_swap_loads_stays() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_worker_that_gains_gives_no_lease_in_the_same_series(seed: int) -> None:
-    """In one series of moves, a worker either gains or gives leases, because each worker carries out its own part."""
+    """In one series of moves, a worker either gains or gives leases, because each worker executes its own part."""
     random = Random(seed)  # noqa: S311  a seed, not a secret
     held = {
-        worker: [Lease(f"{worker}/{place}", weight=round(1024 * random.lognormvariate(0, 1))) for place in range(5)]
+        worker: [Lease(f"{worker}/{index}", weight=round(1024 * random.lognormvariate(0, 1))) for index in range(5)]
         for worker in WORKERS
     }
-    taken = relief(held, ROOM, ROOM)
+    taker_by_key = relief(held, ROOM, ROOM)
     gained: set[str] = set()
-    for key, taker in taken.items():
+    for key, taker in taker_by_key.items():
         assert key.partition("/")[0] not in gained
         gained.add(taker)
-    assert taken
+    assert taker_by_key
 
 
 def test_each_move_of_a_series_counts_once_for_both_workers() -> None:
@@ -46,9 +46,9 @@ def test_each_move_of_a_series_counts_once_for_both_workers() -> None:
 def test_load_is_the_sum_of_all_leases() -> None:
     """The loads of all leases of an owner are added up."""
     leases = [
-        Lease(f"{owner}-{place}", owner=owner, weight=10_000)
-        for owner, most in (("a", 6), ("b", 3))
-        for place in range(most)
+        Lease(f"{owner}-{index}", owner=owner, weight=10_000)
+        for owner, lease_count in (("a", 6), ("b", 3))
+        for index in range(lease_count)
     ]
     census = take_census(leases, Me("a"), Config(rules=Minimal()))
     assert set(takers(census, census.counts, 4, {}, None, settling=0.0).values()) == {"b"}
@@ -57,15 +57,19 @@ def test_load_is_the_sum_of_all_leases() -> None:
 def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
     """Return leases with these weights in units of 10 kB/s, by owner. Each key ends with the weight."""
     return {
-        owner: [Lease(f"{owner}-{each}", owner=owner, weight=None if each is None else 10_000 * each) for each in every]
-        for owner, every in weights.items()
+        owner: [
+            Lease(f"{owner}-{weight}", owner=owner, weight=None if weight is None else 10_000 * weight)
+            for weight in owner_weights
+        ]
+        for owner, owner_weights in weights.items()
     }
 
 
 @pytest.mark.parametrize(
     ("held", "room", "spare", "taken"),
     [
-        # Its count must not fall, so it gives a lease that leaves it above the mean, not the 21 that evens out best.
+        # Its count must not fall below its share. So it gives leases that leave it above the mean, and not the 21,
+        # which would even out the loads best.
         (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 0), {"a-10": "b", "a-9": "b"}),
         (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 1), {"a-21": "b"}),
         # After one lease, its count must not fall further.
@@ -74,7 +78,7 @@ def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
         (weighed(a=(40, 20), b=(10,)), ROOM, ROOM, {"a-20": "b"}),
         # A lease of nine tenths of the mean or more must not move; a lighter one may.
         (weighed(a=(38, 2), b=()), ROOM, ROOM, {"a-2": "b"}),
-        # Just a tenth above the mean.
+        # Exactly a tenth above the mean.
         (weighed(a=(10, 1), b=(10, 1), c=(8,)), dict.fromkeys("abc", 3), dict.fromkeys("abc", 3), {}),
         # There is room for two more, for one more, and for none.
         (weighed(a=(10, 9, 8, 7, 6), b=()), {"a": 3, "b": 2}, ROOM, {"a-10": "b", "a-9": "b"}),
@@ -87,7 +91,7 @@ def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
 def test_each_limit_of_a_move_holds(
     held: dict[str, list[Lease]], room: dict[str, int], spare: dict[str, int], taken: dict[str, str]
 ) -> None:
-    """A move keeps all limits, so leases do not follow noise, and no worker is left with hardly any leases."""
+    """A move respects all limits, so leases do not follow noise, and no worker is left with hardly any leases."""
     assert relief(held, room, spare) == taken
 
 
@@ -99,18 +103,20 @@ def moves(
     settling: float = 0.0,
 ) -> dict[str, str]:
     """Return the leases that should move in this fleet, while the leases in `moving` are being handed off."""
-    census = take_census([lease for each in held.values() for lease in each], Me("a"), Config(rules=Minimal()))
+    census = take_census(
+        [lease for owner_leases in held.values() for lease in owner_leases], Me("a"), Config(rules=Minimal())
+    )
     return takers(census, census.counts, floor, moving or {}, most, settling=settling)
 
 
 def test_counts_limit_moves_for_loads() -> None:
     """Counts limit the moves for loads, so a worker with light leases does not get nearly all heavy ones."""
-    heavy = weighed(a=(10, 11, 12, 13), b=(1, 2))
-    assert moves(heavy, 1) == {"a-13": "b"}
-    assert moves(heavy, 2) == {"a-13": "b", "a-10": "b"}
-    assert moves(heavy, 1, most=2) == {}
-    at_the_least = weighed(a=(21, 10, 9), b=(0, 1, 2))
-    assert moves(at_the_least, 6) == {"a-10": "b"}
+    fleet = weighed(a=(10, 11, 12, 13), b=(1, 2))
+    assert moves(fleet, 1) == {"a-13": "b"}
+    assert moves(fleet, 2) == {"a-13": "b", "a-10": "b"}
+    assert moves(fleet, 1, most=2) == {}
+    fleet_at_minimum = weighed(a=(21, 10, 9), b=(0, 1, 2))
+    assert moves(fleet_at_minimum, 6) == {"a-10": "b"}
 
 
 def test_free_leases_come_first_and_moving_leases_stay() -> None:
@@ -132,7 +138,7 @@ def test_unmeasured_lease_has_the_average_weight() -> None:
 
 
 def test_small_excess_of_few_leases_is_evened_out() -> None:
-    """A fleet of few leases enters the band too."""
+    """A fleet with few leases also reaches the band."""
     held = {
         "a": [Lease("a-6", owner="a", weight=60_000), Lease("a-1", owner="a", weight=10_000)],
         "b": [Lease("b-6", owner="b", weight=60_000), Lease("b-1", owner="b", weight=10_000)],
@@ -146,7 +152,7 @@ def test_small_excess_of_few_leases_is_evened_out() -> None:
     [
         # a gives two of its leases to c. Without them, it is not above the mean.
         (weighed(a=(10, 9, 8), b=(9, 8), c=(9,)), {"a-10": ("a", "c")}),
-        # c is about to receive its load.
+        # c is about to receive leases that add up to its share of the load.
         (weighed(a=(10, 5), b=(10, 1), c=(1,)), {"a-5": ("a", "c"), "b-1": ("b", "c")}),
     ],
 )

@@ -13,25 +13,30 @@ from leasehold.balancer.rules.shares import least_moves, path_of
 
 
 def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
-    """Return the actions of worker a if the leases s-0, s-1 … have these owners. "-" means no owner."""
+    """Return the actions of worker a if the leases s-0, s-1 … have these owners.
+
+    "-" means that a lease has no owner.
+    """
     leases = [
-        Lease(f"s-{place}", owner=None if owner == "-" else owner, idle=0.0) for place, owner in enumerate(owners)
+        Lease(f"s-{index}", owner=None if owner == "-" else owner, idle=0.0) for index, owner in enumerate(owners)
     ]
-    return [each for each in plan(leases, None, Me("a", turn), Config(rules=rules)) if isinstance(each, Claim | Steal)]
+    return [
+        action for action in plan(leases, None, Me("a", turn), Config(rules=rules)) if isinstance(action, Claim | Steal)
+    ]
 
 
 def test_last_allowed_lease_may_be_stolen() -> None:
     """R2: A kcl-rust worker that may hold one lease gets it from a worker that holds two."""
-    assert [type(each) for each in did(KclRust(max_leases=1), "bb")] == [Steal]
+    assert [type(action) for action in did(KclRust(max_leases=1), "bb")] == [Steal]
     assert did(KclRust(max_leases=1), "abbb") == []
 
 
 def test_steals_are_spread_over_the_fullest_workers() -> None:
     """R2: Steals are spread over all workers with the most leases."""
-    victims = {
-        each.from_owner for turn in range(20) for each in did(KclRust(), "bbcc", turn) if isinstance(each, Steal)
+    previous_owners = {
+        action.from_owner for turn in range(20) for action in did(KclRust(), "bbcc", turn) if isinstance(action, Steal)
     }
-    assert victims == {"b", "c"}
+    assert previous_owners == {"b", "c"}
 
 
 def test_gist_has_no_greedy_mode() -> None:
@@ -56,7 +61,7 @@ def test_ownership_of_dotnet_and_java_expires_exactly_at_its_limit(seconds: floa
 def test_python_worker_with_its_share_claims_nothing() -> None:
     """E3: A worker with its share leaves free leases to workers that have fewer."""
     assert did(EventHubs("python"), "aab-") == []
-    assert [type(each) for each in did(EventHubs("python"), "ab--")] == [Claim]
+    assert [type(action) for action in did(EventHubs("python"), "ab--")] == [Claim]
 
 
 def test_group_name_ends_at_the_first_separator() -> None:
@@ -69,6 +74,6 @@ def test_group_name_ends_at_the_first_separator() -> None:
     [(("z-3", "x-1"), ("y-0", "x-1", "y-2", "z-3")), (("z-2", "z-1"), ("x-0", "z-1", "z-2", "y-3"))],
 )
 def test_group_with_half_the_workers_gets_half_the_leases(owners: tuple[str, ...], workers: tuple[str, ...]) -> None:
-    """S8: If a group holds too much or too little, no division counts as free of moves."""
+    """S8: even if a group holds too much or too little, no division may count as needing no moves."""
     held = {f"s-{place}": owner for place, owner in enumerate(owners)}
     assert least_moves(held, workers, "prefix") == 1

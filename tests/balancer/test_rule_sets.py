@@ -24,7 +24,7 @@ from leasehold_lab.properties.laws import Law
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("law", laws.LAWS, ids=str)
 def test_new_rule_set_is_checked_against_the_laws(law: Law) -> None:
-    """The laws apply to rule sets that are added later, too."""
+    """The laws also apply to rule sets that are added later."""
     law.check(plan, st.builds(Toy, most=st.integers(1, 4)), examples=30)
 
 
@@ -56,8 +56,8 @@ def test_rule_set_has_a_variant_with_its_name(rules: type[RuleSet]) -> None:
 
 def test_no_module_checks_the_class_of_a_rule_set() -> None:
     """Modules use the properties of a rule set and never check its class."""
-    asking = re.compile(r"isinstance\((?:\w+\.)*rules\b")
+    class_check = re.compile(r"isinstance\((?:\w+\.)*rules\b")
     package = Path(leasehold.__file__).parent
-    assert [path.name for path in package.rglob("*.py") if asking.search(path.read_text(encoding="utf-8"))] == []
-    assert [each().groups for each in RULE_SETS] == [None] * len(RULE_SETS)
+    assert [path.name for path in package.rglob("*.py") if class_check.search(path.read_text(encoding="utf-8"))] == []
+    assert [rule_set().groups for rule_set in RULE_SETS] == [None] * len(RULE_SETS)
     assert Minimal(groups="prefix").groups == "prefix"

@@ -68,17 +68,19 @@ def test_requested_leases_are_polled_by_key() -> None:
 
 
 def test_partial_read_is_used_only_for_moves_in_progress() -> None:
-    """A newcomer does not request its share of a fleet of two from the rows of its first request (M5)."""
-    others = tuple(Lease(f"s-{number}", owner="b", yields=True) for number in range(9))
-    given = Lease("s-9", owner="b", yields=True, next_owner="a")
-    later = Me("a", history=History(full_still=0.25))
-    assert plan([*others, given], None, later, Config()) == ()
-    assert len(plan([*others, given], None, Me("a"), Config())) == 4
-    assert plan([*others, given], None, evolve(later, worker="b"), Config()) == (Release(given, "H3", next_owner="a"),)
+    """A newcomer does not request its share of a fleet of two from the rows of its first request alone (M5)."""
+    other_leases = tuple(Lease(f"s-{number}", owner="b", yields=True) for number in range(9))
+    requested_lease = Lease("s-9", owner="b", yields=True, next_owner="a")
+    later_me = Me("a", history=History(full_still=0.25))
+    assert plan([*other_leases, requested_lease], None, later_me, Config()) == ()
+    assert len(plan([*other_leases, requested_lease], None, Me("a"), Config())) == 4
+    assert plan([*other_leases, requested_lease], None, evolve(later_me, worker="b"), Config()) == (
+        Release(requested_lease, "H3", next_owner="a"),
+    )
 
 
 def test_draw_is_specified_exactly() -> None:
-    """The description in leasehold/balancer/chance.py determines every draw, also for other languages."""
+    """The description in leasehold/balancer/chance.py determines every draw, so that other languages can repeat it."""
     field = blake2b(b"a-1\x004", digest_size=16).digest()
     digests = {key: blake2b(key.encode(), digest_size=8, salt=field).digest() for key in ("s-0", "s-1", "s-2")}
     leases = [Lease(key) for key in digests]
@@ -93,8 +95,8 @@ def test_draw_is_specified_exactly() -> None:
 def test_draws_differ_between_workers_and_turns() -> None:
     """Workers draw different leases, and each worker draws others in each turn."""
     leases = [Lease(f"s-{place}") for place in range(50)]
-    first = {draw(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
-    assert len(first) > 10
+    first_draws = {draw(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
+    assert len(first_draws) > 10
 
 
 def test_owners_are_drawn_in_proportion_to_their_leases() -> None:
@@ -142,27 +144,38 @@ def test_merge_child_is_created_after_its_other_parent(leases: dict[str, Lease],
 def test_child_is_read_after_its_parents() -> None:
     """L12: Records of one key are handled in order."""
     child = Lease("2", parents=("0", "1"))
-    done, running = Lease("0", checkpoint=SHARD_END), Lease("1", checkpoint=LATEST)
-    assert [readable(child, known) for known in ({}, {"0": done}, {"0": done, "1": running})] == [True, True, False]
+    ended_parent, open_parent = Lease("0", checkpoint=SHARD_END), Lease("1", checkpoint=LATEST)
+    assert [readable(child, leases) for leases in ({}, {"0": ended_parent}, {"0": ended_parent, "1": open_parent})] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_renewals_and_steals_do_not_depend_on_the_listing_order() -> None:
     """Renewals and steals do not depend on the order in which leases are listed."""
-    mine = [Lease(f"s-{place}", owner="a", idle=9.0) for place in range(3)]
-    others = [Lease(f"o-{place}", owner="bc"[place % 2]) for place in range(14)]
+    own_leases = [Lease(f"s-{place}", owner="a", idle=9.0) for place in range(3)]
+    other_leases = [Lease(f"o-{place}", owner="bc"[place % 2]) for place in range(14)]
     for rules in (Kcl(), EventHubs("java")):
         config = Config(rules=rules, lease_seconds=12.0)
-        planned = plan([*mine, *others], None, Me("a"), config)
-        assert plan([*others[::-1], *mine[::-1]], None, Me("a"), config) == planned
+        planned = plan([*own_leases, *other_leases], None, Me("a"), config)
+        assert plan([*other_leases[::-1], *own_leases[::-1]], None, Me("a"), config) == planned
         assert len(planned) == 4
 
 
 def test_renewals_are_returned_in_key_order() -> None:
     """The renewals between two plans contain all leases that are due, in the order of their keys."""
-    due = [Lease(f"s-{place}", owner="a", idle=5.0) for place in (2, 1)]
-    others = [Lease("s-3", owner="a", idle=4.9), Lease("s-4", owner="b", idle=5.0), Lease("s-5", owner="a", idle=90.0)]
+    due_leases = [Lease(f"s-{place}", owner="a", idle=5.0) for place in (2, 1)]
+    other_leases = [
+        Lease("s-3", owner="a", idle=4.9),
+        Lease("s-4", owner="b", idle=5.0),
+        Lease("s-5", owner="a", idle=90.0),
+    ]
     config = Config(rules=Minimal(), lease_seconds=10.0, renew_seconds=5.0)
-    assert renewals([*due, *others], Me("a"), config) == (Renew(due[1], "C2"), Renew(due[0], "C2"))
+    assert renewals([*due_leases, *other_leases], Me("a"), config) == (
+        Renew(due_leases[1], "C2"),
+        Renew(due_leases[0], "C2"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,16 +189,19 @@ def test_renewals_are_returned_in_key_order() -> None:
 )
 def test_next_owner_lists_the_table_regularly(history: History, whole: bool) -> None:
     """A worker that waits for a lease also lists the table regularly, and notices other changes."""
-    requested, lacked = Lease("s-1", owner="b", next_owner="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
+    requested, other_leases = (
+        Lease("s-1", owner="b", next_owner="a"),
+        [Lease(f"b-{place}", owner="b") for place in range(3)],
+    )
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
-    decision = look_again([], [requested, *lacked], Me("a", history=history), config)
+    decision = look_again([], [requested, *other_leases], Me("a", history=history), config)
     assert decision == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
 
 
 def test_table_is_listed_when_requests_are_settled() -> None:
     """A newcomer lists the table as soon as its first requests are settled."""
-    later = Me("a", history=History(full_still=0.25))
-    assert look_again([], [Lease("s-1", owner="a")], later, Config(rules=Minimal())) == Look(0.0)
+    later_me = Me("a", history=History(full_still=0.25))
+    assert look_again([], [Lease("s-1", owner="a")], later_me, Config(rules=Minimal())) == Look(0.0)
 
 
 def test_no_wait_exceeds_a_cycle() -> None:
@@ -196,23 +212,26 @@ def test_no_wait_exceeds_a_cycle() -> None:
 def test_leases_are_created_for_every_stream_of_a_table() -> None:
     """In a table with several streams, leases are created for each stream independently."""
     shards = [Shard(f"{name}:0", stream=name, hash_range=(0, 9)) for name in "abc"]
-    settled = Lease("a:0", stream="a", owner="w", hash_range=(0, 9))
-    made = [action for action in plan([settled], shards, Me("w"), Config()) if isinstance(action, Create)]
-    assert [create.lease.key for create in made] == ["b:0", "c:0"]
+    existing_lease = Lease("a:0", stream="a", owner="w", hash_range=(0, 9))
+    creations = [action for action in plan([existing_lease], shards, Me("w"), Config()) if isinstance(action, Create)]
+    assert [create.lease.key for create in creations] == ["b:0", "c:0"]
 
 
 def test_key_of_another_stream_is_not_created_again() -> None:
     """A lease of another stream with the same key is never overwritten."""
-    taken = Lease("0", stream="a", owner="w")
-    assert plan([taken], [Shard("0", stream="a"), Shard("0", stream="b")], Me("w"), Config()) == ()
+    existing_lease = Lease("0", stream="a", owner="w")
+    assert plan([existing_lease], [Shard("0", stream="a"), Shard("0", stream="b")], Me("w"), Config()) == ()
 
 
 def test_lease_that_the_lookout_claims_is_not_freed() -> None:
     """A turn contains one write per lease, so a lease that is claimed is not released, too."""
-    dead = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
+    dead_leases = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
     requested = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
-    mine = Lease("s-2", owner="a", idle=1.0, held=90.0)
+    own_lease = Lease("s-2", owner="a", idle=1.0, held=90.0)
     history = History(owners_still=30.0, fleet_still=30.0, hearing=BulletinState())
     config = Config(rules=Minimal(), lease_seconds=10.0)
-    keys = [action.lease.key for action in plan([*dead, requested, mine], None, Me("a", history=history), config)]
+    keys = [
+        action.lease.key
+        for action in plan([*dead_leases, requested, own_lease], None, Me("a", history=history), config)
+    ]
     assert sorted(keys) == ["d-0", "d-1", "s-1"]

@@ -1,4 +1,4 @@
-"""Which shards are related, which leases are obsolete, and what a hole is, for single listings."""
+"""Which shards are related, which leases are obsolete, and what counts as a hole, each for a single listing."""
 
 import pytest
 from attrs import evolve
@@ -33,26 +33,30 @@ def shard(name: str, *parents: str, keys: tuple[int, int] | None = (0, 9), open:
     return Shard(name, parents=parents, hash_range=keys, open=open)
 
 
-# Kin (an unreadable row keeps its whole line from being created or deleted)
+# Kin (an unreadable row prevents leases of all related shards from being created or deleted)
 
 
 def test_kin_of_unreadable_row_are_ancestors_and_descendants() -> None:
     """A child whose parent's row cannot be read does not start where its first records are skipped."""
-    line = [shard("0"), shard("1", "0"), shard("2", "0"), shard("3", "1", "x")]
-    others = [shard("8"), shard("9", "8")]
-    assert unrelated([*line, *others], ["1"]) == tuple(others)
-    assert unrelated([*others, *line], ["x"]) == tuple(others)
-    assert unrelated([*line, *others], ["8"]) == tuple(line)
-    assert unrelated([*line, *others, shard("4")], ["1", "8"]) == (shard("4"),)
+    related_shards = [shard("0"), shard("1", "0"), shard("2", "0"), shard("3", "1", "x")]
+    other_shards = [shard("8"), shard("9", "8")]
+    assert unrelated([*related_shards, *other_shards], ["1"]) == tuple(other_shards)
+    assert unrelated([*other_shards, *related_shards], ["x"]) == tuple(other_shards)
+    assert unrelated([*related_shards, *other_shards], ["8"]) == tuple(related_shards)
+    assert unrelated([*related_shards, *other_shards, shard("4")], ["1", "8"]) == (shard("4"),)
 
 
 def test_all_partitions_of_a_stream_are_kin() -> None:
-    """Where a new partition starts depends on whether any other was read (L6)."""
-    hub = [Shard("h:0", stream="h"), Shard("h:1", stream="h")]
-    other = [Shard("g:0", stream="g")]
-    roots = [shard("0"), shard("1")]
-    assert unrelated([*hub, *other, *roots], ["h:1"]) == (*other, *roots)
-    assert unrelated([*hub, *other, *roots], ["0"]) == (*hub, *other, roots[1])
+    """Whether any partition was read determines where a new partition starts (L6)."""
+    hub_partitions = [Shard("h:0", stream="h"), Shard("h:1", stream="h")]
+    other_partitions = [Shard("g:0", stream="g")]
+    root_shards = [shard("0"), shard("1")]
+    assert unrelated([*hub_partitions, *other_partitions, *root_shards], ["h:1"]) == (*other_partitions, *root_shards)
+    assert unrelated([*hub_partitions, *other_partitions, *root_shards], ["0"]) == (
+        *hub_partitions,
+        *other_partitions,
+        root_shards[1],
+    )
 
 
 def test_no_kin_if_all_rows_are_readable() -> None:
@@ -71,13 +75,16 @@ def owners(*names: str, yields: bool = True) -> list[Lease]:
 
 
 def test_ended_lease_stays_until_each_child_has_begun() -> None:
-    """An ended lease is kept until all its children have begun, because it proves where they start."""
-    begun, waiting = Lease("1", parents=("0",), checkpoint=READ), Lease("2", parents=("0",), checkpoint=TRIM_HORIZON)
-    assert deletable([DONE, begun, *owners("a")], "a") == {"0"}
-    assert deletable([DONE, begun, waiting, *owners("a")], "a") == frozenset()
-    assert deletable([DONE, waiting, begun, *owners("a")], "a") == frozenset()
-    assert deletable([DONE, evolve(waiting, checkpoint=LATEST), *owners("a")], "a") == {"0"}
-    assert deletable([DONE, evolve(waiting, checkpoint=at_timestamp(7)), *owners("a")], "a") == frozenset()
+    """An ended lease is kept until all of its children have begun, because it determines where they start."""
+    begun_child, waiting_child = (
+        Lease("1", parents=("0",), checkpoint=READ),
+        Lease("2", parents=("0",), checkpoint=TRIM_HORIZON),
+    )
+    assert deletable([DONE, begun_child, *owners("a")], "a") == {"0"}
+    assert deletable([DONE, begun_child, waiting_child, *owners("a")], "a") == frozenset()
+    assert deletable([DONE, waiting_child, begun_child, *owners("a")], "a") == frozenset()
+    assert deletable([DONE, evolve(waiting_child, checkpoint=LATEST), *owners("a")], "a") == {"0"}
+    assert deletable([DONE, evolve(waiting_child, checkpoint=at_timestamp(7)), *owners("a")], "a") == frozenset()
 
 
 def test_ended_lease_is_deleted_after_its_parents() -> None:
@@ -89,7 +96,7 @@ def test_ended_lease_is_deleted_after_its_parents() -> None:
 
 
 def test_lease_without_children_or_not_ended_is_kept() -> None:
-    """A stream that has ended, or is being read, keeps its row."""
+    """If a stream has ended or is still being read, its row is kept."""
     assert deletable([DONE, *owners("a")], "a") == frozenset()
     unfinished = Lease("0", owner="a", checkpoint=READ)
     assert deletable([unfinished, Lease("1", parents=("0",), checkpoint=READ)], "a") == frozenset()
@@ -105,12 +112,12 @@ def test_one_worker_checks_each_lease_for_deletion() -> None:
             *owners(*names),
             *owners("0-kcl", yields=False),
         ]
-        turns = [name for name in [*names, "0-kcl", "e"] if deletable(table, name)]
+        responsible_workers = [name for name in [*names, "0-kcl", "e"] if deletable(table, name)]
         digest = digest_under("")
-        behind = [name for name in sorted(names, key=digest) if digest(name) > digest(key)]
-        assert turns == [(behind or sorted(names, key=digest))[0]]
-    nobody = [DONE, Lease("1", parents=("0",), checkpoint=READ)]
-    assert deletable(nobody, "a") == frozenset()
+        later_names = [name for name in sorted(names, key=digest) if digest(name) > digest(key)]
+        assert responsible_workers == [(later_names or sorted(names, key=digest))[0]]
+    table_without_workers = [DONE, Lease("1", parents=("0",), checkpoint=READ)]
+    assert deletable(table_without_workers, "a") == frozenset()
 
 
 # New leases (L3, L7)
@@ -118,11 +125,11 @@ def test_one_worker_checks_each_lease_for_deletion() -> None:
 
 def test_only_kcl_rust_starts_children_at_the_fleets_timestamp() -> None:
     """Under other rules, a fleet with AT_TIMESTAMP reads the children of an ended shard from their first records."""
-    at = at_timestamp(200)
+    timestamp = at_timestamp(200)
     parent = Lease("0", owner="a")
     for config, start in (
-        (Config(initial_position=at), TRIM_HORIZON),
-        (Config(rules=KclRust(), initial_position=at), at),
+        (Config(initial_position=timestamp), TRIM_HORIZON),
+        (Config(rules=KclRust(), initial_position=timestamp), timestamp),
         (Config(rules=KclRust(), initial_position=LATEST), TRIM_HORIZON),
     ):
         (create,) = children_to_create(parent, [shard("1", "0")], {}, {"1"}, config)
@@ -130,9 +137,13 @@ def test_only_kcl_rust_starts_children_at_the_fleets_timestamp() -> None:
 
 
 def test_shard_id_is_the_key_without_the_stream() -> None:
-    """The source does not know shards by any other name."""
-    qualified = Shard("acc:orders:1:shardId-0", stream="acc:orders:1", hash_range=(0, 9))
-    (create,) = [a for a in plan([], [qualified], Me("a"), Config(initial_position=LATEST)) if isinstance(a, Create)]
+    """The source knows shards only by this id."""
+    qualified_shard = Shard("acc:orders:1:shardId-0", stream="acc:orders:1", hash_range=(0, 9))
+    (create,) = [
+        action
+        for action in plan([], [qualified_shard], Me("a"), Config(initial_position=LATEST))
+        if isinstance(action, Create)
+    ]
     assert (create.lease.key, create.lease.shard) == ("acc:orders:1:shardId-0", "shardId-0")
 
 
@@ -144,12 +155,12 @@ def made(leases: list[Lease], shards: list[Shard], *holes: Hole) -> dict[str, st
 
 def test_merge_child_waits_for_listed_or_leased_parent() -> None:
     """L3: A merge child is read only after both parents have ended, so records stay in order."""
-    done, child = Lease("0", checkpoint=SHARD_END), shard("2", "0", "1", keys=(0, 9), open=False)
-    first = shard("0", keys=(0, 4), open=False)
-    other = shard("1", keys=(5, 9), open=False)
-    assert made([done], [first, child]) == {"2": "L3"}
-    assert "2" not in made([done], [first, other, child])
-    assert "2" not in made([done, Lease("1", owner="b", checkpoint=READ)], [first, child])
+    ended_parent, child = Lease("0", checkpoint=SHARD_END), shard("2", "0", "1", keys=(0, 9), open=False)
+    first_parent = shard("0", keys=(0, 4), open=False)
+    other_parent = shard("1", keys=(5, 9), open=False)
+    assert made([ended_parent], [first_parent, child]) == {"2": "L3"}
+    assert "2" not in made([ended_parent], [first_parent, other_parent, child])
+    assert "2" not in made([ended_parent, Lease("1", owner="b", checkpoint=READ)], [first_parent, child])
 
 
 @pytest.mark.parametrize(
@@ -170,15 +181,15 @@ def test_merge_child_after_a_hole_waits_only_for_listed_parents() -> None:
     """L7: A parent that is gone is never read, and one that is listed has its lease created first."""
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 0, 4, times=3)
-    first, child = shard("0", open=False), shard("2", "0", "1", keys=(0, 4), open=False)
-    assert made([parent], [first, child], hole) == {"2": "L7"}
-    assert "2" not in made([parent], [first, shard("1", open=False), child], hole)
+    first_parent, child = shard("0", open=False), shard("2", "0", "1", keys=(0, 4), open=False)
+    assert made([parent], [first_parent, child], hole) == {"2": "L7"}
+    assert "2" not in made([parent], [first_parent, shard("1", open=False), child], hole)
 
 
 def test_new_lease_names_its_stream() -> None:
     """In a table with several streams, each lease names the stream of its source."""
-    qualified = Shard("orders:1", stream="orders", parents=("orders:0",), hash_range=(0, 9))
-    (create,) = children_to_create(Lease("orders:0", stream="orders"), [qualified], {}, {"orders:1"}, Config())
+    qualified_shard = Shard("orders:1", stream="orders", parents=("orders:0",), hash_range=(0, 9))
+    (create,) = children_to_create(Lease("orders:0", stream="orders"), [qualified_shard], {}, {"orders:1"}, Config())
     assert create.lease == Lease(
         "orders:1", stream="orders", shard="1", parents=("orders:0",), checkpoint=TRIM_HORIZON, hash_range=(0, 9)
     )
@@ -186,24 +197,27 @@ def test_new_lease_names_its_stream() -> None:
 
 def test_ancestors_of_a_read_shard_are_not_created_again() -> None:
     """L4: A shard that was finished and cleaned up is not read again while its grandchild is."""
-    line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
-    reading = Lease("2", owner="a", parents=("1",), checkpoint=READ, hash_range=(0, 9))
-    actions = plan([reading], line, Me("a"), Config(initial_position=TRIM_HORIZON))
+    listed_shards = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
+    read_lease = Lease("2", owner="a", parents=("1",), checkpoint=READ, hash_range=(0, 9))
+    actions = plan([read_lease], listed_shards, Me("a"), Config(initial_position=TRIM_HORIZON))
     assert [action for action in actions if isinstance(action, Create)] == []
 
 
 def test_child_of_a_finished_shard_waits_for_its_other_parent() -> None:
     """L9 applies only to shards that expired before they were finished, so records stay in order."""
-    done, other = Lease("0", checkpoint=SHARD_END), Lease("1", owner="b", checkpoint=READ, hash_range=(0, 9))
-    assert "2" not in made([done, other], [shard("1", open=False), shard("2", "0", "1")])
+    ended_parent, other_parent = (
+        Lease("0", checkpoint=SHARD_END),
+        Lease("1", owner="b", checkpoint=READ, hash_range=(0, 9)),
+    )
+    assert "2" not in made([ended_parent, other_parent], [shard("1", open=False), shard("2", "0", "1")])
 
 
 def test_child_of_expired_shard_waits_for_row_of_other_parent() -> None:
     """L9: A worker that dies between the two creations must not leave a parent that counts as finished."""
-    expired = Lease("0", checkpoint=READ, hash_range=(0, 4))
+    expired_lease = Lease("0", checkpoint=READ, hash_range=(0, 4))
     listed = [shard("1", keys=(5, 9), open=False), shard("2", "0", "1")]
-    assert made([expired], listed) == {"1": "L5"}
-    assert made([expired, Lease("1", hash_range=(5, 9))], listed) == {"2": "L9"}
+    assert made([expired_lease], listed) == {"1": "L5"}
+    assert made([expired_lease, Lease("1", hash_range=(5, 9))], listed) == {"2": "L9"}
 
 
 # Rows that were deleted (L13)
@@ -218,36 +232,38 @@ def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Po
 
 def test_deleted_lease_starts_at_its_last_known_position() -> None:
     """A lease whose row was deleted is created again at the position that a worker remembers."""
-    gone = [Lease("0", checkpoint=READ, epoch=7, owner="dead")]
-    assert begun(gone, [shard("0"), shard("1")], []) == {"0": READ, "1": LATEST}
-    (made,) = plan([], [shard("0")], Me("w", history=History(gone=tuple(gone))), Config())
-    assert (made.rule, made.lease.epoch) == ("L13", 1_000_007)
-    assert begun(gone, [shard("0")], [Lease("0")]) == {}
-    assert begun([evolve(gone[0], stream="other")], [shard("0")], []) == {"0": LATEST}
+    deleted_leases = [Lease("0", checkpoint=READ, epoch=7, owner="dead")]
+    assert begun(deleted_leases, [shard("0"), shard("1")], []) == {"0": READ, "1": LATEST}
+    (creation,) = plan([], [shard("0")], Me("w", history=History(gone=tuple(deleted_leases))), Config())
+    assert (creation.rule, creation.lease.epoch) == ("L13", 1_000_007)
+    assert begun(deleted_leases, [shard("0")], [Lease("0")]) == {}
+    assert begun([evolve(deleted_leases[0], stream="other")], [shard("0")], []) == {"0": LATEST}
 
 
 @pytest.mark.parametrize("start", [LATEST, TRIM_HORIZON])
 def test_ended_lease_with_deleted_row_is_not_created_again(start: Position) -> None:
     """An ended parent is not read again next to its children, and no child skips its first records under LATEST."""
-    line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
-    ended = Lease("0", checkpoint=SHARD_END)
-    assert begun([ended], line, [], start) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
-    assert begun([ended, Lease("1", checkpoint=READ, parents=("0",))], line, [], start) == {
+    listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
+    ended_lease = Lease("0", checkpoint=SHARD_END)
+    assert begun([ended_lease], listed_shards, [], start) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
+    assert begun([ended_lease, Lease("1", checkpoint=READ, parents=("0",))], listed_shards, [], start) == {
         "1": READ,
         "2": TRIM_HORIZON,
     }
-    assert begun([ended], line, [Lease("1", checkpoint=READ), Lease("2", checkpoint=READ)], start) == {}
+    assert begun([ended_lease], listed_shards, [Lease("1", checkpoint=READ), Lease("2", checkpoint=READ)], start) == {}
 
 
 def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read() -> None:
-    """The parent's missing row looks like that of a finished lease, yet the parent is read first."""
-    line = [shard("0", open=False), shard("1", "0"), shard("2", "0", open=False), shard("3", open=False)]
-    line.append(shard("4", "2", "3"))
-    gone = [Lease("0", checkpoint=READ), Lease("3", checkpoint=SHARD_END)]
-    assert begun(gone, line, []) == {"0": READ}
-    half = Lease("2", checkpoint=READ, parents=("0",))
-    assert begun(gone[1:], line, [Lease("1", checkpoint=READ), half]) == {"4": TRIM_HORIZON}
-    assert begun([gone[1], half], line, [Lease("1", checkpoint=READ)]) == {"2": READ}
+    """A parent's missing row looks like that of a finished lease, yet this parent is read first."""
+    listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0", open=False), shard("3", open=False)]
+    listed_shards.append(shard("4", "2", "3"))
+    deleted_leases = [Lease("0", checkpoint=READ), Lease("3", checkpoint=SHARD_END)]
+    assert begun(deleted_leases, listed_shards, []) == {"0": READ}
+    half_read_lease = Lease("2", checkpoint=READ, parents=("0",))
+    assert begun(deleted_leases[1:], listed_shards, [Lease("1", checkpoint=READ), half_read_lease]) == {
+        "4": TRIM_HORIZON
+    }
+    assert begun([deleted_leases[1], half_read_lease], listed_shards, [Lease("1", checkpoint=READ)]) == {"2": READ}
 
 
 def test_child_deleted_with_its_parents_starts_at_its_beginning() -> None:
@@ -255,74 +271,76 @@ def test_child_deleted_with_its_parents_starts_at_its_beginning() -> None:
 
     The child is created anyway.
     """
-    line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
+    listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent, sibling = Lease("0", checkpoint=READ), Lease("1", checkpoint=READ, parents=("0",))
-    assert begun([parent], line, [sibling]) == {"2": TRIM_HORIZON}
+    assert begun([parent], listed_shards, [sibling]) == {"2": TRIM_HORIZON}
 
 
 def test_unfinished_parent_with_deleted_row_is_read_before_its_children() -> None:
-    """The rest of the parent is read, before its children."""
-    line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
+    """The rest of the parent is read before its children."""
+    listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent = Lease("0", checkpoint=READ)
-    assert begun([parent], line, []) == {"0": READ}
-    assert begun([parent], line, [Lease("1"), Lease("2")]) == {"0": READ}
+    assert begun([parent], listed_shards, []) == {"0": READ}
+    assert begun([parent], listed_shards, [Lease("1"), Lease("2")]) == {"0": READ}
     children = [Lease(key, checkpoint=TRIM_HORIZON, parents=("0",)) for key in ("1", "2")]
-    assert begun([parent, *children], line, []) == {"0": READ}
-    assert begun(children, line, [parent]) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
+    assert begun([parent, *children], listed_shards, []) == {"0": READ}
+    assert begun(children, listed_shards, [parent]) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
 
 
 def test_lease_that_ended_and_was_deleted_is_not_created_again() -> None:
     """A worker that reads the table seldom does not read a shard again that others have finished (L8)."""
-    line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
+    listed_shards = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     parent = Lease("0", checkpoint=READ)
-    assert begun([parent], [line[0], shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}
-    assert begun([parent], line, [Lease("2", checkpoint=READ, parents=("1",))]) == {}
+    assert begun([parent], [listed_shards[0], shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}
+    assert begun([parent], listed_shards, [Lease("2", checkpoint=READ, parents=("1",))]) == {}
 
 
-# Leases of shards that are gone (L10), and what a listing shows to be wrong (L2)
+# Leases of shards that are gone (L10), and faults of a listing (L2)
 
 
 def test_leases_of_expired_shards_are_deleted() -> None:
     """The leases of expired shards are deleted, so the table does not grow forever."""
-    gone = Lease("0", owner="a", checkpoint=READ)
-    reading = Lease("1", owner="b", checkpoint=READ, hash_range=HASH_KEYS)
-    actions = plan([gone, reading], [shard("1", keys=HASH_KEYS)], Me("a"), Config())
-    assert [action for action in actions if isinstance(action, Delete)] == [Delete(gone, "L10")]
+    lease_of_expired_shard = Lease("0", owner="a", checkpoint=READ)
+    read_lease = Lease("1", owner="b", checkpoint=READ, hash_range=HASH_KEYS)
+    actions = plan([lease_of_expired_shard, read_lease], [shard("1", keys=HASH_KEYS)], Me("a"), Config())
+    assert [action for action in actions if isinstance(action, Delete)] == [Delete(lease_of_expired_shard, "L10")]
 
 
 def test_fault_of_a_listing_names_its_stream() -> None:
     """In a fleet with several streams, the message about a faulty listing names the stream."""
     keys = {"stream": "orders", "hash_range": (0, 9)}
     parent, child = Shard("0", **keys), Shard("1", parents=("0",), **keys)  # type: ignore[arg-type]
-    ring = [Shard("0", parents=("1",), open=False, **keys), Shard("1", parents=("0",), open=False, **keys)]  # type: ignore[arg-type]
-    faults = [[(each.stream, each.shard) for each in problems(listed)] for listed in ([parent, child], ring, [parent])]
+    cyclic_shards = [Shard("0", parents=("1",), open=False, **keys), Shard("1", parents=("0",), open=False, **keys)]  # type: ignore[arg-type]
+    faults = [
+        [(problem.stream, problem.shard) for problem in problems(listed)]
+        for listed in ([parent, child], cyclic_shards, [parent])
+    ]
     assert faults == [[("orders", "0"), ("orders", "")], [("orders", "0")], [("orders", "")]]
 
 
 def test_holes_are_not_reported_if_a_range_is_unknown() -> None:
     """L7: No hole is reported if a shard's range is unknown, because it may cover the gap."""
-    known, unknown = shard("0"), shard("1", keys=None)
-    assert (len(problems([known])), len(problems([known, unknown]))) == (1, 0)
+    shard_with_range, shard_without_range = shard("0"), shard("1", keys=None)
+    assert (len(problems([shard_with_range])), len(problems([shard_with_range, shard_without_range]))) == (1, 0)
     leases = [Lease("0", hash_range=(0, 9)), Lease("1")]
     assert (len(holes_after(leases[:1], ())), len(holes_after(leases, ()))) == (1, 0)
-    ended = evolve(leases[1], checkpoint=SHARD_END)
-    assert len(holes_after([leases[0], ended], ())) == 1
+    ended_lease = evolve(leases[1], checkpoint=SHARD_END)
+    assert len(holes_after([leases[0], ended_lease], ())) == 1
 
 
 @given(st.data())
 def test_line_without_hash_ranges_continues_with_the_oldest_shard(data: st.DataObject) -> None:
     """Under LATEST, an outage of more than a day would skip the records of a day that are still there (L5).
 
-    The line consists of shards that are each the child of the one before. The first ones are gone; one was being
-    read.
+    Each shard of the line is the only child of the one before. The first ones are gone, and one was being read.
     """
     count = data.draw(st.integers(2, 8))
-    read, kept = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, count - 1))
-    line = [Shard(f"{n}", parents=(f"{n - 1}",), open=n == count - 1) for n in range(count)]
-    table = {f"{read}": Lease(f"{read}", parents=(f"{read - 1}",), owner="w", checkpoint=READ)}
+    read_index, first_listed_index = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, count - 1))
+    all_shards = [Shard(f"{n}", parents=(f"{n - 1}",), open=n == count - 1) for n in range(count)]
+    table = {f"{read_index}": Lease(f"{read_index}", parents=(f"{read_index - 1}",), owner="w", checkpoint=READ)}
     begun = dict[str, Position]()
     for _ in range(3 * count):
-        for action in plan(table.values(), line[kept:], Me("w"), Config(initial_position=LATEST)):
+        for action in plan(table.values(), all_shards[first_listed_index:], Me("w"), Config(initial_position=LATEST)):
             match action:
                 case Create(lease):
                     begun[lease.key] = lease.checkpoint
@@ -331,8 +349,8 @@ def test_line_without_hash_ranges_continues_with_the_oldest_shard(data: st.DataO
                     del table[lease.key]
                 case _:
                     pass
-        # Its owner reads the oldest shard that is listed, to its end.
+        # The owner reads the oldest listed shard to its end.
         for key in sorted(table, key=int):
-            if int(key) >= kept and int(key) < count - 1 and readable(table[key], table):
+            if int(key) >= first_listed_index and int(key) < count - 1 and readable(table[key], table):
                 table[key] = evolve(table[key], checkpoint=SHARD_END)
-    assert begun == {f"{n}": TRIM_HORIZON for n in range(max(kept, read + 1), count)}
+    assert begun == {f"{n}": TRIM_HORIZON for n in range(max(first_listed_index, read_index + 1), count)}

@@ -30,14 +30,17 @@ def divisions(leases: int, workers: int) -> Iterator[tuple[int, ...]]:
 
 def shares_of(counts: dict[str, int], leases: int, groups: Groups) -> dict[str, int]:
     floor, extras = divmod(leases, len(counts))
-    lucky = favoured(counts, floor, extras, groups)
-    return {worker: floor + (worker in lucky) for worker in counts}
+    favored_workers = favoured(counts, floor, extras, groups)
+    return {worker: floor + (worker in favored_workers) for worker in counts}
 
 
 def even_shares(workers: tuple[str, ...], leases: int, groups: Groups) -> list[dict[str, int]]:
-    """Try all assignments of the extra leases, and return those that are even for workers and for groups."""
+    """Try all assignments of the extra leases, and return those that are even for all workers and all groups."""
     floor, extras = divmod(leases, len(workers))
-    tried = [{worker: floor + (worker in lucky) for worker in workers} for lucky in combinations(workers, extras)]
+    assignments = [
+        {worker: floor + (worker in favored_workers) for worker in workers}
+        for favored_workers in combinations(workers, extras)
+    ]
     paths = {worker: path_of(worker, groups) for worker in workers}
     members = {
         path[:depth]: [worker for worker in workers if paths[worker][:depth] == path[:depth]]
@@ -46,7 +49,7 @@ def even_shares(workers: tuple[str, ...], leases: int, groups: Groups) -> list[d
     }
     return [
         shares
-        for shares in tried
+        for shares in assignments
         if all(
             abs(sum(shares[worker] for worker in group) - leases * len(group) / len(workers)) < 1
             for group in members.values()
@@ -64,29 +67,32 @@ def test_shares_are_even_at_every_level_with_the_fewest_moves(grouping: str) -> 
     groups, names = GROUPINGS[grouping]
     for size in range(1, 6):
         for leases in range(9):
-            even = even_shares(names[:size], leases, groups)
-            for held in divisions(leases, size):
-                counts = dict(zip(names, held, strict=False))
+            even_divisions = even_shares(names[:size], leases, groups)
+            for held_counts in divisions(leases, size):
+                counts = dict(zip(names, held_counts, strict=False))
                 shares = shares_of(counts, leases, groups)
-                assert shares in even
-                assert moves_to(counts, shares) == min(moves_to(counts, each) for each in even)
+                assert shares in even_divisions
+                assert moves_to(counts, shares) == min(moves_to(counts, division) for division in even_divisions)
 
 
 @pytest.mark.parametrize("grouping", ["two and three", "one and four"])
 def test_shares_are_nearest_to_the_groups_parts(grouping: str) -> None:
-    """M2: Of 11 leases, a group of one worker in five would get 3, where its part is 2.2, because of its name."""
+    """M2: shares are as near as possible to the groups' parts.
+
+    By its name alone, a group of one worker in five might get 3 of 11 leases, although its part is 2.2.
+    """
     groups, names = GROUPINGS[grouping]
     for leases in range(11):
-        even = even_shares(names, leases, groups)
-        for held in divisions(leases, len(names)):
-            counts = dict(zip(names, held, strict=True))
-            least = min(moves_to(counts, each) for each in even)
-            nearest = min(distance(each, groups) for each in even if moves_to(counts, each) == least)
+        even_divisions = even_shares(names, leases, groups)
+        for held_counts in divisions(leases, len(names)):
+            counts = dict(zip(names, held_counts, strict=True))
+            fewest_moves = min(moves_to(counts, each) for each in even_divisions)
+            nearest = min(distance(each, groups) for each in even_divisions if moves_to(counts, each) == fewest_moves)
             assert distance(shares_of(counts, leases, groups), groups) == pytest.approx(nearest)
 
 
 def distance(shares: dict[str, int], groups: Groups) -> float:
-    """Return the sum of the deviations of the groups from their parts."""
+    """Return the sum of the differences between the groups' shares and their parts."""
     total = sum(shares.values())
     members = Counter(path_of(worker, groups) for worker in shares)
     held = dict.fromkeys(members, 0)
@@ -100,13 +106,13 @@ def test_shares_stay_constant_during_moves(grouping: str) -> None:
     """S4: A move in progress changes no share, so plans made before and after it agree."""
     groups, names = GROUPINGS[grouping]
     for leases, size in ((8, 5), (7, 4), (7, 5)):
-        for held in divisions(leases, size):
-            counts = dict(zip(names, held, strict=False))
+        for held_counts in divisions(leases, size):
+            counts = dict(zip(names, held_counts, strict=False))
             shares = shares_of(counts, leases, groups)
             for donor, taker in product(counts, counts):
                 if counts[donor] > shares[donor] and counts[taker] < shares[taker]:
-                    moved = counts | {donor: counts[donor] - 1, taker: counts[taker] + 1}
-                    assert shares_of(moved, leases, groups) == shares
+                    counts_after = counts | {donor: counts[donor] - 1, taker: counts[taker] + 1}
+                    assert shares_of(counts_after, leases, groups) == shares
 
 
 def held_by(counts: tuple[int, ...], names: tuple[str, ...]) -> list[Lease]:
@@ -119,20 +125,20 @@ def test_plans_from_the_same_table_are_disjoint(grouping: str) -> None:
     """S2, S4: Workers that plan from the same table never take the same lease, and steal only surplus leases."""
     groups, names = GROUPINGS[grouping]
     config = Config(rules=Minimal(groups=groups))
-    for held in divisions(8, 4):
-        if 0 in held:
+    for held_counts in divisions(8, 4):
+        if 0 in held_counts:
             continue  # the others cannot see a worker that holds nothing (M5)
-        leases = held_by(held, names)
-        counts = dict(zip(names, held, strict=False))
+        leases = held_by(held_counts, names)
+        counts = dict(zip(names, held_counts, strict=False))
         shares = shares_of(counts, 8, groups)
         plans = {worker: plan(leases, None, Me(worker), config) for worker in counts}
-        taken = [action.lease for each in plans.values() for action in each]
-        assert len({lease.key for lease in taken}) == len(taken)
-        after = {
-            worker: counts[worker] + len(plans[worker]) - sum(lease.owner == worker for lease in taken)
+        taken_leases = [action.lease for actions in plans.values() for action in actions]
+        assert len({lease.key for lease in taken_leases}) == len(taken_leases)
+        counts_after = {
+            worker: counts[worker] + len(plans[worker]) - sum(lease.owner == worker for lease in taken_leases)
             for worker in counts
         }
-        assert after == shares
+        assert counts_after == shares
 
 
 @pytest.mark.parametrize(
@@ -145,14 +151,14 @@ def test_balanced_table_needs_no_moves(rules: RuleSet) -> None:
     names = GROUPINGS["none"][1]
     for size in range(1, 6):
         for leases in range(size, 9):
-            for held in divisions(leases, size):
-                if max(held) - min(held) <= 1:
+            for held_counts in divisions(leases, size):
+                if max(held_counts) - min(held_counts) <= 1:
                     for worker in names[:size]:
-                        assert plan(held_by(held, names), None, Me(worker), Config(rules=rules)) == ()
+                        assert plan(held_by(held_counts, names), None, Me(worker), Config(rules=rules)) == ()
 
 
 def test_groups_are_derived_from_worker_ids() -> None:
-    """A worker assigned to the wrong group unbalances two groups."""
+    """If a worker were assigned to the wrong group, two groups would be uneven."""
     assert path_of("eu-1-7", "prefix") == ("eu-1",)
     assert path_of("solo", "prefix") == ("",)
     assert path_of("eu/a-7", ("/", "-")) == ("eu", "a")
@@ -162,17 +168,22 @@ def test_groups_are_derived_from_worker_ids() -> None:
 
 @pytest.mark.parametrize("grouping", ["none", "two and three"])
 def test_least_moves_are_those_of_the_cheapest_even_division(grouping: str) -> None:
-    """S6: The least number of moves is that of the cheapest even division, and serves to judge every fleet."""
+    """S6: the least number of moves is that of the cheapest even division.
+
+    It is the standard for judging every fleet.
+    """
     groups, names = GROUPINGS[grouping]
     assert least_moves({"s-0": "a"}, (), groups) == 0
     for size in range(1, 6):
         for leases in range(8):
-            even = even_shares(names[:size], leases, groups)
-            for held in divisions(leases, size):
-                counts = dict(zip(names, held, strict=False))
-                owners = dict(enumerate(lease.owner for lease in held_by(held, names)))
+            even_divisions = even_shares(names[:size], leases, groups)
+            for held_counts in divisions(leases, size):
+                counts = dict(zip(names, held_counts, strict=False))
+                owners = dict(enumerate(lease.owner for lease in held_by(held_counts, names)))
                 table = {f"s-{place}": owners.get(place) for place in range(leases)}
-                assert least_moves(table, counts, groups) == min(moves_to(counts, each) for each in even)
+                assert least_moves(table, counts, groups) == min(
+                    moves_to(counts, division) for division in even_divisions
+                )
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
@@ -182,7 +193,7 @@ def test_division_is_uneven_unless_it_is_an_even_one(grouping: str) -> None:
     assert uneven({"a": 9}, (), 9, groups) == ""
     for size in range(1, 6):
         for leases in range(8):
-            even = even_shares(names[:size], leases, groups)
-            for held in divisions(leases, size):
-                counts = dict(zip(names, held, strict=False))
-                assert (uneven(counts, counts, leases, groups) == "") == (counts in even), counts
+            even_divisions = even_shares(names[:size], leases, groups)
+            for held_counts in divisions(leases, size):
+                counts = dict(zip(names, held_counts, strict=False))
+                assert (uneven(counts, counts, leases, groups) == "") == (counts in even_divisions), counts

@@ -1,4 +1,4 @@
-"""Fleets whose workers plan from listings that may be a cycle old when they write (M13, S9)."""
+"""Fleets in which workers may write up to a cycle after they have read the table (M13, S9)."""
 
 import heapq
 from collections import Counter
@@ -31,8 +31,8 @@ class Move:
 
 
 @frozen
-class Settling:
-    """What happened in a fleet whose loads stay constant."""
+class FleetResult:
+    """The moves, final counts and final loads of a fleet with constant loads."""
 
     moves: tuple[Move, ...]
     counts: Counter[str]
@@ -45,57 +45,65 @@ class Settling:
         rules: dict[str, tuple[str, ...]] = {}
         for move in self.moves:
             rules[move.key] = (*rules.get(move.key, ()), move.rule)
-        return [each for each in rules.values() if len(each) > 1]
+        return [lease_rules for lease_rules in rules.values() if len(lease_rules) > 1]
 
 
-def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settling:
-    """Simulate two to eight workers with two to twelve leases each, whose throughputs are log-normal.
+def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> FleetResult:
+    """Simulate two to eight workers with two to twelve leases each. Throughputs are log-normal.
 
     If `even`, all workers start with the same number of leases. Otherwise each starts with one to twice the number. If
     `asked`, owners receive requests for leases, and give them 0.5 to 15 s later (H2).
     """
     random = Random(seed)  # noqa: S311  a seed, not a secret
-    workers = [f"w-{number}" for number in range(random.randint(2, 8))]
-    each = random.randint(2, 12)
-    owners = [worker for worker in workers for _ in range(each if even else random.randint(1, 2 * each))]
+    workers = [f"w-{version_numbers}" for version_numbers in range(random.randint(2, 8))]
+    leases_per_worker = random.randint(2, 12)
+    owners = [
+        worker
+        for worker in workers
+        for _ in range(leases_per_worker if even else random.randint(1, 2 * leases_per_worker))
+    ]
     table = {
-        (key := f"s-{place:03}"): Lease(
+        (key := f"s-{index:03}"): Lease(
             key, owner=owner, weight=round(unit * random.lognormvariate(0, 1)), yields=asked, annotations=signed(owner)
         )
-        for place, owner in enumerate(owners)
+        for index, owner in enumerate(owners)
     }
-    watches, turns, moves, number = dict.fromkeys(workers, Watch()), Counter[str](), list[Move](), count(1)
-    due: list[tuple[float, int, str, Claim | Steal | RequestHandoff | str | None]] = []
+    watches, turns, moves, version_numbers = dict.fromkeys(workers, Watch()), Counter[str](), list[Move](), count(1)
+    event_queue: list[tuple[float, int, str, Claim | Steal | RequestHandoff | str | None]] = []
     for worker in workers:
-        heapq.heappush(due, (random.uniform(0, CYCLE), next(number), worker, None))
-    while (event := heapq.heappop(due))[0] < CYCLES * CYCLE:
-        now, _, worker, what = event
-        match what:
-            case None:  # it reads, plans, and writes at once or up to a cycle later
-                watches[worker], seen = watches[worker].look(tuple(table.values()), now, now)
+        heapq.heappush(event_queue, (random.uniform(0, CYCLE), next(version_numbers), worker, None))
+    while (event := heapq.heappop(event_queue))[0] < CYCLES * CYCLE:
+        now, _, worker, event_kind = event
+        match event_kind:
+            case None:  # the worker reads, plans, and writes immediately or up to a cycle later
+                watches[worker], observed_leases = watches[worker].look(tuple(table.values()), now, now)
                 turns[worker] += 1
-                living = [evolve(lease, idle=0.0) for lease in seen]
-                writes = now + random.choice((0.0, random.uniform(0, CYCLE)))
-                for action in plan(living, None, Me(worker, turns[worker], watches[worker].history), CONFIG):
+                living_leases = [evolve(lease, idle=0.0) for lease in observed_leases]
+                write_time = now + random.choice((0.0, random.uniform(0, CYCLE)))
+                for action in plan(living_leases, None, Me(worker, turns[worker], watches[worker].history), CONFIG):
                     if isinstance(action, Claim | Steal | RequestHandoff):  # the release (H3) follows by itself
-                        heapq.heappush(due, (writes, next(number), worker, action))
-                heapq.heappush(due, (max(now + CYCLE, writes), next(number), worker, None))
+                        heapq.heappush(event_queue, (write_time, next(version_numbers), worker, action))
+                heapq.heappush(event_queue, (max(now + CYCLE, write_time), next(version_numbers), worker, None))
             case str(key):  # its owner has released it
                 moves.append(Move(key, "H2", now))
-                table[key] = owned(table[key], worker, next(number))
+                table[key] = owned(table[key], worker, next(version_numbers))
             case RequestHandoff(lease=asked_for):
-                if (there := table[asked_for.key]).owner == asked_for.owner and there.next_owner is None:
-                    table[there.key] = evolve(there, next_owner=worker, version=Version(str(next(number))))
-                    heapq.heappush(due, (now + random.uniform(0.5, 15), next(number), worker, there.key))
+                if (stored_lease := table[asked_for.key]).owner == asked_for.owner and stored_lease.next_owner is None:
+                    table[stored_lease.key] = evolve(
+                        stored_lease, next_owner=worker, version=Version(str(next(version_numbers)))
+                    )
+                    heapq.heappush(
+                        event_queue, (now + random.uniform(0.5, 15), next(version_numbers), worker, stored_lease.key)
+                    )
             case _:
-                if (there := table[what.lease.key]).owner == what.lease.owner:
-                    moves.append(Move(there.key, what.rule, now))
-                    table[there.key] = owned(there, worker, next(number))
+                if (stored_lease := table[event_kind.lease.key]).owner == event_kind.lease.owner:
+                    moves.append(Move(stored_lease.key, event_kind.rule, now))
+                    table[stored_lease.key] = owned(stored_lease, worker, next(version_numbers))
     loads = Counter[str]()
     for lease in table.values():
         loads[lease.owner or ""] += lease.weight or 0
     counts = Counter(lease.owner or "" for lease in table.values())
-    return Settling(tuple(moves), counts, loads, max(lease.weight or 0 for lease in table.values()))
+    return FleetResult(tuple(moves), counts, loads, max(lease.weight or 0 for lease in table.values()))
 
 
 def signed(owner: str) -> tuple[tuple[str, str], ...]:
@@ -118,7 +126,10 @@ def test_no_lease_moves_twice_for_constant_loads(asked: bool) -> None:
 
 @pytest.mark.slow
 def test_lease_that_moves_twice_moved_for_its_count_first() -> None:
-    """S9: Counts are evened out first, and the order of M4 does not know the weight of a lease; more is a fault."""
+    """S9: counts are evened out first, and the order of M4 does not consider a lease's weight.
+
+    Any other double move is a fault.
+    """
     fleets = [settling(seed, even=False, asked=False) for seed in range(20)]
     assert {rules for fleet in fleets for rules in fleet.repeated} <= {("M6", "M13")}
     assert 0 < sum(len(fleet.repeated) for fleet in fleets) < 0.05 * sum(len(fleet.moves) for fleet in fleets)

@@ -17,16 +17,16 @@ OURS, STRANGERS = ("b-1", "b-2", "b-3"), ("a-java", "c-java")
 
 
 def held(owner: str, number: int) -> tuple[Lease, ...]:
-    notes = (("process", f"p/{owner}"),) if owner in OURS else ()
+    annotations = (("process", f"p/{owner}"),) if owner in OURS else ()
     return tuple(
-        Lease(f"{owner}-{place}", owner=owner, idle=1.0, epoch=9, annotations=notes) for place in range(number)
+        Lease(f"{owner}-{index}", owner=owner, idle=1.0, epoch=9, annotations=annotations) for index in range(number)
     )
 
 
 def free(number: int, epoch: int = 9) -> tuple[Lease, ...]:
-    """Return leases without an owner. If their epoch is not 0, they were owned before."""
+    """Return leases without an owner. If their epoch is not 0, they had owners before."""
     return tuple(
-        Lease(f"f-{place:02}", idle=2.0, epoch=epoch, checkpoint=TRIM_HORIZON, parents=()) for place in range(number)
+        Lease(f"f-{index:02}", idle=2.0, epoch=epoch, checkpoint=TRIM_HORIZON, parents=()) for index in range(number)
     )
 
 
@@ -48,9 +48,9 @@ DIED = (*BALANCED, *(lease for owner in STRANGERS for lease in held(owner, 3)), 
 
 
 def test_freed_lease_of_strangers_is_taken_by_our_workers() -> None:
-    """One of our workers takes the lease, so that it is read before the strangers list the table, up to 20 s later.
+    """One of our workers takes the lease, so it is read before the strangers list the table, which takes up to 20 s.
 
-    Only one of them takes it, so that they do not collide.
+    Only one worker takes it, so our workers do not collide.
     """
     assert claimed(DIED) == {"M15": 6}
 
@@ -61,14 +61,17 @@ def test_new_lease_is_left_to_strangers() -> None:
 
 
 def test_our_workers_come_before_strangers() -> None:
-    """A worker whose part was taken as a stranger's would steal from the worker that took it."""
-    lacking = tuple(lease for lease in DIED if lease.key not in {"b-3-0", "b-3-1"})
-    assert claimed(lacking) == {"M6": 1, "M15": 5}
-    taken = tuple(
+    """Our workers get their own shares first.
+
+    Otherwise, a worker whose part was taken as a stranger's would steal it back.
+    """
+    table_with_lacking_worker = tuple(lease for lease in DIED if lease.key not in {"b-3-0", "b-3-1"})
+    assert claimed(table_with_lacking_worker) == {"M6": 1, "M15": 5}
+    claimed_table = tuple(
         evolve(lease, owner="b-1", annotations=(("process", "p/b-1"),)) if lease.owner is None else lease
-        for lease in lacking[:-1]
+        for lease in table_with_lacking_worker[:-1]
     )
-    actions = plan((*taken, lacking[-1]), None, Me("b-3", history=HEARD), CONFIG)
+    actions = plan((*claimed_table, table_with_lacking_worker[-1]), None, Me("b-3", history=HEARD), CONFIG)
     assert [(type(action), action.rule) for action in actions] == [(Claim, "M6")]
 
 
@@ -93,16 +96,16 @@ def test_max_leases_applies_to_strangers_leases() -> None:
 
 def test_expected_worker_is_no_stranger() -> None:
     """M1: A fleet that restarts on an old table waits for the workers that its configuration expects."""
-    expecting = Config(Minimal(expected_workers=(*OURS, "b-4", "b-5")))
-    assert claimed((*BALANCED, *free(12)), config=expecting) == {}
+    config_with_expected = Config(Minimal(expected_workers=(*OURS, "b-4", "b-5")))
+    assert claimed((*BALANCED, *free(12)), config=config_with_expected) == {}
 
 
 def test_led_worker_gets_its_count_with_known_loads() -> None:
     """Counts decide for a led worker, although by loads a difference of one lease is even enough.
 
-    Each of two joiners would have been left without one (M13).
+    Otherwise, each of two joiners would be left without a lease (M13).
     """
-    weighed = tuple(evolve(lease, weight=1000) for lease in held("b-1", 4))
+    weighed_leases = tuple(evolve(lease, weight=1000) for lease in held("b-1", 4))
     history = evolve(HEARD, owners_still=90.0, led=(("a-java", 1.0), ("c-java", 1.0)))
-    actions = plan(weighed, None, Me("b-1", history=history), CONFIG)
+    actions = plan(weighed_leases, None, Me("b-1", history=history), CONFIG)
     assert [action.next_owner for action in actions if isinstance(action, Release)] == ["a-java", "c-java"]

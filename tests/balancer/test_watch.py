@@ -59,20 +59,20 @@ def test_watched_row_keeps_all_fields() -> None:
     )
     assert all(getattr(row, field.name) != getattr(Lease(""), field.name) for field in fields(Lease))
     assert row.watched(6.0, 7.0, 8.0) == evolve(row, idle=6.0, held=7.0, next_owner_idle=8.0)
-    noted = row.written(9, (("process", "b/1"),))
-    assert noted == evolve(row, epoch=9, version=Version("9"), annotations=(("process", "b/1"),))
+    written_row = row.written(9, (("process", "b/1"),))
+    assert written_row == evolve(row, epoch=9, version=Version("9"), annotations=(("process", "b/1"),))
     assert row.epoch == 5, "a copy that shares its fields would change the row of an earlier reading"
 
 
 def test_our_own_stall_makes_nobody_look_dead() -> None:
-    """A listing that takes 30 s does not expire every lease of the table."""
+    """If a listing takes 30 s, it does not make every lease of the table look expired."""
     watch, _ = Watch().look([ROW], began=0, ended=30)
     _, (lease,) = watch.look([ROW], began=31, ended=90)
     assert lease.idle == 1
 
 
 def test_idle_time_ends_at_the_start_of_the_last_read() -> None:
-    """Idle time is what was observed: from the end of the first listing to the start of the last."""
+    """Idle time is only what was observed: from the end of the first listing to the start of the last one."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=5, ended=6)
     _, (lease,) = watch.look([ROW], began=9, ended=12)
@@ -81,10 +81,10 @@ def test_idle_time_ends_at_the_start_of_the_last_read() -> None:
 
 def test_lease_first_seen_without_owner_is_idle_forever() -> None:
     """A lease without an owner in the first listing has an infinite idle time. KCL takes such leases first."""
-    free = evolve(ROW, owner=None)
-    watch, (lease,) = Watch().look([free], began=0, ended=1)
+    unowned = evolve(ROW, owner=None)
+    watch, (lease,) = Watch().look([unowned], began=0, ended=1)
     assert (lease.idle, lease.held) == (math.inf, math.inf)
-    _, (lease,) = watch.look([free], began=4, ended=5)
+    _, (lease,) = watch.look([unowned], began=4, ended=5)
     assert lease.idle == 3
 
 
@@ -109,13 +109,13 @@ def test_new_version_restarts_idle_time() -> None:
 
 def test_same_version_of_another_owner_restarts_idle_time() -> None:
     """A recreated row with the same version but another owner counts as renewed."""
-    first, _ = Watch().look([Lease("0", owner="a", version=Version("3"))], 0.0, 0.0)
-    _, (lease,) = first.look([Lease("0", owner="b", version=Version("3"))], 60.0, 60.0)
+    first_watch, _ = Watch().look([Lease("0", owner="a", version=Version("3"))], 0.0, 0.0)
+    _, (lease,) = first_watch.look([Lease("0", owner="b", version=Version("3"))], 60.0, 60.0)
     assert (lease.owner, lease.idle) == ("b", 0.0)
 
 
 def test_partial_read_keeps_other_leases_and_drops_missing_ones() -> None:
-    """A read of a few rows keeps the other leases, and removes those that were deleted."""
+    """A read of a few rows keeps the other leases, and removes the requested ones that were deleted."""
     rows = [evolve(ROW, key=key) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
     watch, _ = watch.look(rows, began=6, ended=7)
@@ -135,19 +135,19 @@ def test_clock_stepping_back_gives_no_negative_times() -> None:
 
 
 def test_held_time_is_unknown_for_the_first_owner() -> None:
-    """Steals spare owners that have just begun; an owner found at the first reading does not count as one."""
+    """Steals spare owners that have just begun. An owner that was found by the first read does not count as such."""
     watch, (lease,) = Watch().look([ROW], began=0, ended=1)
     assert lease.held == math.inf
-    taken = evolve(ROW, owner="b", version=Version("2"))
-    watch, (lease,) = watch.look([taken], began=4, ended=5)
+    taken_row = evolve(ROW, owner="b", version=Version("2"))
+    watch, (lease,) = watch.look([taken_row], began=4, ended=5)
     assert lease.held == 0
-    newcomer = evolve(ROW, key="s-2", owner="c")
-    _, leases = watch.look([evolve(taken, version=Version("3")), newcomer], began=9, ended=10)
+    new_row = evolve(ROW, key="s-2", owner="c")
+    _, leases = watch.look([evolve(taken_row, version=Version("3")), new_row], began=9, ended=10)
     assert [lease.held for lease in leases] == [4, 0]
 
 
 def test_next_owner_idle_counts_from_its_request() -> None:
-    """A new next owner restarts the time after which a stuck owner loses its lease (H4)."""
+    """A new next owner restarts the time after which an owner that is stuck loses its lease (H4)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     requested = evolve(ROW, next_owner="b")
     watch, (lease,) = watch.look([requested], began=4, ended=5)
@@ -159,15 +159,15 @@ def test_next_owner_idle_counts_from_its_request() -> None:
 
 
 def test_history_contains_idle_times_of_owners_and_fleet() -> None:
-    """Rules with patience depend on these times."""
-    two = [ROW, evolve(ROW, key="s-2", owner="b")]
-    watch, _ = Watch().look(two, began=0, ended=1)
-    watch, _ = watch.look(two, began=10, ended=11)
+    """Rules that wait for a while depend on these times."""
+    two_rows = [ROW, evolve(ROW, key="s-2", owner="b")]
+    watch, _ = Watch().look(two_rows, began=0, ended=1)
+    watch, _ = watch.look(two_rows, began=10, ended=11)
     assert watch.history == History(owners_still=9, fleet_still=9, full_apart=9, full_took=1)
-    swapped = [evolve(two[0], owner="b"), evolve(two[1], owner="a")]
-    watch, _ = watch.look(swapped, began=20, ended=21)
+    swapped_rows = [evolve(two_rows[0], owner="b"), evolve(two_rows[1], owner="a")]
+    watch, _ = watch.look(swapped_rows, began=20, ended=21)
     assert watch.history == History(owners_still=0, fleet_still=19, full_apart=9, full_took=1)
-    watch, _ = watch.look([evolve(lease, owner="c") for lease in swapped], began=30, ended=31)
+    watch, _ = watch.look([evolve(lease, owner="c") for lease in swapped_rows], began=30, ended=31)
     assert watch.history == History(owners_still=0, fleet_still=0, full_apart=9, full_took=1)
 
 
@@ -190,19 +190,23 @@ def test_gaps_are_measured_only_for_the_same_owner() -> None:
 def test_intervals_are_computed_from_renewal_counters() -> None:
     """C16: The renewal interval of an owner is computed from its renewal counter, because a version has no count."""
 
-    def counted(epoch: int, **other: Any) -> Lease:  # noqa: ANN401  any field of a Lease
-        return evolve(ROW, epoch=epoch, version=Version(str(epoch)), **other)
+    def row_with_counter(epoch: int, **more_fields: Any) -> Lease:  # noqa: ANN401  any field of a Lease
+        return evolve(ROW, epoch=epoch, version=Version(str(epoch)), **more_fields)
 
-    watch, _ = Watch().look([counted(1)], began=0, ended=1)
-    watch, _ = watch.look([counted(3)], began=19, ended=20)
+    watch, _ = Watch().look([row_with_counter(1)], began=0, ended=1)
+    watch, _ = watch.look([row_with_counter(3)], began=19, ended=20)
     assert watch.history.paces == (("a", 6.0),)
-    still, _ = watch.look([counted(3)], began=25, ended=26)
-    assert still.history.paces == (("a", 6.0),)
-    again, _ = watch.look([counted(7)], began=30, ended=31)
-    assert again.history.paces == (("a", 2.0),)
-    for other in (counted(5, owner="b"), counted(5, checkpoint=SHARD_END), evolve(ROW, epoch=3, version=Version("x"))):
-        gone, _ = watch.look([other], began=40, ended=41)
-        assert gone.history.paces == ()
+    unchanged_watch, _ = watch.look([row_with_counter(3)], began=25, ended=26)
+    assert unchanged_watch.history.paces == (("a", 6.0),)
+    renewed_watch, _ = watch.look([row_with_counter(7)], began=30, ended=31)
+    assert renewed_watch.history.paces == (("a", 2.0),)
+    for other in (
+        row_with_counter(5, owner="b"),
+        row_with_counter(5, checkpoint=SHARD_END),
+        evolve(ROW, epoch=3, version=Version("x")),
+    ):
+        changed_watch, _ = watch.look([other], began=40, ended=41)
+        assert changed_watch.history.paces == ()
 
 
 def test_intervals_below_a_second_are_measured() -> None:
@@ -216,8 +220,8 @@ def test_longest_interval_of_an_owner_counts() -> None:
     """C16: The interval of an owner is that of the lease that it renews most seldom."""
     rows = [evolve(ROW, key=key, epoch=1) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
-    now = [evolve(row, epoch=epoch, version=Version("2")) for row, epoch in zip(rows, (3, 2, 5), strict=True)]
-    watch, _ = watch.look(now, began=7, ended=8)
+    renewed_rows = [evolve(row, epoch=epoch, version=Version("2")) for row, epoch in zip(rows, (3, 2, 5), strict=True)]
+    watch, _ = watch.look(renewed_rows, began=7, ended=8)
     assert watch.history.paces == (("a", 3.0),)
 
 
@@ -234,22 +238,25 @@ def test_holes_are_counted_only_in_full_reads() -> None:
 
 
 def steps(*versions: str, owner: str = "a") -> list[Lease]:
-    """Yield the row of this owner in successive listings."""
+    """Return the row of this owner in successive listings."""
     return [evolve(ROW, owner=owner, version=Version(version)) for version in versions]
 
 
 def test_gaps_of_former_owner_do_not_count_for_the_next() -> None:
     """A worker that takes a lease from a slow worker does not get the same long grace."""
     watch, gaps = Watch(), []
-    slow = steps("1", "1", "2", "2", "3", "3", "3")
-    for began, row in enumerate(slow + steps("4", "4", "5", "5", "6", "6", "7", owner="b")):
+    rows_of_slow_owner = steps("1", "1", "2", "2", "3", "3", "3")
+    for began, row in enumerate(rows_of_slow_owner + steps("4", "4", "5", "5", "6", "6", "7", owner="b")):
         watch, _ = watch.look([row], began, began)
         gaps.append(dict(watch.history.gaps))
     assert gaps == [{}] * 4 + [{"a": 1}] * 3 + [{}] * 6 + [{"b": 1}]
 
 
 def test_next_owner_idle_is_zero_without_a_next_owner() -> None:
-    """The time starts when the next owner is named (H4); one named before we looked counts from our first look."""
+    """The time starts when the next owner is named (H4).
+
+    If it was named before our first read, the time starts with that read.
+    """
     watch, _ = Watch().look([ROW], began=0, ended=1)
     assert watch.look([ROW], began=9, ended=10)[1][0].next_owner_idle == 0
     requested = evolve(ROW, next_owner="b")
@@ -266,20 +273,24 @@ def test_later_lease_is_held_since_its_creation() -> None:
     assert [lease.held for lease in leases] == [math.inf, 9]
 
 
-def stood_still(rows: list[Lease], then: list[Lease]) -> tuple[float, float]:
-    """Return the idle times of owners and fleet at a second listing, ten seconds after the first."""
+def idle_after_second_listing(rows: list[Lease], later_rows: list[Lease]) -> tuple[float, float]:
+    """Return the idle times of owners and fleet at a second listing, ten seconds after the first one."""
     watch, _ = Watch().look(rows, began=0, ended=0)
-    watch, _ = watch.look(then, began=10, ended=10)
+    watch, _ = watch.look(later_rows, began=10, ended=10)
     return watch.history.owners_still, watch.history.fleet_still
 
 
 def test_owners_change_only_with_new_owners_or_leases() -> None:
-    """Patience starts again when owners or leases change, but not after a request."""
-    two = [ROW, evolve(ROW, key="s-2")]
-    assert stood_still(two, two) == (10, 10)
-    assert stood_still(two, [ROW]) == stood_still([ROW], two) == (0, 10)
-    assert stood_still(two, [evolve(ROW, key="s-0"), ROW]) == stood_still(two, [ROW, evolve(ROW, key="s-3")]) == (0, 10)
-    assert stood_still(two, [evolve(ROW, next_owner="b"), two[1]]) == (10, 0)
+    """These times start again when owners or leases change, but not after a request."""
+    two_rows = [ROW, evolve(ROW, key="s-2")]
+    assert idle_after_second_listing(two_rows, two_rows) == (10, 10)
+    assert idle_after_second_listing(two_rows, [ROW]) == idle_after_second_listing([ROW], two_rows) == (0, 10)
+    assert (
+        idle_after_second_listing(two_rows, [evolve(ROW, key="s-0"), ROW])
+        == idle_after_second_listing(two_rows, [ROW, evolve(ROW, key="s-3")])
+        == (0, 10)
+    )
+    assert idle_after_second_listing(two_rows, [evolve(ROW, next_owner="b"), two_rows[1]]) == (10, 0)
 
 
 def test_partial_reads_do_not_count_as_listings() -> None:
@@ -293,28 +304,33 @@ def test_partial_reads_do_not_count_as_listings() -> None:
 
 def test_led_workers_are_those_of_the_last_full_read() -> None:
     """M14: A read of a few rows does not change the reports of led workers."""
-    free, given = evolve(ROW, owner=None), evolve(ROW, owner="j", version=Version("2"))
-    watch, led = Watch(), []
-    for began, row, stamp in ((0, free, "1"), (10, free, "2"), (20, given, "2"), (30, given, "3")):
+    unowned, given_row = evolve(ROW, owner=None), evolve(ROW, owner="j", version=Version("2"))
+    watch, led_workers = Watch(), []
+    for began, row, stamp in ((0, unowned, "1"), (10, unowned, "2"), (20, given_row, "2"), (30, given_row, "3")):
         watch, _ = watch.look([row], began, began + 1, reports=Reports("j", (("j", stamp),)))
-        few, _ = watch.look([], began + 5, began + 6, requested_keys=["s-2"])
-        led.append((watch.history.led, few.history.led))
-    none, _ = watch.look([given], 40, 41)
-    assert led == [((), ()), ((("j", 0),), (("j", 4),)), ((("j", 0),), (("j", 4),)), ((("j", 9),), (("j", 14),))]
-    assert none.history.led == ()
+        partial_watch, _ = watch.look([], began + 5, began + 6, requested_keys=["s-2"])
+        led_workers.append((watch.history.led, partial_watch.history.led))
+    watch_without_reports, _ = watch.look([given_row], 40, 41)
+    assert led_workers == [
+        ((), ()),
+        ((("j", 0),), (("j", 4),)),
+        ((("j", 0),), (("j", 4),)),
+        ((("j", 9),), (("j", 14),)),
+    ]
+    assert watch_without_reports.history.led == ()
 
 
 def test_lease_without_a_row_is_remembered() -> None:
     """The positions of deleted rows are remembered until the row exists again or the shard is gone."""
-    first, second = Lease("0", epoch=3), Lease("1", epoch=3)
-    watch, _ = Watch().look([first, second], 0.0, 1.0)
+    first_lease, second_lease = Lease("0", epoch=3), Lease("1", epoch=3)
+    watch, _ = Watch().look([first_lease, second_lease], 0.0, 1.0)
     watch, _ = watch.look([], 2.0, 3.0)
     assert [lease.key for lease in watch.history.gone] == ["0", "1"]
-    watch, _ = watch.look([second], 4.0, 5.0)
+    watch, _ = watch.look([second_lease], 4.0, 5.0)
     assert [lease.key for lease in watch.history.gone] == ["0"]
     watch, _ = watch.look([], 6.0, 7.0, requested_keys=["1"])
     assert [lease.key for lease in watch.history.gone] == ["0", "1"]
-    watch = watch.recalling({"0": evolve(first, epoch=9), "1": evolve(second, epoch=2)}, None)
+    watch = watch.recalling({"0": evolve(first_lease, epoch=9), "1": evolve(second_lease, epoch=2)}, None)
     assert [(lease.key, lease.epoch) for lease in watch.history.gone] == [("0", 9), ("1", 3)]
     watch = watch.recalling({}, [Shard("1")])
     assert [lease.key for lease in watch.history.gone] == ["1"]
@@ -327,7 +343,7 @@ NAMES = st.sampled_from(["a", "b", "c"])
 def rows(draw: st.DrawFn, key: str) -> Lease | None:
     """Draw the row of this key as a listing may show it, or None if there is none."""
     owner = draw(st.none() | NAMES)
-    signed = owner is not None and draw(st.booleans())
+    has_annotations = owner is not None and draw(st.booleans())
     bulletin = f"{draw(st.integers(0, 3))} {draw(st.integers(0, 2))} 0"
     row = Lease(
         key,
@@ -341,7 +357,7 @@ def rows(draw: st.DrawFn, key: str) -> Lease | None:
         next_owner=draw(st.sampled_from([None, None, "a", "b"])),
         yields=draw(st.booleans()),
         epoch=draw(st.integers(0, 3)),
-        annotations=(("bulletin", bulletin), ("process", f"p/{owner}")) if signed else (),
+        annotations=(("bulletin", bulletin), ("process", f"p/{owner}")) if has_annotations else (),
     )
     return draw(st.sampled_from([row, row, row, None]))
 
@@ -351,50 +367,58 @@ KEYS = [f"s-{place}" for place in range(6)]
 
 @st.composite
 def readings(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float, float]]:
-    """Draw reads of the whole table and of few rows in any order: the requested keys, the rows, beginning and end."""
-    found, now = [], 0.0
+    """Draw reads of the whole table and of a few rows, in any order.
+
+    Each has the requested keys, the rows, its start and its end.
+    """
+    reads, now = [], 0.0
     for _ in range(draw(st.integers(2, 7))):
         requested_keys = draw(st.none() | st.lists(st.sampled_from(KEYS), max_size=3, unique=True))
-        answer = [draw(rows(key)) for key in (KEYS if requested_keys is None else requested_keys)]
+        drawn_rows = [draw(rows(key)) for key in (KEYS if requested_keys is None else requested_keys)]
         began = now + draw(st.sampled_from([0.5, 3.0, 12.0, 30.0]))
         now = began + draw(st.sampled_from([0.1, 2.0]))
-        found.append((requested_keys, [row for row in answer if row is not None], began, now))
-    return found
+        reads.append((requested_keys, [row for row in drawn_rows if row is not None], began, now))
+    return reads
 
 
 def anew(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
     """Compute the owners, fleet, holes and lost rows after a listing from all leases before and after it."""
 
-    def seen(watch: Watch) -> dict[str, Lease]:
+    def leases_of(watch: Watch) -> dict[str, Lease]:
         return {key: watch.sightings[key].lease for key in watch.sightings}
 
-    old, new = seen(before), seen(after)
-    gone = {lease.key: lease for lease in before.history.gone} | old
-    named = [
-        {name for lease in each.values() for name in (lease.owner, lease.next_owner)} - {None} for each in (old, new)
+    leases_before, leases_after = leases_of(before), leases_of(after)
+    deleted_leases = {lease.key: lease for lease in before.history.gone} | leases_before
+    named_workers = [
+        {name for lease in leases.values() for name in (lease.owner, lease.next_owner)} - {None}
+        for leases in (leases_before, leases_after)
     ]
-    owners = [{key: lease.owner for key, lease in each.items()} for each in (old, new)]
+    owners = [{key: lease.owner for key, lease in leases.items()} for leases in (leases_before, leases_after)]
     owners_at = before.owners_at if owners[0] == owners[1] and before.owners_at is not None else ended
-    fleet_at = before.fleet_at if named[0] == named[1] and before.fleet_at is not None else ended
+    fleet_at = before.fleet_at if named_workers[0] == named_workers[1] and before.fleet_at is not None else ended
     assert (after.owners_at, after.fleet_at) == (owners_at, fleet_at)
-    holes = holes_after(new.values(), before.history.holes) if whole else before.history.holes
-    return evolve(after.history, holes=holes, gone=tuple(gone[key] for key in sorted(gone.keys() - new.keys())))
+    holes = holes_after(leases_after.values(), before.history.holes) if whole else before.history.holes
+    return evolve(
+        after.history,
+        holes=holes,
+        gone=tuple(deleted_leases[key] for key in sorted(deleted_leases.keys() - leases_after.keys())),
+    )
 
 
 def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
     """Return a census with its leases sorted by key instead of in listing order."""
     census = take_census(leases, me, config)
 
-    def ordered(found: Sequence[Lease]) -> tuple[Lease, ...]:
+    def sort_by_key(found: Sequence[Lease]) -> tuple[Lease, ...]:
         return tuple(sorted(found, key=attrgetter("key")))
 
     return evolve(
         census,
-        leases=ordered(census.leases),
-        free=ordered(census.free),
-        expired=ordered(census.expired),
-        mine=ordered(census.mine),
-        moving=ordered(census.moving),
+        leases=sort_by_key(census.leases),
+        free=sort_by_key(census.free),
+        expired=sort_by_key(census.expired),
+        mine=sort_by_key(census.mine),
+        moving=sort_by_key(census.moving),
     )
 
 
@@ -404,41 +428,41 @@ def test_counts_after_partial_reads_equal_a_full_count(
 ) -> None:
     """The counts that are updated after partial reads equal those computed from all leases."""
     watch, config = Watch(bulletins=BulletinTracker() if hears else None), Config(rules=rules)
-    for turn, (asked, listing, began, ended) in enumerate(told):
-        before = watch
-        watch, leases = watch.look(listing, began, ended, asked)
-        assert watch.history == anew(before, watch, ended, whole=asked is None)
-        everything = tuple(leases)
-        assert len(leases) == len(everything) == len(watch.sightings)
-        assert {lease.key: lease for lease in everything} == {
+    for turn, (requested_keys, listing, began, ended) in enumerate(told):
+        watch_before = watch
+        watch, leases = watch.look(listing, began, ended, requested_keys)
+        assert watch.history == anew(watch_before, watch, ended, whole=requested_keys is None)
+        all_leases = tuple(leases)
+        assert len(leases) == len(all_leases) == len(watch.sightings)
+        assert {lease.key: lease for lease in all_leases} == {
             key: watch.sightings[key].lease for key in watch.sightings
         }
-        weights = [(lease.owner, lease.weight) for lease in everything]
+        weights = [(lease.owner, lease.weight) for lease in all_leases]
         measured_weights = [weight for _, weight in weights if weight is not None]
         sums = {owner: sum(weight or 0 for name, weight in weights if name == owner) for owner, _ in weights}
-        blanks = {owner: weights.count((owner, None)) for owner in sums}
-        folded = indexed(leases)
-        assert folded.weight_totals() == (len(measured_weights), sum(measured_weights))
+        unmeasured_counts = {owner: weights.count((owner, None)) for owner in sums}
+        table_index = indexed(leases)
+        assert table_index.weight_totals() == (len(measured_weights), sum(measured_weights))
         # An owner whose last lease is gone has no entry left.
-        loads = {owner: load for owner, load in folded.load_by_owner(7).items() if load}
-        assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * blanks[owner])}
+        loads = {owner: load for owner, load in table_index.load_by_owner(7).items() if load}
+        assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * unmeasured_counts[owner])}
         for worker in ("a", "b", "d"):
             me = Me(worker, turn, watch.history)
-            assert ordered_census(leases, me, config) == ordered_census(everything, me, config)
-            assert lookout_ranks(leases, config) == lookout_ranks(everything, config)
+            assert ordered_census(leases, me, config) == ordered_census(all_leases, me, config)
+            assert lookout_ranks(leases, config) == lookout_ranks(all_leases, config)
             actions = plan(leases, None, me, config)
-            assert actions == plan(everything, None, me, config)
-            assert look_again(actions, leases, me, config) == look_again(actions, everything, me, config)
+            assert actions == plan(all_leases, None, me, config)
+            assert look_again(actions, leases, me, config) == look_again(actions, all_leases, me, config)
 
 
 def test_outage_of_the_store_expires_no_lease() -> None:
     """C17: The time of an outage does not count as idle time of any lease."""
-    old = evolve(ROW, idle=70.0)  # a store that knows a row's age includes the outage in it
+    aged_row = evolve(ROW, idle=70.0)  # the age of a row in the store includes the outage
     watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
-    watch, (lease,) = watch.unanswered(4).unanswered(30).look([old], began=61, ended=62)
+    watch, (lease,) = watch.unanswered(4).unanswered(30).look([aged_row], began=61, ended=62)
     assert lease.idle == 0
-    watch, (lease,) = watch.look([old], began=70, ended=71)
+    watch, (lease,) = watch.look([aged_row], began=70, ended=71)
     assert lease.idle == 8
-    watch, (lease,) = watch.unanswered(73).look([old], began=75, ended=76)
+    watch, (lease,) = watch.unanswered(73).look([aged_row], began=75, ended=76)
     assert lease.idle == 13, "a single late answer is no outage"
     assert watch.silent_at is None

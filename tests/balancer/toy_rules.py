@@ -1,4 +1,4 @@
-"""An example of a rule set that a user adds, by this file and a line in the list of rule sets."""
+"""An example of a rule set that a user adds: it needs this file and one line in the list of rule sets."""
 
 from attrs import field, frozen
 
@@ -11,7 +11,9 @@ from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
 
 @frozen
 class Toy(RuleSet):
-    """Take a few free leases, or otherwise one lease of the first worker that has two more leases than this one.
+    """Claim a few free leases.
+
+    If there are none, steal one lease of the first worker that has at least two more than this one.
 
     Attributes:
         most: How many free leases one worker claims in a turn.
@@ -26,7 +28,8 @@ class Toy(RuleSet):
         """Return the leases that this worker takes in one turn."""
         if census.available:
             return tuple(Claim(lease, "T1") for lease in draw(census.available, me, self.most))
-        fuller = {owner for owner, count in census.counts.items() if count >= len(census.mine) + 2}
+        fuller_workers = {owner for owner, count in census.counts.items() if count >= len(census.mine) + 2}
         return tuple(
-            Steal(lease, min(fuller), "T2") for lease in draw(census.held_by({min(fuller, default="")}), me, 1)
+            Steal(lease, min(fuller_workers), "T2")
+            for lease in draw(census.held_by({min(fuller_workers, default="")}), me, 1)
         )

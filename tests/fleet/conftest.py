@@ -1,4 +1,4 @@
-"""A process with hubs for this folder, and the workers' environment for reaching it and the blobs."""
+"""A process with hubs for this folder, and the environment in which workers reach the hubs and the blobs."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +13,7 @@ from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE as BLOB_CON
 from leasehold_lab.standins.hubs.event_hubs import AMQP_PORT, LocalHubs, event_hubs
 
 FIRST, LAST = int(IPv4Address("127.1.0.1")), int(IPv4Address("127.255.0.1"))
-"""Loopback addresses, reachable from this machine only."""
+"""Loopback addresses, which are reachable from this machine only."""
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def running_hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it 
 
 @pytest.fixture(scope="session")
 def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if there is none
-    """Another process, whose hubs have the same name for the SDKs of all languages."""
+    """Yield another process, whose hubs have the same name for the SDKs of all languages."""
     for _ in range(3):
         address = str(IPv4Address(randrange(FIRST, LAST)))  # noqa: S311  not a secret
         with suppress(OSError), socket() as probe:
@@ -38,14 +38,14 @@ def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001 
 
 @pytest.fixture
 def blobs(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The blob service, set in the environment."""
+    """Set the blob service in the environment."""
     monkeypatch.setenv(BLOB_CONNECTION, azurite_connection)
     return azurite_connection
 
 
 @pytest.fixture
 def hubs(running_hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> LocalHubs:
-    """The hubs, set in the environment."""
+    """Set the hubs in the environment."""
     assert blobs
     monkeypatch.setenv(HUB_CONNECTION, running_hubs.connection_string())
     return running_hubs
@@ -53,7 +53,7 @@ def hubs(running_hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def meeting_hubs(hubs_of_one_name: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> LocalHubs:
-    """The hubs for all languages, set in the environment."""
+    """Set the hubs for all languages in the environment."""
     assert blobs
     monkeypatch.setenv(HUB_CONNECTION, hubs_of_one_name.connection_string())
     return hubs_of_one_name

@@ -31,7 +31,7 @@ class Refused:
 
 @frozen
 class Reset:
-    """The connection breaks, either before the service has the request or while the response is on its way."""
+    """The connection breaks, either before the service has received the request or while the response is on its way."""
 
     late: bool = False
 
@@ -70,9 +70,9 @@ HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-leng
 
 @define
 class Line:
-    """The faults for the next requests of each operation, and the number of requests to each.
+    """The faults for the next requests of each operation, and the number of requests of each operation.
 
-    A request that names no operation counts under its method, or as "List".
+    A request without an operation counts under its HTTP method, or as "List".
     """
 
     to: str
@@ -89,7 +89,7 @@ class Line:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """Return how many faults have not happened yet."""
+        """Return how many faults have not happened yet, by operation."""
         with self._lock:
             return {operation: len(faults) for operation, faults in self._faults.items() if faults}
 
@@ -102,7 +102,7 @@ class Line:
 
 
 class _Carrier(BaseHTTPRequestHandler):
-    """One connection of a client."""
+    """Handles one connection of a client."""
 
     line: ClassVar[Line]
     protocol_version = "HTTP/1.1"
@@ -127,11 +127,11 @@ class _Carrier(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = carry  # noqa: N815  the server looks up these names
 
     def log_message(self, *_said: object) -> None:
-        """Log nothing, because the test reports what went wrong."""
+        """Log nothing, because the test reports faults."""
 
     def _carry(self, body: bytes, fault: Fault | None) -> None:
         try:
-            status, answer, headers = _forward(self.line.to, self.command, self.path, body, dict(self.headers))
+            status, response_body, headers = _forward(self.line.to, self.command, self.path, body, dict(self.headers))
         except (OSError, HTTPException):
             self._reset()  # the service is down
             return
@@ -139,10 +139,10 @@ class _Carrier(BaseHTTPRequestHandler):
             self._reset()
         elif isinstance(fault, Altered):
             cbor = "cbor" in headers["Content-Type"]
-            fields = (cbor2.loads(answer) if cbor else json.loads(answer)) | fault.fields
+            fields = (cbor2.loads(response_body) if cbor else json.loads(response_body)) | fault.fields
             self._answer(status, cbor2.dumps(fields) if cbor else json.dumps(fields).encode(), headers)
         else:
-            self._answer(status, answer, headers)
+            self._answer(status, response_body, headers)
 
     def _refuse(self, fault: Refused) -> None:
         if "X-Amz-Target" in self.headers:
@@ -153,13 +153,13 @@ class _Carrier(BaseHTTPRequestHandler):
             body = f"<?xml version='1.0'?><Error>{element}</Error>".encode()
             self._answer(fault.status, body, {"Content-Type": "application/xml", "x-ms-error-code": fault.code})
 
-    def _answer(self, status: int, body: bytes, said: Mapping[str, str]) -> None:
+    def _answer(self, status: int, body: bytes, response_headers: Mapping[str, str]) -> None:
         self.send_response_only(status)
-        for name, value in said.items():
+        for name, value in response_headers.items():
             if name.lower() not in HOPS:
                 self.send_header(name, value)
-        head = self.command == "HEAD" and "Content-Length" in said
-        self.send_header("Content-Length", said["Content-Length"] if head else str(len(body)))
+        has_head_length = self.command == "HEAD" and "Content-Length" in response_headers
+        self.send_header("Content-Length", response_headers["Content-Length"] if has_head_length else str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -171,7 +171,7 @@ class _Carrier(BaseHTTPRequestHandler):
         os.close(self.connection.detach())
 
     def handle(self) -> None:
-        """Serve one connection; the other side may hang up at any time."""
+        """Serve one connection. The other side may disconnect at any time."""
         with suppress(ConnectionError):
             super().handle()
 
@@ -180,42 +180,42 @@ AnyLine = TypeVar("AnyLine", bound=Line)
 
 
 @contextmanager
-def line(to: str) -> Iterator[Line]:
-    """Return a faulty connection to this address."""
-    with laid(Line(to)) as made:
-        yield made
+def line(target_url: str) -> Iterator[Line]:
+    """Yield a faulty connection to this address."""
+    with laid(Line(target_url)) as faulty_connection:
+        yield faulty_connection
 
 
 @contextmanager
-def laid(made: AnyLine) -> Iterator[AnyLine]:
-    """Run this connection until the block ends."""
-    server = ThreadingHTTPServer((HOST, 0), type("Handler", (_Carrier,), {"line": made}))
+def laid(faulty_connection: AnyLine) -> Iterator[AnyLine]:
+    """Run the server of this connection until the block ends."""
+    server = ThreadingHTTPServer((HOST, 0), type("Handler", (_Carrier,), {"line": faulty_connection}))
     server.daemon_threads = True
-    made.url = f"http://{HOST}:{server.server_port}"
+    faulty_connection.url = f"http://{HOST}:{server.server_port}"
     serving = Thread(target=server.serve_forever, args=(0.05,))
     serving.start()
     try:
-        yield made
+        yield faulty_connection
     finally:
-        made.closed.set()
+        faulty_connection.closed.set()
         server.shutdown()
         serving.join()
         server.server_close()
 
 
 def _operation(method: str, path: str, target: str) -> str:
-    listed = "comp=list" in path or "list-type=" in path
-    return target.rpartition(".")[2] or ("List" if listed else method)
+    is_listing = "comp=list" in path or "list-type=" in path
+    return target.rpartition(".")[2] or ("List" if is_listing else method)
 
 
 def _forward(
-    to: str, method: str, path: str, body: bytes, headers: dict[str, str]
+    target_url: str, method: str, path: str, body: bytes, headers: dict[str, str]
 ) -> tuple[int, bytes, dict[str, str]]:
-    place = urlsplit(to)
-    connection = HTTPConnection(place.hostname or HOST, place.port, timeout=SECONDS)
+    address = urlsplit(target_url)
+    connection = HTTPConnection(address.hostname or HOST, address.port, timeout=SECONDS)
     try:
         connection.request(method, path, body, {**headers, "Connection": "close"})
-        answer = connection.getresponse()
-        return answer.status, answer.read(), dict(answer.headers)
+        response = connection.getresponse()
+        return response.status, response.read(), dict(response.headers)
     finally:
         connection.close()

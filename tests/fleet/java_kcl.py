@@ -1,4 +1,4 @@
-"""Run the Java KCL as a process, built from the published jars of a given version with a program of ours."""
+"""Runs the Java KCL as a process, built from the published jars of a given version with a program of ours."""
 
 import hashlib
 import shutil
@@ -11,18 +11,18 @@ from leasehold_lab.demo.stage import Stage
 
 BUILD_SECONDS = 540
 FAILOVER_MS = 3000
-# Use a small heap and the quick compiler, because several of these share two cores with the services.
+# Use a small heap and the quick compiler, because several of these processes share two cores with the services.
 JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 PROGRAM = Path(__file__).parents[1] / "java" / "kcl_worker"
 
 
 def missing() -> str:
-    """Return why a Java worker cannot be built here, or an empty string."""
+    """Return which tools for building a Java worker are missing here, or an empty string."""
     return ", ".join(tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None)
 
 
 def built(version: str) -> Path:
-    """Return the folder with this KCL's jars and our program; the first call downloads and compiles."""
+    """Return the folder with this KCL's jars and our program. The first call downloads and compiles them."""
     return compiled(PROGRAM / "KclWorker.java", f"kcl-{version}", f"-Dkcl.version={version}")
 
 
@@ -31,12 +31,12 @@ def compiled(source: Path, name: str, *properties: str) -> Path:
     pom = source.with_name("pom.xml")
     digest = hashlib.sha256(source.read_bytes() + pom.read_bytes()).hexdigest()[:12]
 
-    def fill(folder: Path) -> None:
+    def fill_folder(folder: Path) -> None:
         fetch = ("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", *properties)
         _run(*fetch, f"-DoutputDirectory={folder / 'jars'}")
         _run("javac", "-nowarn", "-d", str(folder), "-cp", f"{folder / 'jars'}/*", str(source))
 
-    return fill_once(f"java/{name}-{digest}", fill)
+    return fill_once(f"java/{name}-{digest}", fill_folder)
 
 
 def java_worker(
@@ -50,10 +50,15 @@ def java_worker(
     failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
-    """Start a Java worker on the stage's stream and table; mode "2x" lets a 3.x worker share with 2.x ones."""
+    """Start a Java worker on the stage's stream and table.
+
+    Mode "2x" lets a 3.x worker share the table with 2.x workers.
+    """
     table = stage.store_url.removeprefix("dynamodb://").partition("?")[0]
-    place = (kinesis, dynamodb, stage.stream.name, table)
-    return started(name, version, place, stage.folder, mode=mode, failover_ms=failover_ms, properties=properties)
+    service_addresses = (kinesis, dynamodb, stage.stream.name, table)
+    return started(
+        name, version, service_addresses, stage.folder, mode=mode, failover_ms=failover_ms, properties=properties
+    )
 
 
 def started(
@@ -66,7 +71,7 @@ def started(
     failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
-    """Start a Java worker; the place consists of the addresses of Kinesis and DynamoDB, the stream and the table."""
+    """Start a Java worker. `place` has the addresses of Kinesis and DynamoDB, the stream and the table."""
     jars = built(version)
     command = (*JVM, *properties, "-cp", f"{jars}:{jars}/jars/*", "KclWorker", *place, name, str(failover_ms), mode)
     return Child(name, command, folder, program=str(shutil.which("java")))

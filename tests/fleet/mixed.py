@@ -1,4 +1,4 @@
-"""Our workers and Java's on one stream and one table, with a producer, and everything recorded."""
+"""Our workers and Java's on one stream and one table, with a producer, and a record of everything they do."""
 
 import logging
 import time
@@ -51,28 +51,31 @@ class Mixed:
         return "".join(log.read_text() for log in sorted(self.stage.folder.glob("java-*.log")))
 
     def watched(self, _stage: Stage) -> None:
-        """Record what the producer has put."""
+        """Record the records that the producer has put."""
         self.sent += self.produced.read_new_items()
 
     def read_by(self, worker: str) -> bool:
         """Return whether a worker owns leases and has started to read all of them."""
-        mine = [lease.shard for lease in self.stage.leases if lease.owner == worker and not lease.ended]
-        return bool(mine) and all(self.stage.reading.find_reader(shard) == worker for shard in mine)
+        own_shards = [lease.shard for lease in self.stage.leases if lease.owner == worker and not lease.ended]
+        return bool(own_shards) and all(self.stage.reading.find_reader(shard) == worker for shard in own_shards)
 
     def gifts(self) -> list[tuple[str, str, bool]]:
         """Return the shards that passed from our workers to Java's, with the worker, and whether it started to read."""
-        passed = []
+        gifts = []
         rows = sorted(self.stage.history.rows, key=lambda row: (row.shard, row.t))
-        for shard, of_shard in groupby(rows, key=lambda row: row.shard):
-            owned = [(owner or "", next(stay).t) for owner, stay in groupby(of_shard, key=lambda row: row.owner)]
-            for (before, _), (after, since) in pairwise(owned):
+        for shard, shard_rows in groupby(rows, key=lambda row: row.shard):
+            owner_since = [
+                (owner or "", next(owner_rows).t)
+                for owner, owner_rows in groupby(shard_rows, key=lambda row: row.owner)
+            ]
+            for (before, _), (after, since) in pairwise(owner_since):
                 if before.startswith("ours") and after.startswith("java"):
-                    read = any(
+                    was_read = any(
                         (reader.worker, reader.shard) == (after, shard) and reader.begin >= since - 1
                         for reader in self.stage.reading.tenures
                     )
-                    passed.append((shard, after, read))
-        return passed
+                    gifts.append((shard, after, was_read))
+        return gifts
 
     def join_java(self, name: str) -> None:
         started = java_worker(
@@ -87,21 +90,21 @@ class Mixed:
         self.stage.watch_process(started)
 
     def balanced(self) -> None:
-        """Wait until every open shard is read, and no live worker has two more than another."""
+        """Wait until every open shard is read, and no live worker has two more leases than another."""
         self._wait("balanced", self.stage.is_balanced)
 
     def owned_by(self, worker: str) -> None:
-        """Wait until one worker reads everything, even if others are running."""
+        """Wait until one worker reads all shards, even if others are running."""
 
-        def alone() -> bool:
+        def reads_all_shards() -> bool:
             current = {lease.shard for lease in self.stage.leases if not lease.ended}
-            mine = {shard for shard in current if self.stage.reading.find_reader(shard) == worker}
-            return mine == current and len(current) == self.stage.open_shards
+            own_shards = {shard for shard in current if self.stage.reading.find_reader(shard) == worker}
+            return own_shards == current and len(current) == self.stage.open_shards
 
-        self._wait(f"all read by {worker}", alone)
+        self._wait(f"all read by {worker}", reads_all_shards)
 
     def finish(self) -> RunVerdict:
-        """Stop producing, let everything arrive and all workers drain; return the verdict."""
+        """Stop producing, wait until all records arrive, and drain all workers. Return the verdict."""
         self.producer.ask_to_end()
         assert self.producer.wait() == 0, self.producer.last_output
         self.stage.tick()
@@ -112,26 +115,28 @@ class Mixed:
         log.info("KCL %s (%s): %d records, %d lost, %d handed over again", *figures)
         return verdict
 
-    def _wait(self, what: str, holds: Callable[[], bool]) -> None:
-        deed = self.stage.history.incidents[-1]
-        done = self.stage.until(holds, WAIT_SECONDS)
-        seconds, held = time.time() - deed.t, dict(self.stage.count_leases_of_workers())
+    def _wait(self, goal: str, condition: Callable[[], bool]) -> None:
+        last_incident = self.stage.history.incidents[-1]
+        is_reached = self.stage.until(condition, WAIT_SECONDS)
+        seconds, lease_counts = time.time() - last_incident.t, dict(self.stage.count_leases_of_workers())
         log.info(
             "KCL %s (%s): %s %s: %s after %.1f s: %s",
             self.version,
             self.mode,
-            deed.what,
-            deed.subject,
-            what,
+            last_incident.what,
+            last_incident.subject,
+            goal,
             seconds,
-            held,
+            lease_counts,
         )
-        assert done, f"not {what} {seconds:.0f} s after {deed.what} {deed.subject}: {held}"
+        assert is_reached, (
+            f"not {goal} {seconds:.0f} s after {last_incident.what} {last_incident.subject}: {lease_counts}"
+        )
 
 
 @contextmanager
 def mixed(kinesis: str, dynamodb: str, version: str, mode: str, lease_seconds: int = LEASE_SECONDS) -> Iterator[Mixed]:
-    """Run a fleet without workers on a stream of four shards that is written to, and a table."""
+    """Run a fleet without workers on a table and a stream with four shards that is being written to."""
     settings = ("--lease-seconds", str(lease_seconds), *SETTINGS[2:])
     with open_stage(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
         command = ("-m", "leasehold_lab.demo.producer", kinesis, stage.stream.name, str(RATE))

@@ -1,6 +1,6 @@
-"""Azure's event processors as processes, one for each language, at locked versions and with a program of ours.
+"""Azure's event processors as processes, one for each language, at locked versions, with programs of ours.
 
-Each program takes the same arguments and writes the event lines of `leasehold consume --events`:
+Each program takes the same arguments and prints the event lines of `leasehold consume --events`:
 
     WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 """
@@ -21,7 +21,7 @@ from leasehold_lab.standins.node import find_node, install_packages
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 BUILD_SECONDS = 540
-# Use a small heap and the quick compiler, because several of these share two cores with the services.
+# Use a small heap and the quick compiler, because several of these processes share two cores with the services.
 JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 GO_LEAST = (1, 24)
 
@@ -30,8 +30,7 @@ GO_LEAST = (1, 24)
 class Make:
     """The processor of one SDK.
 
-    start  downloads and builds it once; returns the program and its first arguments. Raises ServiceError on failure
-    group  the consumer group as its workers must write it
+    start  downloads and builds it once, and returns the program and its first arguments. Raises ServiceError on failure
     """
 
     start: Callable[[], tuple[str, ...]]
@@ -43,28 +42,34 @@ def _python(program: str) -> tuple[str, ...]:
 
 
 def _javascript() -> tuple[str, ...]:
-    node, tree = find_node(), TESTS / "javascript" / "event_processor"
+    node, source_folder = find_node(), TESTS / "javascript" / "event_processor"
 
-    def fill(folder: Path) -> None:
-        install_packages(tree, folder)
-        shutil.copy(tree / "worker.cjs", folder)  # next to the packages, where Node looks for them
+    def fill_folder(folder: Path) -> None:
+        install_packages(source_folder, folder)
+        shutil.copy(source_folder / "worker.cjs", folder)  # next to the packages, where Node looks for them
 
-    return *node.node, str(_built(tree, fill) / "worker.cjs")
+    return *node.node, str(_built(source_folder, fill_folder) / "worker.cjs")
 
 
 def _java() -> tuple[str, ...]:
     _need("java", "javac", "mvn")
-    tree = TESTS / "java" / "event_processor"
+    source_folder = TESTS / "java" / "event_processor"
 
-    def fill(folder: Path) -> None:
+    def fill_folder(folder: Path) -> None:
         jars = folder / "jars"
         _run(
-            "mvn", "-q", "-B", "-f", str(tree / "pom.xml"), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"
+            "mvn",
+            "-q",
+            "-B",
+            "-f",
+            str(source_folder / "pom.xml"),
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={jars}",
         )
-        check_digests(jars, (tree / "jars.sha256").read_text())
-        _run("javac", "-nowarn", "-d", str(folder), "-cp", f"{jars}/*", str(tree / "EventWorker.java"))
+        check_digests(jars, (source_folder / "jars.sha256").read_text())
+        _run("javac", "-nowarn", "-d", str(folder), "-cp", f"{jars}/*", str(source_folder / "EventWorker.java"))
 
-    folder = _built(tree, fill)
+    folder = _built(source_folder, fill_folder)
     return str(shutil.which("java")), *JVM, "-cp", f"{folder}:{folder}/jars/*", "EventWorker"
 
 
@@ -74,13 +79,13 @@ def _go() -> tuple[str, ...]:
     version = re.search(r"go(\d+)\.(\d+)", output)
     if version is None or (int(version[1]), int(version[2])) < GO_LEAST:
         raise ServiceError(f"Go {'.'.join(map(str, GO_LEAST))} or later is needed, and this is {output.strip()}")
-    tree = TESTS / "go" / "event_processor"
+    source_folder = TESTS / "go" / "event_processor"
 
-    def fill(folder: Path) -> None:
+    def fill_folder(folder: Path) -> None:
         _run(
             "go",
             "-C",
-            str(tree),
+            str(source_folder),
             "build",
             "-mod=readonly",
             "-trimpath",
@@ -89,7 +94,7 @@ def _go() -> tuple[str, ...]:
             str(folder / "worker"),
         )
 
-    return (str(_built(tree, fill) / "worker"),)
+    return (str(_built(source_folder, fill_folder) / "worker"),)
 
 
 MAKES: Mapping[str, Make] = {
@@ -100,22 +105,26 @@ MAKES: Mapping[str, Make] = {
     # Go's SDK does not convert blob names to lower case, as all others do.
     "go": Make(_go, group="$default"),
 }
-"""The processors by name. Python's two come with the tests; the others need what `start` names."""
+"""The processors by name. Python's two come with the tests. The others need the tools that `start` names if they are
+missing.
+"""
 
 
 def check_digests(folder: Path, listing: str) -> None:
-    """Check that a folder contains exactly the files of a `sha256sum` listing. Raises ServiceError."""
+    """Check that a folder contains exactly the files in the output of `sha256sum`. Raises ServiceError."""
     listed = {name: digest for digest, name in (line.split() for line in listing.splitlines())}
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-    if wrong := sorted(name for name in listed.keys() | digests.keys() if listed.get(name) != digests.get(name)):
-        raise ServiceError(f"not what was tested: {', '.join(wrong)}")
+    if differing_names := sorted(
+        name for name in listed.keys() | digests.keys() if listed.get(name) != digests.get(name)
+    ):
+        raise ServiceError(f"not what was tested: {', '.join(differing_names)}")
 
 
-def _built(tree: Path, fill: Callable[[Path], None]) -> Path:
-    """Return the folder filled for this state of a tree."""
-    files = sorted(path for path in tree.iterdir() if path.is_file())
+def _built(source_folder: Path, fill: Callable[[Path], None]) -> Path:
+    """Return a folder that was filled from the current files of a tree."""
+    files = sorted(path for path in source_folder.iterdir() if path.is_file())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
-    return fill_once(f"{tree.parent.name}/event-processor-{digest}", fill)
+    return fill_once(f"{source_folder.parent.name}/event-processor-{digest}", fill)
 
 
 def _need(*tools: str) -> None:

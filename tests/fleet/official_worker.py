@@ -1,8 +1,8 @@
-"""An official Event Hubs worker as Azure documents it, which prints event lines like our workers.
+"""An official Event Hubs worker, written as Azure documents it, that prints event lines like those of our workers.
 
     python official_worker.py WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 
-Both connection strings are in the environment. On SIGTERM it releases its partitions and ends.
+Both connection strings are in the environment. On SIGTERM, the worker releases its partitions and exits.
 """
 
 import json
@@ -22,9 +22,9 @@ from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 ENDINGS = {CloseReason.OWNERSHIP_LOST: "lease-lost", CloseReason.SHUTDOWN: "stopped"}
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Receive until SIGTERM."""
-    worker, hub, group, container, interval, expiry = words
+    worker, hub, group, container, interval, expiry = arguments
     store = BlobCheckpointStore.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"], container)
     client = EventHubConsumerClient.from_connection_string(
         os.environ["EVENTHUBS_CONNECTION_STRING"],
@@ -34,35 +34,35 @@ def main(words: list[str]) -> None:
         load_balancing_interval=float(interval),
         partition_ownership_expiration_interval=float(expiry),
     )
-    # Closing waits for the receiving thread, which is the thread that a signal interrupts.
+    # Closing waits for the receiving thread, and that is the thread in which the signal handler runs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=client.close).start())
-    tell = partial(record_event, worker)
+    print_event = partial(record_event, worker)
     with client, store:
         client.receive_batch(
-            partial(handle, tell),
+            partial(handle, print_event),
             max_batch_size=100,
             starting_position="-1",
-            on_partition_initialize=lambda context: tell("initialize", context),
-            on_partition_close=lambda context, why: tell(ENDINGS[why], context),
+            on_partition_initialize=lambda context: print_event("initialize", context),
+            on_partition_close=lambda context, reason: print_event(ENDINGS[reason], context),
         )
 
 
-def handle(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  the SDK's context has no public type
-    """Print the event, and checkpoint it."""
-    record_events(tell, context, events)
+def handle(print_event: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  the SDK's context has no public type
+    """Print the events, and checkpoint the last one."""
+    record_events(print_event, context, events)
     if events:
         context.update_checkpoint(events[-1])
 
 
-def record_events(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  likewise
+def record_events(print_event: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  likewise
     for event in events:
         digest = sha1(b"".join(cast("Iterable[bytes]", event.body)), usedforsecurity=False).hexdigest()
         number = str(event.sequence_number)
-        tell("record", context, sequence_number=number, sub_sequence_number=0, partition_key=None, sha1=digest)
+        print_event("record", context, sequence_number=number, sub_sequence_number=0, partition_key=None, sha1=digest)
 
 
-def record_event(worker: str, event: str, context: Any, **more: object) -> None:  # noqa: ANN401  likewise
-    line = {"t": int(time.time() * 1000), "worker": worker, "event": event, "shard": context.partition_id, **more}
+def record_event(worker: str, event: str, context: Any, **fields: object) -> None:  # noqa: ANN401  likewise
+    line = {"t": int(time.time() * 1000), "worker": worker, "event": event, "shard": context.partition_id, **fields}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

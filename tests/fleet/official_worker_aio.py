@@ -2,7 +2,7 @@
 
     python official_worker_aio.py WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 
-Both connection strings are in the environment. On SIGTERM it releases its partitions and ends.
+Both connection strings are in the environment. On SIGTERM, the worker releases its partitions and exits.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from official_worker import ENDINGS, record_event, record_events
 
 
-async def main(words: list[str]) -> None:
+async def main(arguments: list[str]) -> None:
     """Receive until SIGTERM."""
-    worker, hub, group, container, interval, expiry = words
+    worker, hub, group, container, interval, expiry = arguments
     store = BlobCheckpointStore.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"], container)
     client = EventHubConsumerClient.from_connection_string(
         os.environ["EVENTHUBS_CONNECTION_STRING"],
@@ -32,16 +32,16 @@ async def main(words: list[str]) -> None:
     )
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
-    tell = partial(record_event, worker)
+    print_event = partial(record_event, worker)
 
-    async def begun(context: Any) -> None:  # noqa: ANN401  the SDK's context has no public type
-        tell("initialize", context)
+    async def on_initialize(context: Any) -> None:  # noqa: ANN401  the SDK's context has no public type
+        print_event("initialize", context)
 
-    async def ended(context: Any, why: Any) -> None:  # noqa: ANN401  likewise
-        tell(ENDINGS[why], context)
+    async def on_close(context: Any, reason: Any) -> None:  # noqa: ANN401  likewise
+        print_event(ENDINGS[reason], context)
 
     async def handle(context: Any, events: list[EventData]) -> None:  # noqa: ANN401  likewise
-        record_events(tell, context, events)
+        record_events(print_event, context, events)
         if events:
             await context.update_checkpoint(events[-1])
 
@@ -50,8 +50,8 @@ async def main(words: list[str]) -> None:
             handle,
             max_batch_size=100,
             starting_position="-1",
-            on_partition_initialize=begun,
-            on_partition_close=ended,
+            on_partition_initialize=on_initialize,
+            on_partition_close=on_close,
         )
         receiving = asyncio.create_task(receive)
         await ending.wait()

@@ -1,4 +1,4 @@
-"""A worker on real blobs with storage down, a wrong clock, unknown blobs or wrong keys."""
+"""A worker with real blobs while storage is down, a clock is wrong, blobs are unknown or keys are wrong."""
 
 import logging
 import re
@@ -38,7 +38,7 @@ SHARED = {"0": "sdk", "1": "sdk", "2": "ann", "3": "ann"}
 
 @define
 class Member:
-    """A worker whose clock the test advances, cycle by cycle."""
+    """A worker with a clock that the test advances, cycle by cycle."""
 
     store: EtagStore
     now: float = 1000.0
@@ -51,21 +51,21 @@ class Member:
         )
 
     def cycle(self) -> list[str]:
-        """Run one cycle and return the partitions held."""
+        """Run one cycle and return the keys of the held partitions."""
         self.now += CONFIG.cycle_seconds
         self.worker.renew(self.now)
         self.worker.hurry()
         self.worker.turn(self.now)
         return [holding.key for holding in self.worker.holdings]
 
-    def until(self, holds: Callable[[], bool], between: Callable[[], None] = lambda: None) -> None:
-        """Run cycles until the condition holds; fail after twenty."""
+    def until(self, condition: Callable[[], bool], after_cycle: Callable[[], None] = lambda: None) -> None:
+        """Run cycles until the condition is true. Fail after twenty."""
         cycles = 0
-        while not holds():
+        while not condition():
             cycles += 1
             assert cycles < 20, "not within twenty cycles"
             self.cycle()
-            between()
+            after_cycle()
 
 
 def owners(store: EtagStore) -> dict[str, str | None]:
@@ -80,7 +80,7 @@ def container(blobs: str) -> Iterator[ContainerClient]:
 
 @pytest.fixture
 def peer(container: ContainerClient) -> EtagStore:
-    """Return the store of an official peer that owns two partitions of four and always reaches the blobs."""
+    """Return the store of an official peer, which owns two of four partitions and can always reach the blobs."""
     store = EtagStore(BlobObjects(container), LAYOUT)
     for key in SHARED:
         expect_applied(store.write(CreateLease(Lease(key))))
@@ -101,16 +101,18 @@ def test_leases_survive_three_cycles_without_storage(
     blobs: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A worker that releases too soon stops the stream; one that holds too long reads what another worker reads."""
+    """If a worker releases too soon, the stream stops. If it holds for too long, it reads what another worker reads."""
     wire = Wire(azurite_service.port)
-    by_wire = blobs.replace(f":{azurite_service.port}/", f":{wire.port}/")
-    with ContainerClient.from_connection_string(by_wire, container.container_name, retry_total=0) as client:
+    connection_through_wire = blobs.replace(f":{azurite_service.port}/", f":{wire.port}/")
+    with ContainerClient.from_connection_string(
+        connection_through_wire, container.container_name, retry_total=0
+    ) as client:
         ann = Member(EtagStore(BlobObjects(client), LAYOUT))
         ann.until(lambda: owners(peer) == SHARED, lambda: renew(peer))
-        before = peer.list().leases
+        leases_before = peer.list().leases
         wire.cut()
         assert [ann.cycle() for _ in range(4)] == [["2", "3"]] * 3 + [[]]
-        assert [lease.version for lease in peer.list().leases] == [lease.version for lease in before]
+        assert [lease.version for lease in peer.list().leases] == [lease.version for lease in leases_before]
         renew(peer)
         wire.mend()
         assert (ann.cycle(), owners(peer)) == (["2", "3"], SHARED)
@@ -126,9 +128,9 @@ def test_leases_survive_three_cycles_without_storage(
 def test_a_clock_ten_minutes_off_takes_no_lease_from_living_owners(
     container: ContainerClient, peer: EtagStore, skew: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a clock ahead, live peers do not look dead; with one behind, dead peers are still taken over."""
-    shifted = BlobObjects(container, SkewWarning(lambda: time.time() + skew))
-    ann = Member(EtagStore(shifted, LAYOUT))
+    """If the clock is ahead, live peers don't look dead. If it is behind, dead peers are still taken over."""
+    objects_with_skew = BlobObjects(container, SkewWarning(lambda: time.time() + skew))
+    ann = Member(EtagStore(objects_with_skew, LAYOUT))
     for _ in range(6):
         ann.cycle()
         renew(peer)
@@ -143,25 +145,27 @@ def test_foreign_blobs_do_not_stop_a_worker(
 ) -> None:
     for name in ("ownership/readme.txt", "ownership/2", "ownership-old/3"):
         container.upload_blob(f"{PREFIX}/{name}", b"")  # no metadata at all
-    broken = container.get_blob_client(f"{PREFIX}/checkpoint/3")
-    broken.set_blob_metadata({"offset": "0", "sequencenumber": "x"})
+    broken_blob = container.get_blob_client(f"{PREFIX}/checkpoint/3")
+    broken_blob.set_blob_metadata({"offset": "0", "sequencenumber": "x"})
     ann = Member(EtagStore(BlobObjects(container), LAYOUT))
     for _ in range(3):
-        held = ann.cycle()
+        held_partitions = ann.cycle()
         renew(peer)
-    assert held == ["2"]
+    assert held_partitions == ["2"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    mend = "until it is fixed, no lease is created for ancestors and descendants of its shard, and none is deleted"
-    assert warnings == [f"row 3: sequencenumber 'x' is not a decimal sequence number; {mend}"]
-    broken.set_blob_metadata({"offset": "0", "sequencenumber": "7"})
+    consequence = (
+        "until it is fixed, no lease is created for ancestors and descendants of its shard, and none is deleted"
+    )
+    assert warnings == [f"row 3: sequencenumber 'x' is not a decimal sequence number; {consequence}"]
+    broken_blob.set_blob_metadata({"offset": "0", "sequencenumber": "7"})
     ann.until(lambda: owners(peer) == SHARED, lambda: renew(peer))
 
 
 def ended(url: str, *more: str) -> tuple[int, str]:
-    """Return how the command ends, and its output."""
-    done_with = CliRunner().invoke(app, [url, "--events", *more])
-    assert done_with.stdout == ""
-    return done_with.exit_code, done_with.stderr
+    """Return the exit status of the command and its output."""
+    result = CliRunner().invoke(app, [url, "--events", *more])
+    assert result.stdout == ""
+    return result.exit_code, result.stderr
 
 
 def test_an_unusable_hub_is_reported_by_the_command(

@@ -25,22 +25,22 @@ KEYS = 23
 
 @define
 class Producer:
-    """Puts numbered records, and remembers them."""
+    """Puts numbered records, and remembers their data."""
 
     client: "KinesisClient"
     sent: list[str] = field(factory=list)
 
     def put(self, count: int) -> None:
-        """Put this many more records, each key's in order."""
+        """Put this many more records, in order for each key."""
         rows = [str(len(self.sent) + n) for n in range(count)]
         for start in range(0, count, 100):
-            answer = self.client.put_records(
+            response = self.client.put_records(
                 StreamName=STREAM,
                 Records=[
                     {"Data": row.encode(), "PartitionKey": f"k-{int(row) % KEYS}"} for row in rows[start : start + 100]
                 ],
             )
-            assert answer["FailedRecordCount"] == 0
+            assert response["FailedRecordCount"] == 0
         self.sent += rows
 
     def open_shards(self) -> list[dict[str, Any]]:
@@ -51,16 +51,16 @@ class Producer:
     def split(self) -> None:
         """Split the first open shard in two."""
         shard = self.open_shards()[0]
-        ends = shard["HashKeyRange"]
-        middle = (int(ends["StartingHashKey"]) + int(ends["EndingHashKey"])) // 2
+        hash_range = shard["HashKeyRange"]
+        middle = (int(hash_range["StartingHashKey"]) + int(hash_range["EndingHashKey"])) // 2
         self.client.split_shard(StreamName=STREAM, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle))
         self.active()
 
     def merge(self) -> None:
         """Merge the last two open shards."""
         shards = sorted(self.open_shards(), key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))
-        one, two = (shard["ShardId"] for shard in shards[-2:])
-        self.client.merge_shards(StreamName=STREAM, ShardToMerge=one, AdjacentShardToMerge=two)
+        first_shard, second_shard = (shard["ShardId"] for shard in shards[-2:])
+        self.client.merge_shards(StreamName=STREAM, ShardToMerge=first_shard, AdjacentShardToMerge=second_shard)
         self.active()
 
     def active(self) -> None:
@@ -71,8 +71,8 @@ class Producer:
         )
 
 
-def outlive(fleet: Fleet, producer: Producer) -> None:
-    """Run through a newcomer, a split, a merge, the death of b-1 and an orderly end. Check that nothing is lost."""
+def run_through_changes(fleet: Fleet, producer: Producer) -> None:
+    """Start a newcomer, split, merge, kill b-1 and stop in good order. Check that no record is lost."""
     producer.put(500)
     fleet.start("a-1")
     fleet.start("b-1")
@@ -94,7 +94,7 @@ def outlive(fleet: Fleet, producer: Producer) -> None:
 
 
 def digests(rows: list[str]) -> set[str]:
-    """Return the digests as event lines have them."""
+    """Return the digests of these records, as they appear in event lines."""
     return {hashlib.sha1(row.encode(), usedforsecurity=False).hexdigest() for row in rows}
 
 
@@ -126,15 +126,15 @@ def test_a_fan_out_fleet_loses_no_record_in_reshards_and_a_kill(
 ) -> None:
     source = f"kinesis://{STREAM}?region=eu-west-1&endpoint={ferrokinesis_url}&consumer=app"
     settings = ["--store", f"sqlite:///{tmp_path / 'leases.db'}", "--events", "--lease-seconds", "3"]
-    start = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "consume", source]
-    with a_fleet([*start, *settings, "--initial-position", "TRIM_HORIZON"], tmp_path) as fleet:
-        outlive(fleet, producer)
-        merged = producer.open_shards()[-1]["ShardId"]
+    command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "consume", source]
+    with a_fleet([*command, *settings, "--initial-position", "TRIM_HORIZON"], tmp_path) as fleet:
+        run_through_changes(fleet, producer)
+        merged_shard = producer.open_shards()[-1]["ShardId"]
         assert "AdjacentParentShardId" in producer.open_shards()[-1]
-        # The stand-in may name only one of two parents, so the other's records may come after the child's.
-        elsewhere = [each for each in fleet.records() if each["shard"] != merged]
-        assert out_of_order(elsewhere, producer.sent) == []
-        repeated = Counter(each["sha1"] for each in fleet.records())
-        twice = {each["shard"] for each in fleet.records() if repeated[each["sha1"]] > 1}
-        # Only the killed worker may have dispatched records without checkpointing them.
-        assert twice <= {each["shard"] for each in fleet.events("b-1")}
+        # The stand-in may name only one of two parents, so records of the other parent may come after the child's.
+        other_records = [each for each in fleet.records() if each["shard"] != merged_shard]
+        assert out_of_order(other_records, producer.sent) == []
+        copies = Counter(each["sha1"] for each in fleet.records())
+        shards_with_repetitions = {each["shard"] for each in fleet.records() if copies[each["sha1"]] > 1}
+        # Only the killed worker can have dispatched records without checkpointing them.
+        assert shards_with_repetitions <= {each["shard"] for each in fleet.events("b-1")}

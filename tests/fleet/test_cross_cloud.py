@@ -1,11 +1,11 @@
-"""Any source works with any store, even if a worker process is killed: Kinesis on Azure, Event Hubs on DynamoDB."""
+"""Any source works with any store, even if a worker process is killed: Kinesis with Azure, Event Hubs with DynamoDB."""
 
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from fed_fleet import FedFleet, a_fed_fleet
+from fed_fleet import FedFleet, run_fed_fleet
 from hub_stage import SETTINGS, SETTLE_SECONDS, Feed, HubStream, a_container, a_group, flights
 
 from leasehold.stores.urls import open_store
@@ -22,7 +22,7 @@ ROWS = 1800
 
 @pytest.mark.more
 def test_event_hubs_with_leases_in_dynamodb_lose_no_record(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
-    """A partition, which has no parents but an offset, fits into a row designed for shards."""
+    """A partition, which has no parents but has an offset, fits into a row that was designed for shards."""
     store = f"dynamodb://hub-leases?region=eu-west-1&endpoint={dynalite_url}"
     with a_group(Feed(HubStream(hubs, "crossing", 4), flights(ROWS), 40), tmp_path, store) as group:
         group.stage.join("ours-1")
@@ -44,7 +44,7 @@ def test_kinesis_with_leases_in_blobs_loses_no_record(
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"
         with (
             closing(open_store(store)) as table,
-            a_fed_fleet(kinesis_url, kinesis_client, table, store, SETTINGS, tmp_path, rows=ROWS, a_tick=60) as fleet,
+            run_fed_fleet(kinesis_url, kinesis_client, table, store, SETTINGS, tmp_path, rows=ROWS, a_tick=60) as fleet,
         ):
             _crash_and_split(fleet)
             fleet.judged()

@@ -1,4 +1,4 @@
-"""A real consumer with a poisoned record: its dead letter in each kind of sink, and the replay."""
+"""A real consumer with poisoned records: their dead letters in each kind of sink, and the replay."""
 
 import json
 import subprocess
@@ -41,13 +41,13 @@ async def mended(batch):
 
 
 def noted(folder: Path, name: str) -> list[str]:
-    """Return what the handlers in `APP` wrote."""
+    """Return the data that the handlers in `APP` wrote to this file."""
     path = folder / name
     return path.read_text().split() if path.exists() else []
 
 
 def consumed(folder: Path, source: str, sink: str) -> str:
-    """Consume until all good records are handled; return the worker's output."""
+    """Consume until all good records are handled. Return the worker's output."""
     (folder / "app.py").write_text(APP)
     options = ["--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--handler", "app:handle", "--attempts", "2"]
     command = [*LEASEHOLD, "consume", source, *options, "--dead-letter", sink]
@@ -72,7 +72,7 @@ def replayed(folder: Path, sink: str, *options: str) -> dict[str, int]:
 
 @pytest.fixture
 def stream(kinesis_client: "KinesisClient") -> str:
-    """A stream that contains a poisoned record."""
+    """Return the name of a stream that contains poisoned records."""
     name = made(kinesis_client)
     kinesis_client.put_records(
         StreamName=name,
@@ -82,7 +82,7 @@ def stream(kinesis_client: "KinesisClient") -> str:
 
 
 def made(client: "KinesisClient") -> str:
-    """Create an empty stream of one shard."""
+    """Create an empty stream with one shard."""
     name = f"letters-{uuid4().hex}"
     client.create_stream(StreamName=name, ShardCount=1)
     summary = client.describe_stream_summary
@@ -96,10 +96,12 @@ def url(endpoint: str, stream: str) -> str:
 
 
 def rows_of(client: "KinesisClient", stream: str) -> list[bytes]:
-    """Return all records of a one-shard stream."""
+    """Return all records of a stream with one shard."""
     (shard,) = client.list_shards(StreamName=stream)["Shards"]
-    begin = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
-    return [row["Data"] for row in client.get_records(ShardIterator=begin["ShardIterator"])["Records"]]
+    iterator_response = client.get_shard_iterator(
+        StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
+    )
+    return [row["Data"] for row in client.get_records(ShardIterator=iterator_response["ShardIterator"])["Records"]]
 
 
 def all_but_poison() -> list[str]:
@@ -129,27 +131,27 @@ def test_poisoned_records_become_dead_letters_that_a_replay_dispatches(
 def test_dead_letters_can_go_to_a_stream_and_be_replayed_into_one(
     kinesis_url: str, kinesis_client: "KinesisClient", stream: str, tmp_path: Path
 ) -> None:
-    other = made(kinesis_client)
-    consumed(tmp_path, url(kinesis_url, stream), url(kinesis_url, other))
+    letter_stream = made(kinesis_client)
+    consumed(tmp_path, url(kinesis_url, stream), url(kinesis_url, letter_stream))
     (tmp_path / "box").mkdir()
-    letters = [json.loads(row) for row in rows_of(kinesis_client, other)]
+    letters = [json.loads(row) for row in rows_of(kinesis_client, letter_stream)]
     assert [(letter["data"], letter["text"], letter["stream"]) for letter in letters] == [
         ("Nw==", "poison 7", stream),
         ("MjM=", "poison 23", stream),
     ]
-    again = (url(kinesis_url, other), "--store", "sqlite://replay.db", "--handler")
-    assert replayed(tmp_path, *again, "app:handle") == {"done": 0, "failed": 2, "strange": 0}
-    assert replayed(tmp_path, *again, "app:mended") == {"done": 2, "failed": 0, "strange": 0}
+    replay_arguments = (url(kinesis_url, letter_stream), "--store", "sqlite://replay.db", "--handler")
+    assert replayed(tmp_path, *replay_arguments, "app:handle") == {"done": 0, "failed": 2, "strange": 0}
+    assert replayed(tmp_path, *replay_arguments, "app:mended") == {"done": 2, "failed": 0, "strange": 0}
     assert noted(tmp_path, "replayed") == ["7", "23"]
-    assert replayed(tmp_path, *again, "app:mended") == {"done": 0, "failed": 0, "strange": 0}
-    # Each has the form of a file in a folder, from which it can be replayed into a stream.
-    assert len(rows_of(kinesis_client, other)) == 4  # two were written back
-    for row in rows_of(kinesis_client, other)[2:]:
+    assert replayed(tmp_path, *replay_arguments, "app:mended") == {"done": 0, "failed": 0, "strange": 0}
+    # Each has the form of a file in a folder, from which it can then be replayed into a stream.
+    assert len(rows_of(kinesis_client, letter_stream)) == 4  # two were written back
+    for row in rows_of(kinesis_client, letter_stream)[2:]:
         (tmp_path / "box" / dead_letter_from(row).name).write_bytes(row)
-    back = made(kinesis_client)
-    verdict = replayed(tmp_path, "file://box", "--to", url(kinesis_url, back))
+    target_stream = made(kinesis_client)
+    verdict = replayed(tmp_path, "file://box", "--to", url(kinesis_url, target_stream))
     assert verdict == {"done": 2, "failed": 0, "strange": 0}
-    assert (rows_of(kinesis_client, back), list((tmp_path / "box").iterdir())) == ([b"7", b"23"], [])
+    assert (rows_of(kinesis_client, target_stream), list((tmp_path / "box").iterdir())) == ([b"7", b"23"], [])
 
 
 def test_a_missing_dead_letter_sink_is_reported_at_the_start(kinesis_url: str, moto_url: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A large fleet of real workers in threads doubles at one moment, over one table in a file."""
+"""A large fleet of real workers in threads doubles at one moment. Its table is a file."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ SETTLE_SECONDS, SOON_SECONDS = 240.0, 0.5
 
 @define
 class Ledger:
-    """The responses of the table to writes: for each lease, the owner of each version."""
+    """The confirmed writes of the table: the owner of each lease at each version."""
 
     owners: dict[str, dict[int, str | None]] = field(factory=lambda: {key: {} for key in LEASES})
     _lock: Lock = field(factory=Lock)
@@ -45,19 +45,22 @@ class Ledger:
 
     def moves(self) -> int:
         """Return how often a lease has changed its owner."""
-        stays = ([owners[epoch] for epoch in sorted(owners)] for owners in self.owners.values())
-        return sum(before != after for owners in stays for before, after in pairwise(owners))
+        owner_sequences = ([owners[epoch] for epoch in sorted(owners)] for owners in self.owners.values())
+        return sum(before != after for owners in owner_sequences for before, after in pairwise(owners))
 
 
 class Noted:
-    """A connection to the table that records responses to writes."""
+    """A connection to the table that records confirmed writes."""
 
     def __init__(self, store: Store, ledger: Ledger) -> None:
         self._store, self._ledger = store, ledger
         self.capabilities, self.list, self.get, self.close = store.capabilities, store.list, store.get, store.close
 
     def write(self, write: Write) -> Outcome:
-        """Record the write; a gift counts once the next owner has accepted it, which a busy machine may delay."""
+        """Write, and record the outcome.
+
+        A gift is not recorded until the next owner has accepted it, which a busy machine may delay.
+        """
         outcome = self._store.write(write)
         if isinstance(outcome, Done) and not isinstance(write, GiveLease | TakeBackLease):
             self._ledger.note(outcome.lease)
@@ -65,7 +68,7 @@ class Noted:
 
 
 def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
-    """Run one worker on its own connection until told to stop."""
+    """Run one worker on its own connection until it is told to stop."""
     with closing(open_store(url)) as connection:
         store, stop_requested = Noted(connection, ledger), Event()
         worker = ScanPerCycleWorker(
@@ -77,8 +80,8 @@ def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
         )
         worker.wake_runner = stop_requested.set
         while not ending.is_set():
-            due = min(worker.turn(read_boot_clock()), worker.renew(read_boot_clock()))
-            stop_requested.wait(min(SOON_SECONDS, max(0.0, due - read_boot_clock())))
+            next_due = min(worker.turn(read_boot_clock()), worker.renew(read_boot_clock()))
+            stop_requested.wait(min(SOON_SECONDS, max(0.0, next_due - read_boot_clock())))
             stop_requested.clear()
 
 
@@ -105,20 +108,20 @@ def even(table: Store) -> bool:
 
 
 def test_48_joiners_of_48_workers_with_97_leases_make_the_fewest_moves(tmp_path: Path) -> None:
-    """Two joiners must not empty an owner of two leases, which would cost 49 to 53 moves (M5)."""
+    """If two joiners emptied an owner of two leases, 49 to 53 moves would be needed (M5)."""
     url, ledger = f"sqlite:///{tmp_path / 'leases.db'}", Ledger()
     with ExitStack() as open_now:
         table = Noted(open_now.enter_context(closing(open_store(url))), ledger)
-        for place, key in enumerate(LEASES):
+        for index, key in enumerate(LEASES):
             created = table.write(CreateLease(Lease(key)))
             assert isinstance(created, Done)
-            table.write(ClaimLease(created.lease, PRESENT[place % len(PRESENT)]))
-        before = {lease.key: lease.owner for lease in table.list().leases}
-        since, written = ledger.moves(), {key: len(owners) for key, owners in ledger.owners.items()}
+            table.write(ClaimLease(created.lease, PRESENT[index % len(PRESENT)]))
+        owners_before = {lease.key: lease.owner for lease in table.list().leases}
+        moves_before, write_counts = ledger.moves(), {key: len(owners) for key, owners in ledger.owners.items()}
         open_now.enter_context(a_fleet(url, PRESENT, ledger))
-        until(lambda: all(len(ledger.owners[key]) > count for key, count in written.items()))
+        until(lambda: all(len(ledger.owners[key]) > count for key, count in write_counts.items()))
         open_now.enter_context(a_fleet(url, JOINING, ledger))
         until(lambda: even(table))
         sleep(CONFIG.cycle_seconds)
         assert even(table)
-        assert ledger.moves() - since == least_moves(before, PRESENT + JOINING) == 48
+        assert ledger.moves() - moves_before == least_moves(owners_before, PRESENT + JOINING) == 48

@@ -1,4 +1,4 @@
-"""Workers join over a container of blobs, where a row contains nothing about its owner's plans."""
+"""Workers join a group over a container of blobs, where a row contains nothing about its owner's plans."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ PARTITIONS, ROWS = 24, 4000
 
 
 def owners(group: Group) -> dict[str, str | None]:
-    """Return the only reader of each partition."""
+    """Return the reader of each partition that has exactly one."""
     return {partition: readers[0] for partition, readers in group.readers().items() if len(readers) == 1}
 
 
@@ -25,7 +25,7 @@ def moves_since(group: Group, begin: float) -> int:
 
 
 def test_workers_that_join_together_make_the_fewest_moves(hubs: LocalHubs, tmp_path: Path) -> None:
-    """Joiners that balanced the group separately would undo each other's moves, 22 in all."""
+    """If the joiners balanced the group separately, they would undo each other's moves and make 22 in all."""
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/joined&group=$Default"
         feed = Feed(HubStream(hubs, "joined", PARTITIONS), flights(ROWS), 20)
@@ -34,13 +34,13 @@ def test_workers_that_join_together_make_the_fewest_moves(hubs: LocalHubs, tmp_p
             stage.join("ours-1")
             stage.join("ours-2")
             assert group.settle() == [12, 12]
-            before = owners(group)
-            begin = max(tenure.begin for tenure in stage.reading.tenures)
+            owners_before = owners(group)
+            last_begin = max(tenure.begin for tenure in stage.reading.tenures)
             for number in range(3, 7):
                 stage.join(f"ours-{number}")
             assert group.settle() == [4] * 6
-            least = least_moves(before, stage.list_living_workers())
-            # A process that starts after the others' gathering time may cost an additional move.
-            assert least == 16 <= moves_since(group, begin) <= 18
+            fewest_moves = least_moves(owners_before, stage.list_living_workers())
+            # A process that starts after the others' wait for joiners may cause an additional move.
+            assert fewest_moves == 16 <= moves_since(group, last_begin) <= 18
             verdict = group.finish()
             assert (verdict.faults, verdict.lost) == ((), 0)

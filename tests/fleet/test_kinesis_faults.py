@@ -1,4 +1,4 @@
-"""Workers on a stream and a table over faulty connections: faults are reported, and no record is lost."""
+"""Workers with faulty connections to the stream and the table: faults are reported, and no record is lost."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
 
 PATIENCE_SECONDS = 60.0
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=1.0, initial_position=TRIM_HORIZON)
-# On a busy machine faults may outlast a short lease, and records of an expired lease may be repeated.
+# On a busy machine, faults may last longer than a short lease, and records of an expired lease may be repeated.
 UNHURRIED = evolve(CONFIG, lease_seconds=60.0)
 EXPIRED, SLOW_DOWN = Refused("ExpiredIteratorException"), Refused("ProvisionedThroughputExceededException")
 BROKEN = Refused("InternalFailure", 500)
@@ -41,7 +41,7 @@ MOST_BYTES = 10 * 1024 * 1024
 
 @define
 class Orders:
-    """A stream of one shard, the records put into it, and what each worker read."""
+    """A stream with one shard, the records put into it, and the records that workers have read."""
 
     client: "KinesisClient"
     name: str = Factory(lambda: f"faults-{uuid4().hex[:8]}")
@@ -69,20 +69,20 @@ class Orders:
 
 @contextmanager
 def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> Iterator[list[BaseException]]:
-    """Run a worker during the block; yield a list for the error that ended it, if any."""
-    ended: list[BaseException] = []
+    """Run a worker during the block. Yield a list that will contain the error that ended it, if any."""
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             runner.run()
         except Exception as error:  # noqa: BLE001  the test examines it
-            ended.append(error)
+            errors.append(error)
 
     runner = Runner(worker, handling)
     thread = Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield ended
+        yield errors
     finally:
         runner.stop()
         thread.join(PATIENCE_SECONDS)
@@ -98,28 +98,28 @@ def orders(kinesis_client: "KinesisClient") -> Orders:
 
 @pytest.fixture
 def stream_line(kinesis_url: str) -> Iterator[Line]:
-    """The faulty connection to the streams."""
+    """Yield the faulty connection to the streams."""
     with line(kinesis_url) as faulty:
         yield faulty
 
 
 @pytest.fixture
 def table_line(dynalite_url: str) -> Iterator[Line]:
-    """The faulty connection to the tables."""
+    """Yield the faulty connection to the tables."""
     with line(dynalite_url) as faulty:
         yield faulty
 
 
 @pytest.fixture
 def table(table_line: Line, orders: Orders) -> Iterator[Store]:
-    """Return a table behind that connection."""
+    """Yield a table that is reached through that connection."""
     with closing(open_store(f"dynamodb://{orders.name}?region=eu-west-1&endpoint={table_line.url}")) as store:
         yield store
 
 
-def source(orders: Orders, by: Line) -> KinesisSource:
-    """Return the stream behind this connection."""
-    return open_url(orders.name, {"region": "eu-west-1", "endpoint": by.url})
+def source(orders: Orders, faulty_connection: Line) -> KinesisSource:
+    """Return the stream, reached through this connection."""
+    return open_url(orders.name, {"region": "eu-west-1", "endpoint": faulty_connection.url})
 
 
 def rows(store: Store) -> list[tuple[str | None, str]]:
@@ -132,7 +132,7 @@ def test_records_come_once_and_in_order_despite_every_fault(
 ) -> None:
     orders.put(20)
     worker = Worker(store=table, source=source(orders, stream_line), me="ann", config=UNHURRIED)
-    with reading(worker, orders.handle) as ended:
+    with reading(worker, orders.handle) as errors:
         until(orders.drained, "the first records")
         stream_line.fail("GetShardIterator", SLOW_DOWN, Reset(), BROKEN)
         stream_line.fail("ListShards", Refused("LimitExceededException"), Reset(), BROKEN)
@@ -148,7 +148,7 @@ def test_records_come_once_and_in_order_despite_every_fault(
             worker.hurry()
             orders.put(1)
             until(orders.drained, f"records amid {stream_line.waiting} {table_line.waiting}")
-    assert (ended, orders.read) == ([], orders.sent)
+    assert (errors, orders.read) == ([], orders.sent)
     assert rows(table)[0][0] is None
     assert rows(table)[0][1].isdigit()
 
@@ -159,46 +159,59 @@ def test_a_recreated_stream_is_reported_and_not_read(
     """A stream deleted by mistake keeps its checkpoints, and an operator decides where its successor is read from."""
     orders.put(5)
     handling = Handling(orders.handle, cooldown_seconds=0.5)
-    with reading(Worker(store=table, source=source(orders, stream_line), me="ann", config=CONFIG), handling) as ended:
+    with reading(Worker(store=table, source=source(orders, stream_line), me="ann", config=CONFIG), handling) as errors:
         until(orders.drained, "the first records")
         until(lambda: any(checkpoint.isdigit() for _, checkpoint in rows(table)), "a checkpoint")
-        before = rows(table)[0][1]
+        checkpoint_before = rows(table)[0][1]
         orders.client.delete_stream(StreamName=orders.name)
         until(lambda: "shard shardId-000000000000 stops here" in caplog.text, "the loss is said")
         orders.client.get_waiter("stream_not_exists").wait(StreamName=orders.name, WaiterConfig=AT_ONCE)
-        # The service's response to another stream's sequence number; the stand-in's response differs.
+        # This is how the service responds to another stream's sequence number. The stand-in responds differently.
         stream_line.fail("GetShardIterator", *[Refused("InvalidArgumentException")] * 1000)
         orders.make()
         orders.put(5)
         until(lambda: "was made anew at" in caplog.text and "--if-recreated" in caplog.text, "what to do is said")
-    assert (ended, len(orders.read), [checkpoint for _, checkpoint in rows(table)]) == ([], 5, [before])
+    assert (errors, len(orders.read), [checkpoint for _, checkpoint in rows(table)]) == ([], 5, [checkpoint_before])
 
 
 def test_the_younger_of_two_workers_with_one_id_ends(orders: Orders, stream_line: Line, table: Store) -> None:
-    by = source(orders, stream_line)
-    with reading(Worker(store=table, source=by, me="ann", config=CONFIG), orders.handle) as elder:
+    faulty_source = source(orders, stream_line)
+    with reading(Worker(store=table, source=faulty_source, me="ann", config=CONFIG), orders.handle) as errors_of_elder:
         until(lambda: rows(table)[:1] and rows(table)[0][0] == "ann", "the elder holds the shard")
-        with reading(Worker(store=table, source=by, me="ann", config=CONFIG), orders.handle) as younger:
-            until(lambda: younger, "the younger notices")
+        with reading(
+            Worker(store=table, source=faulty_source, me="ann", config=CONFIG), orders.handle
+        ) as errors_of_younger:
+            until(lambda: errors_of_younger, "the younger notices")
         orders.put(3)
         until(orders.drained, "the elder reads on")
-    assert ([type(each) for each in younger], elder, orders.read) == ([WorkerError], [], orders.sent)
+    assert ([type(error) for error in errors_of_younger], errors_of_elder, orders.read) == (
+        [WorkerError],
+        [],
+        orders.sent,
+    )
 
 
 def test_a_table_that_may_not_be_created_ends_the_command(orders: Orders, kinesis_url: str, table_line: Line) -> None:
     stream = f"kinesis://{orders.name}?region=eu-west-1&endpoint={kinesis_url}"
     store = f"dynamodb://absent-{orders.name}?region=eu-west-1&endpoint={table_line.url}"
     table_line.fail("CreateTable", Refused("AccessDeniedException"))
-    refused = CliRunner().invoke(app, [stream, "--store", store, "--events"])
-    forbidden = CliRunner().invoke(app, [stream, "--store", store, "--events", "--no-create"])
-    assert (refused.exit_code, forbidden.exit_code, refused.stdout + forbidden.stdout) == (1, 1, "")
-    assert "AccessDeniedException: these credentials may not do this (dynamodb:CreateTable); a worker" in refused.stderr
-    assert f"absent-{orders.name}" in forbidden.stderr
+    denied_result = CliRunner().invoke(app, [stream, "--store", store, "--events"])
+    no_create_result = CliRunner().invoke(app, [stream, "--store", store, "--events", "--no-create"])
+    assert (denied_result.exit_code, no_create_result.exit_code, denied_result.stdout + no_create_result.stdout) == (
+        1,
+        1,
+        "",
+    )
+    assert (
+        "AccessDeniedException: these credentials may not do this (dynamodb:CreateTable); a worker"
+        in denied_result.stderr
+    )
+    assert f"absent-{orders.name}" in no_create_result.stderr
     assert table_line.requests["CreateTable"] == 1
 
 
 def test_a_record_of_10_mib_is_read_whole(orders: Orders, stream_line: Line) -> None:
-    """The service's newest streams allow records of 10 MiB without a partition key."""
+    """The newest streams of the service allow records of 10 MiB, without a partition key."""
     orders.put(1)
     data = b"x" * MOST_BYTES
     large = {"SequenceNumber": "7", "Data": base64.b64encode(data).decode(), "ApproximateArrivalTimestamp": 1.5}

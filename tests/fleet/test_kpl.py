@@ -1,4 +1,4 @@
-"""Amazon's own producer (KPL) through a split and a merge: all that it reports as delivered is dispatched."""
+"""Amazon's own producer (KPL) during a split and a merge: every record that it reports as delivered is dispatched."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ IDENTITY = b"""<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2
 
 @frozen
 class Put:
-    """A user record on a shard, as the KPL acknowledged it or as our reader dispatched it."""
+    """A user record on a shard, either as the KPL acknowledged it or as our reader dispatched it."""
 
     shard: str
     number: str
@@ -49,11 +49,11 @@ class Put:
 
 @contextmanager
 def identities(folder: Path) -> Iterator[int]:
-    """Run a TLS service that identifies the caller, because the KPL's daemon ends without one; return its port."""
+    """Run a TLS service that identifies the caller, because the KPL's daemon exits without one. Yield its port."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            """Return the identity, whatever was requested."""
+            """Return the identity in response to any request."""
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(200)
             self.send_header("content-type", "text/xml")
@@ -82,10 +82,10 @@ def identities(folder: Path) -> Iterator[int]:
 
 
 def acknowledged(client: "KinesisClient", ports: tuple[int, int], folder: Path) -> list[Put]:
-    """Return what the KPL reports as delivered while a shard splits and two others merge."""
+    """Return the records that the KPL reports as delivered while a shard is split and two others are merged."""
     classes = java_kcl.compiled(WRITER, "kpl")
-    words = (*map(str, ports), STREAM, str(folder), str(COUNT), str(TEN_MS))
-    command = (str(shutil.which("java")), *java_kcl.JVM, "-cp", f"{classes}:{classes}/jars/*", "KplWriter", *words)
+    arguments = (*map(str, ports), STREAM, str(folder), str(COUNT), str(TEN_MS))
+    command = (str(shutil.which("java")), *java_kcl.JVM, "-cp", f"{classes}:{classes}/jars/*", "KplWriter", *arguments)
     puts = list[Put]()
     with (
         (folder / "kpl.log").open("w+") as log,
@@ -121,8 +121,10 @@ def split(client: "KinesisClient") -> None:
 def merge(client: "KinesisClient") -> None:
     """Merge the two open shards with the highest keys."""
     open_shards = [each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
-    one, two = sorted(open_shards, key=lambda each: int(each["HashKeyRange"]["StartingHashKey"]))[-2:]
-    client.merge_shards(StreamName=STREAM, ShardToMerge=one["ShardId"], AdjacentShardToMerge=two["ShardId"])
+    lower_shard, upper_shard = sorted(open_shards, key=lambda each: int(each["HashKeyRange"]["StartingHashKey"]))[-2:]
+    client.merge_shards(
+        StreamName=STREAM, ShardToMerge=lower_shard["ShardId"], AdjacentShardToMerge=upper_shard["ShardId"]
+    )
     client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
 
 
@@ -131,16 +133,16 @@ def shards(client: "KinesisClient") -> list[Any]:
 
 
 def dispatched_records(endpoint: str, misplaced: Misplaced) -> list[Put]:
-    """Return all records of our readers, each from the start of its shard to the tip."""
+    """Return all records that our readers dispatch, each shard from its start to its tip."""
     source = open_source(f"kinesis://{STREAM}?region=eu-west-1&endpoint={endpoint}&misplaced={misplaced}")
     puts = list[Put]()
     for shard in source.shards():
         reader = source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)
-        over = False
-        while not over:
+        is_finished = False
+        while not is_finished:
             batch = reader.read()
             puts += [Put(shard.id, record.sequence_number, record.data.decode()) for record in batch.records]
-            over = batch.ended or batch.behind_seconds == 0.0
+            is_finished = batch.ended or batch.behind_seconds == 0.0
         reader.close()
     source.close()
     return puts
@@ -148,17 +150,22 @@ def dispatched_records(endpoint: str, misplaced: Misplaced) -> list[Put]:
 
 @pytest.mark.timeout(300)
 def test_every_record_delivered_by_the_kpl_is_dispatched(tmp_path: Path) -> None:
-    if absent := java_kcl.missing():
-        pytest.skip(f"THE KPL IS NOT RUN: no {absent}")
+    if missing_tools := java_kcl.missing():
+        pytest.skip(f"THE KPL IS NOT RUN: no {missing_tools}")
     tls_port = find_free_port()
     with run_kinesis_local(tls_port=tls_port) as kinesis, identities(tmp_path) as sts:
         client = boto3.client("kinesis", endpoint_url=kinesis.url)
         client.create_stream(StreamName=STREAM, ShardCount=3)
         client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
-        put = acknowledged(client, (tls_port, sts), tmp_path)
+        acknowledged_puts = acknowledged(client, (tls_port, sts), tmp_path)
         by_setting = {each: dispatched_records(kinesis.url, each) for each in get_args(Misplaced)}
-    wanted = {each for each in put if each.shard != "failed"}
-    lost = {misplaced: len(wanted - {*there}) for misplaced, there in by_setting.items()}
-    twice = {misplaced: len(there) - len({each.data for each in there}) for misplaced, there in by_setting.items()}
-    print(f"of {len(wanted)} acknowledged records lost: {lost}; twice: {twice}")  # noqa: T201  the figures show what dropping costs
-    assert lost["keep"] == 0
+    delivered_puts = {each for each in acknowledged_puts if each.shard != "failed"}
+    lost_counts = {
+        misplaced: len(delivered_puts - {*dispatched_puts}) for misplaced, dispatched_puts in by_setting.items()
+    }
+    repeated_counts = {
+        misplaced: len(dispatched_puts) - len({each.data for each in dispatched_puts})
+        for misplaced, dispatched_puts in by_setting.items()
+    }
+    print(f"of {len(delivered_puts)} acknowledged records lost: {lost_counts}; twice: {repeated_counts}")  # noqa: T201  the figures show what dropping costs
+    assert lost_counts["keep"] == 0

@@ -1,4 +1,4 @@
-"""Our workers and real Java KCL workers balance, reshard, survive each other's death, and lose nothing."""
+"""Our workers and real Java KCL workers balance, reshard, survive each other's death, and lose no record."""
 
 import json
 import subprocess
@@ -19,31 +19,31 @@ from leasehold_lab.demo.stage import create_kinesis_client, open_stage, put_reco
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
 
 FOREIGN_ROWS = {"LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS"}
-"""The rows that Java 3.5 keeps in the table besides its leases."""
+"""The rows that Java 3.5 stores in the table in addition to its leases."""
 
 
 def built(version: str) -> None:
-    """Skip with the reason if Java cannot be run."""
-    if absent := java_kcl.missing():
-        pytest.skip(f"the Java KCL is not run: no {absent}")
+    """Build the Java KCL, or skip the test if Java cannot be run."""
+    if missing_tools := java_kcl.missing():
+        pytest.skip(f"the Java KCL is not run: no {missing_tools}")
     java_kcl.built(version)
 
 
 def kinds(fleet: Mixed, client: DynamoDBClient) -> set[str]:
-    """Return the kinds that rows of the table declare."""
+    """Return the entity types in the rows of the table."""
     items = client.scan(TableName=fleet.table)["Items"]
     return {item["entityType"]["S"] for item in items if "entityType" in item}
 
 
-def shown_lag(store: str, *more: str) -> list[float | None]:
+def shown_lag(store: str, *more_arguments: str) -> list[float | None]:
     """Return the lag in seconds that `leasehold leases` shows for each lease."""
-    command = (sys.executable, "-m", "leasehold.adapters.cli.main", "leases", store, "--json", *more)
+    command = (sys.executable, "-m", "leasehold.adapters.cli.main", "leases", store, "--json", *more_arguments)
     lags = json.loads(subprocess.check_output(command, text=True))["lags"]
     return [lag.get("seconds") for lag in lags.values()]
 
 
 def reshard_and_lose_java(fleet: Mixed) -> None:
-    """Run the second half of every test, in which both read, a split and a merge happen, and Java dies."""
+    """Run the second half of every test: both kinds read, a shard is split, two are merged, and Java dies."""
     stage = fleet.stage
     stage.split()
     fleet.balanced()
@@ -55,7 +55,7 @@ def reshard_and_lose_java(fleet: Mixed) -> None:
     assert (verdict.faults, verdict.lost) == ((), 0), verdict
     readers = {tenure.worker for tenure in stage.reading.tenures if tenure.how == "shard-ended"}
     assert readers <= {"java-1", "ours-2"}
-    # No duplicate was checkpointed when its shard changed owner; the judge reports all others.
+    # No duplicate was checkpointed when its shard changed owner. The judge reports all others.
     assert verdict.duplicates <= sum(change.since for change in verdict.owner_changes)
 
 
@@ -85,7 +85,7 @@ def test_a_mixed_fleet_with_java_3_shares_and_survives_reshards(
         fleet.stage.join("ours-1")
         fleet.balanced()
         fleet.join_java("java-1")
-        # Its leader does not move leases of a live owner without metrics, so ours release its share (M14).
+        # The leader does not move leases of a live owner without metrics, so our worker releases Java's share (M14).
         fleet.balanced()
         fleet.stage.kill("ours-1")
         fleet.owned_by("java-1")
@@ -99,7 +99,7 @@ def test_a_mixed_fleet_with_java_3_shares_and_survives_reshards(
 def test_our_worker_follows_the_assignments_of_a_java_3_leader(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """A lease that a leader moves away from us is handed off at once and read by one worker."""
+    """A lease that a leader moves away from us is handed off immediately and read by one worker."""
     built("3.5.1")
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         stage = fleet.stage
@@ -108,33 +108,33 @@ def test_our_worker_follows_the_assignments_of_a_java_3_leader(
         stage.join("ours-1")
         fleet.balanced()
 
-        def reported() -> bool:
+        def put_report() -> bool:
             metrics = {"leaseKey": {"S": "ours-1"}, "entityType": {"S": "WORKER_METRIC_STATS"}}
             item = {**metrics, "lut": {"N": str(int(time.time()))}}
             return bool(dynamodb_local_client.put_item(TableName=fleet.table, Item=item))
 
-        assert reported()
+        assert put_report()
         fleet.join_java("java-1")
-        # As leader it weighs our load by the throughput in our rows, and moves some leases to itself.
-        assert stage.until(lambda: reported() and fleet.read_by("java-1"), WAIT_SECONDS)
+        # As leader, java-1 weighs our load by the throughput in our rows, and moves some leases to itself.
+        assert stage.until(lambda: put_report() and fleet.read_by("java-1"), WAIT_SECONDS)
         assert "Worker : ours-1 and total leases : 4 and totalThroughput : 40.0\n" in fleet.java_log()
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost, verdict.duplicates) == ((), 0, 0), verdict
 
 
 def test_our_worker_releases_a_lease_that_java_2_would_not_take(kinesis_url: str, dynamodb_local_url: str) -> None:
-    """Java counts finished leases as load, so our worker gives it a lease (M11)."""
+    """Java counts finished leases as load, so our worker must give it a lease (M11)."""
     built("2.7.2")
     settings = (*SETTINGS, "--set", "release=true")
     with open_stage(kinesis_url, dynamodb_local_url, shards=2, settings=settings) as stage:
         stage.split()
         stage.split()
-        listed = stage.stream.shards()
-        # No records are written, so no child is started, and the finished lease of its parent must stay.
-        for shard in listed:
-            ended = SHARD_END if not shard.open else TRIM_HORIZON
+        listed_shards = stage.stream.shards()
+        # No records are written, so no child begins, and the finished lease of its parent must stay.
+        for shard in listed_shards:
+            checkpoint = SHARD_END if not shard.open else TRIM_HORIZON
             stage.store.write(
-                CreateLease(Lease(shard.id, parents=shard.parents, checkpoint=ended, hash_range=shard.hash_range))
+                CreateLease(Lease(shard.id, parents=shard.parents, checkpoint=checkpoint, hash_range=shard.hash_range))
             )
         stage.join("ours-1")
         assert stage.until(lambda: stage.count_leases_of_workers() == {"ours-1": 4}, WAIT_SECONDS)
@@ -150,32 +150,34 @@ def test_our_worker_releases_a_lease_that_java_2_would_not_take(kinesis_url: str
 def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, dynamodb_local_url: str) -> None:
     """A hand-off within an aggregated record neither repeats nor skips a part of it.
 
-    Java's rows contain no lag, so the lag of its leases is requested from the stream.
+    Java's rows contain no lag, so the lag of its leases is read from the stream.
     """
     built("2.7.2")
     with open_stage(kinesis_url, dynamodb_local_url, shards=1, settings=SETTINGS) as stage:
-        packed = Aggregate(10_000)
-        assert all(packed.add(b"%d" % number, "key") for number in range(10))
-        with closing(create_kinesis_client(kinesis_url)) as to:
-            put_records(to, stage.stream.name, [(packed.partition_key, packed.encode())] * 2)
+        aggregate = Aggregate(10_000)
+        assert all(aggregate.add(b"%d" % number, "key") for number in range(10))
+        with closing(create_kinesis_client(kinesis_url)) as client:
+            put_records(client, stage.stream.name, [(aggregate.partition_key, aggregate.encode())] * 2)
             shard = stage.stream.shards()[0]
-            first = to.get_shard_iterator(
+            iterator_response = client.get_shard_iterator(
                 StreamName=stage.stream.name, ShardId=shard.id, ShardIteratorType="TRIM_HORIZON"
             )
-            number = to.get_records(ShardIterator=first["ShardIterator"])["Records"][0]["SequenceNumber"]
+            number = client.get_records(ShardIterator=iterator_response["ShardIterator"])["Records"][0][
+                "SequenceNumber"
+            ]
         stage.store.write(CreateLease(Lease(shard.id, checkpoint=Position(number, 2), hash_range=shard.hash_range)))
-        # It handles four records, checkpoints the fourth, and hangs in the middle of its batch.
-        hold = ("-Dhold.after=4",)
+        # The worker handles four records, checkpoints the fourth, and hangs in the middle of its batch.
+        hang_option = ("-Dhold.after=4",)
         stage.watch_process(
             java_kcl.java_worker(
-                stage, "java-1", "2.7.2", kinesis=kinesis_url, dynamodb=dynamodb_local_url, properties=hold
+                stage, "java-1", "2.7.2", kinesis=kinesis_url, dynamodb=dynamodb_local_url, properties=hang_option
             )
         )
 
-        def held() -> bool:
+        def has_checkpointed() -> bool:
             return [lease.checkpoint for lease in stage.leases] == [Position(number, 6)]
 
-        assert stage.until(held, WAIT_SECONDS)
+        assert stage.until(has_checkpointed, WAIT_SECONDS)
         assert shown_lag(stage.store_url) == [None]
         (lag,) = shown_lag(stage.store_url, "--source", stage.stream.url)
         assert lag is not None
@@ -183,6 +185,6 @@ def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, d
         stage.kill("java-1")
         stage.join("ours-1")
         assert stage.until(lambda: len(stage.history.events) >= 19, WAIT_SECONDS)
-        handed = [(event.worker, event.place[1]) for event in stage.history.events if event.event == "record"]
+        dispatched = [(event.worker, event.place[1]) for event in stage.history.events if event.event == "record"]
         by_java = [("java-1", sub) for sub in (3, 4, 5, 6)]
-        assert handed == by_java + [("ours-1", sub) for sub in (7, 8, 9, *range(10))]
+        assert dispatched == by_java + [("ours-1", sub) for sub in (7, 8, 9, *range(10))]

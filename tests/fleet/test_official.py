@@ -1,4 +1,4 @@
-"""Event processors of other languages: only tested files are run, and missing tools are named."""
+"""Event processors of other languages: only tested files are run, and missing tools are reported by name."""
 
 import hashlib
 from pathlib import Path

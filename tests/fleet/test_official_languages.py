@@ -1,4 +1,4 @@
-"""Our workers next to Azure's event processors of other languages, in one consumer group over one container."""
+"""Our workers together with Azure's event processors of other languages, in one consumer group over one container."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ LANGUAGES = ("javascript", "java", "go")
 
 
 def ensure_built(make: str) -> bool:
-    """Check that a processor is installed, or download and build it."""
+    """Download and build a processor, unless it is installed. Return whether that succeeded."""
     try:
         MAKES[make].start()
     except ServiceError:
@@ -31,7 +31,7 @@ def ensure_built(make: str) -> bool:
 
 @contextmanager
 def a_fleet(hubs: LocalHubs, hub: str, makes: tuple[str, ...], folder: Path) -> Iterator[Group]:
-    """Start a worker of ours that reads everything, then one of each make."""
+    """Start one of our workers, which reads everything, and then one of each make."""
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/{hub}&group=$Default"
         with a_group(
@@ -41,7 +41,7 @@ def a_fleet(hubs: LocalHubs, hub: str, makes: tuple[str, ...], folder: Path) -> 
             assert group.stage.until(group.balanced, SETTLE_SECONDS)
             for make in makes:
                 join(group, make, 1)
-            evenly(group, 1 + len(makes))
+            wait_until_even(group, 1 + len(makes))
             yield group
 
 
@@ -52,14 +52,14 @@ def join(group: Group, make: str, number: int) -> None:
         group.join_official(f"{make}-{number}", make, interval=CYCLE_SECONDS / 2)
 
 
-def evenly(group: Group, workers: int) -> None:
+def wait_until_even(group: Group, workers: int) -> None:
     """Wait until every partition has one reader and each worker has its share."""
-    least, more = divmod(PARTITIONS, workers)
-    assert group.settle() == [least + 1] * more + [least] * (workers - more)
+    smaller_share, larger_count = divmod(PARTITIONS, workers)
+    assert group.settle() == [smaller_share + 1] * larger_count + [smaller_share] * (workers - larger_count)
 
 
 def replaced(group: Group, makes: tuple[str, ...]) -> None:
-    """Kill the worker of each make in turn; once others read its partitions, start another of its make.
+    """Kill the worker of each make in turn. When others read its partitions, start another worker of its make.
 
     So other makes resume everything that the dead worker had, and its successor gets partitions only from them.
     """
@@ -68,18 +68,21 @@ def replaced(group: Group, makes: tuple[str, ...]) -> None:
         assert group.stage.until(lambda: sum(group.shares()) == PARTITIONS, SETTLE_SECONDS), group.readers()
         join(group, make, 2)
         assert group.stage.until(group.balanced, SETTLE_SECONDS), group.readers()
-    evenly(group, len(group.stage.list_living_workers()))
+    wait_until_even(group, len(group.stage.list_living_workers()))
 
 
 def judged(group: Group, makes: tuple[str, ...]) -> None:
-    """Finish; check that nothing is lost, and that each make resumed others' checkpoints and had its own resumed."""
+    """Finish.
+
+    Check that nothing is lost, that each make resumed others' checkpoints, and that its own were resumed by others.
+    """
     verdict = group.finish()
-    took = {
-        deed.subject: round(group.takeover_seconds(deed.subject), 1)
-        for deed in group.stage.history.incidents
-        if deed.what == "crash"
+    takeover_times = {
+        incident.subject: round(group.takeover_seconds(incident.subject), 1)
+        for incident in group.stage.history.incidents
+        if incident.what == "crash"
     }
-    print(f"taken over after {took} s; read twice for {group.doubled_seconds():.1f} s: {verdict}")  # noqa: T201  a measurement
+    print(f"taken over after {takeover_times} s; read twice for {group.doubled_seconds():.1f} s: {verdict}")  # noqa: T201  a measurement
     assert (verdict.faults, verdict.produced, verdict.lost) == ((), EVENTS, 0)
     assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
     passed = group.passed(verdict)

@@ -1,4 +1,4 @@
-"""The judge of a mixed group excuses only the reordering that an official worker's SDK causes."""
+"""The judge of a mixed group tolerates only the reordering that an official worker's SDK causes."""
 
 from attrs import evolve
 from hub_stage import in_order_where_official
@@ -8,18 +8,18 @@ from leasehold_lab.judge.explanations import judge_finished_run
 
 
 def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:
-    """Return the events of dispatching these records of one partition in order."""
-    handed = [
-        ReadingEvent(since + 1 + at, process, "record", "3", (number, 0), "3", f"d{number}")
-        for at, number in enumerate(numbers)
+    """Return the events of a tenure in which these records of one partition are dispatched in this order."""
+    record_events = [
+        ReadingEvent(since + 1 + index, process, "record", "3", (number, 0), "3", f"d{number}")
+        for index, number in enumerate(numbers)
     ]
-    end = ReadingEvent(since + 1 + len(numbers), process, "lease-lost", "3")
-    return [ReadingEvent(since, process, "initialize", "3"), *handed, end]
+    last_event = ReadingEvent(since + 1 + len(numbers), process, "lease-lost", "3")
+    return [ReadingEvent(since, process, "initialize", "3"), *record_events, last_event]
 
 
 def faults(*tenures: list[ReadingEvent]) -> set[str]:
-    """Return the rules that a run of six records broke, with official-2 as the official worker."""
-    events = [event for one in tenures for event in one]
+    """Return the rules that are broken in a run of six records in which official-2 is the official worker."""
+    events = [event for tenure_events in tenures for event in tenure_events]
     sent = [SentRecord("3", number, f"d{number}", 0.0) for number in range(6)]
     processes = sorted({event.process for event in events})
     incidents = [Incident(0.0, "start", process) for process in processes]
@@ -29,7 +29,7 @@ def faults(*tenures: list[ReadingEvent]) -> set[str]:
 
 
 def test_an_official_worker_may_swap_records_within_its_tenure() -> None:
-    """A second thread of Azure's Python client reads the same link, so records may be swapped."""
+    """A second thread of Azure's Python client reads from the same link, so records may be swapped."""
     assert faults(tenure("official-2", 1.0, 0, 1, 4, 5, 2, 3)) == set()
     assert faults(tenure("official-2", 1.0, 0, 2, 1), tenure("ours-1", 9.0, 3, 4, 5)) == set()
 

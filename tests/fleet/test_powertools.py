@@ -1,4 +1,4 @@
-"""Functions written with Powertools, including its own sample, as handlers of a fleet that loses a worker."""
+"""Functions written with Powertools, including its own sample, as the handlers of a fleet that loses a worker."""
 
 import json
 import os
@@ -71,7 +71,7 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def powertools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the locked packages."""
+    """Install the locked packages, and return their folder."""
     folder = tmp_path_factory.mktemp("powertools")
     uv = Path(sys.executable).with_name("uv")
     options = ("--require-hashes", "--only-binary", ":all:", "-r", str(LOCK))
@@ -86,9 +86,11 @@ def powertools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sample(powertools: Path) -> str:
     """Return the Kinesis program from the wheel's own documentation."""
-    shown = (powertools / "aws_lambda_powertools" / "utilities" / "batch" / "base.py").read_text()
-    programs = re.findall(r"^ *```python\n(.*?)^ *```$", shown, re.MULTILINE | re.DOTALL)
-    return next(dedent(each) for each in programs if "KinesisStreamRecord" in each and "async def" not in each)
+    documentation = (powertools / "aws_lambda_powertools" / "utilities" / "batch" / "base.py").read_text()
+    programs = re.findall(r"^ *```python\n(.*?)^ *```$", documentation, re.MULTILINE | re.DOTALL)
+    return next(
+        dedent(program) for program in programs if "KinesisStreamRecord" in program and "async def" not in program
+    )
 
 
 OBSERVED = """
@@ -119,7 +121,7 @@ def text_of(record):
 
 @frozen
 class Call:
-    """One finished call of a function: its start, its records, and the positions of the failed ones."""
+    """One finished call of a function: its start, its records, and the indexes of the failed records."""
 
     at: float
     texts: list[str]
@@ -151,15 +153,19 @@ class Functions:
             )
 
     def calls(self, worker: str) -> list[Call]:
-        """Return one worker's finished calls; a killed worker's last line may be cut."""
+        """Return one worker's finished calls. The last line of a killed worker may be cut."""
         path = self.folder / f"{worker}.calls"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        ended = [json.loads(line) for line in lines]
-        whole = [[*range(len(each["texts"]))] if each["failed"] == "all" else each["failed"] for each in ended]
-        return [Call(each["at"], each["texts"], failed) for each, failed in zip(ended, whole, strict=True)]
+        finished_calls = [json.loads(line) for line in lines]
+        failed_indexes = [
+            [*range(len(each["texts"]))] if each["failed"] == "all" else each["failed"] for each in finished_calls
+        ]
+        return [
+            Call(each["at"], each["texts"], failed) for each, failed in zip(finished_calls, failed_indexes, strict=True)
+        ]
 
     def handled(self) -> list[str]:
-        """Return the records that calls have handled, in the order of calls."""
+        """Return the records that calls have handled, in the order of the calls."""
         calls = sorted((call for worker in self.processes for call in self.calls(worker)), key=lambda call: call.at)
         return [text for call in calls for text in call.handled]
 
@@ -175,20 +181,20 @@ class Functions:
         )
         return sorted(text for data in datas for text in re.findall(r"poison \d+", data))
 
-    def end(self, living: list[str]) -> None:
-        for worker in living:
+    def end(self, live_workers: list[str]) -> None:
+        for worker in live_workers:
             self.processes[worker].terminate()
-        assert [self.processes[worker].wait(60) for worker in living] == [0] * len(living)
+        assert [self.processes[worker].wait(60) for worker in live_workers] == [0] * len(live_workers)
 
 
 @contextmanager
 def functions(folder: Path, packages: Path, program: str, source: str) -> Iterator[Functions]:
-    """Run workers that end with the test."""
+    """Run workers that are killed at the end of the block."""
     (folder / "sample.py").write_text(program)
     (folder / "observed.py").write_text(OBSERVED)
-    words = ("consume", source, "--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--lease-seconds", "3")
-    policy = ("--attempts", "2", "--dead-letter", "file://dead", "--max-records", str(AT_ONCE))
-    command = [sys.executable, "-m", "leasehold.adapters.cli.main", *words, *policy]
+    arguments = ("consume", source, "--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--lease-seconds", "3")
+    failure_options = ("--attempts", "2", "--dead-letter", "file://dead", "--max-records", str(AT_ONCE))
+    command = [sys.executable, "-m", "leasehold.adapters.cli.main", *arguments, *failure_options]
     fleet = Functions(folder, packages, command)
     try:
         yield fleet
@@ -199,28 +205,28 @@ def functions(folder: Path, packages: Path, program: str, source: str) -> Iterat
 
 
 def text_of(number: int) -> str:
-    """Return a record, which is good only if it is JSON."""
+    """Return the text of a record. A poisoned record is not JSON."""
     return f"poison {number}" if number in POISON else json.dumps({"key": number % KEYS, "number": number})
 
 
 def judge(fleet: Functions, texts: list[str]) -> None:
-    """Check that nothing is lost, each key is in order, and each failure was repeated from the failed record on."""
-    poison = [texts[number] for number in POISON]
-    first = [*dict.fromkeys(fleet.handled())]
-    assert set(first) == set(texts) - set(poison)
-    keyed = defaultdict[int, list[int]](list)
-    for number in map({text: number for number, text in enumerate(texts)}.__getitem__, first):
-        keyed[number % KEYS].append(number)
-    assert {key: sorted(numbers) for key, numbers in keyed.items()} == keyed
+    """Check that no record is lost, each key is in order, and each failure was repeated from the failed record on."""
+    poisoned_texts = [texts[number] for number in POISON]
+    first_dispatches = [*dict.fromkeys(fleet.handled())]
+    assert set(first_dispatches) == set(texts) - set(poisoned_texts)
+    numbers_by_key = defaultdict[int, list[int]](list)
+    for number in map({text: number for number, text in enumerate(texts)}.__getitem__, first_dispatches):
+        numbers_by_key[number % KEYS].append(number)
+    assert {key: sorted(numbers) for key, numbers in numbers_by_key.items()} == numbers_by_key
     repeated = 0
     for worker in fleet.processes:
-        for text in poison:
-            with_it = [call for call in fleet.calls(worker) if text in call.texts]
-            for before, again in pairwise(with_it):
-                assert again.texts[0] == before.texts[min(before.failed)] == text
+        for text in poisoned_texts:
+            calls_with_text = [call for call in fleet.calls(worker) if text in call.texts]
+            for former_call, next_call in pairwise(calls_with_text):
+                assert next_call.texts[0] == former_call.texts[min(former_call.failed)] == text
                 repeated += 1
     assert repeated >= len(POISON)
-    assert fleet.letters() == sorted(poison)
+    assert fleet.letters() == sorted(poisoned_texts)
 
 
 @pytest.mark.parametrize("form", ["sample", "async"])
@@ -232,7 +238,7 @@ def test_a_kinesis_function_loses_no_record_in_a_split_and_a_kill(
     all_read = Event()
     texts = [text_of(number) for number in range(RECORDS)]
 
-    def written() -> None:
+    def write_records() -> None:
         for number in range(RECORDS):
             if number == RECORDS // 2:
                 assert all_read.wait(WAIT)
@@ -244,7 +250,7 @@ def test_a_kinesis_function_loses_no_record_in_a_split_and_a_kill(
         for worker in ("a-1", "b-1", "c-1"):
             fleet.start(worker)
         until(lambda: fleet.owners() == set(fleet.processes), "each has a shard")
-        writes = Thread(target=written)
+        writes = Thread(target=write_records)
         writes.start()
         until(lambda: all(fleet.calls(worker) for worker in fleet.processes), "all three have called it")
         fleet.processes["b-1"].kill()
@@ -261,14 +267,17 @@ def test_a_kinesis_function_loses_no_record_in_a_split_and_a_kill(
 def test_a_table_function_loses_no_change_in_rolling_shards_and_a_kill(
     form: str, powertools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function for a table's stream gets changes in order, and fails from the record that it reports."""
+    """A function for a table's stream gets changes in order.
+
+    After a failure, its batch begins with the record it reported.
+    """
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     texts = [text_of(number) for number in range(RECORDS)]
     table = TableStreams(open_shard_count=3, stale_seconds=0.5)
     all_read = Event()
 
-    def written() -> None:
+    def write_changes() -> None:
         for number in range(RECORDS):
             if number == RECORDS // 2:
                 assert all_read.wait(WAIT)
@@ -281,7 +290,7 @@ def test_a_table_function_loses_no_change_in_rolling_shards_and_a_kill(
             for worker in ("a-1", "b-1", "c-1"):
                 fleet.start(worker)
             until(lambda: fleet.owners() == set(fleet.processes), "each has a shard")
-            writes = Thread(target=written)
+            writes = Thread(target=write_changes)
             writes.start()
             until(lambda: all(fleet.calls(worker) for worker in fleet.processes), "all three have called it")
             fleet.processes["b-1"].kill()

@@ -1,4 +1,4 @@
-"""`leasehold consume --processes` over a stream and SQLite: ids, a killed worker, a killed supervisor, one drain."""
+"""`leasehold consume --processes` over a stream and SQLite: ids, a killed worker, a killed supervisor, and a drain."""
 
 import json
 import os
@@ -41,16 +41,16 @@ def stream(kinesis_url: str, kinesis_client: "KinesisClient") -> str:
 @contextmanager
 def consuming(stream: str, store: str) -> Iterator["subprocess.Popen[str]"]:
     """Run two workers under one supervisor."""
-    words = ("consume", stream, "--store", store, "--events", "--worker", "shop", "--processes", "2")
-    call = [sys.executable, "-m", "leasehold.adapters.cli.main", *words, "--from", "TRIM_HORIZON"]
-    with child(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    arguments = ("consume", stream, "--store", store, "--events", "--worker", "shop", "--processes", "2")
+    command = [sys.executable, "-m", "leasehold.adapters.cli.main", *arguments, "--from", "TRIM_HORIZON"]
+    with child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         yield process
 
 
-def until_reading(process: "subprocess.Popen[str]", *among: str, since: float = 0.0) -> None:
+def until_reading(process: "subprocess.Popen[str]", *workers: str, since: float = 0.0) -> None:
     """Read events until each of these workers has started to read a shard, after this Unix time."""
     assert process.stdout is not None
-    missing = set(among)
+    missing = set(workers)
     for line in process.stdout:
         event: dict[str, Any] = json.loads(line)
         if event["event"] == "initialize" and event["t"] > since * 1000:
@@ -61,7 +61,7 @@ def until_reading(process: "subprocess.Popen[str]", *among: str, since: float = 
 
 
 def workers_of(process: "subprocess.Popen[str]") -> list[int]:
-    """Return the worker processes of this supervisor."""
+    """Return the process ids of this supervisor's workers."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
@@ -69,28 +69,28 @@ def test_supervised_workers_share_restart_and_drain(stream: str, tmp_path: Path)
     url = f"sqlite:///{tmp_path}/leases.db"
     with consuming(stream, url) as process:
         until_reading(process, "shop-0", "shop-1")
-        killed = workers_of(process)[0]
-        name = Path(f"/proc/{killed}/cmdline").read_text().split("\0--worker\0")[-1].partition("\0")[0]
-        os.kill(killed, signal.SIGKILL)
+        killed_pid = workers_of(process)[0]
+        name = Path(f"/proc/{killed_pid}/cmdline").read_text().split("\0--worker\0")[-1].partition("\0")[0]
+        os.kill(killed_pid, signal.SIGKILL)
         assert process.stderr is not None
         assert f"{name} ended with status 137: it starts again in 1 s" in process.stderr.readline()
         until_reading(process, name, since=time.time())
         process.terminate()
-        rest, _ = process.communicate(timeout=WAIT)
+        remaining_output, _ = process.communicate(timeout=WAIT)
         assert process.returncode == 0
-    assert {json.loads(line)["worker"] for line in rest.splitlines()} <= {"shop-0", "shop-1"}
+    assert {json.loads(line)["worker"] for line in remaining_output.splitlines()} <= {"shop-0", "shop-1"}
     assert [lease.owner for lease in open_store(url).list().leases] == [None] * SHARDS
 
 
 def test_workers_of_a_killed_supervisor_release_and_end(stream: str, tmp_path: Path) -> None:
-    """The workers of the next start have the same ids, so the old ones must end."""
+    """The workers of the next start have the same ids, so the old ones must exit."""
     url = f"sqlite:///{tmp_path}/leases.db"
     with consuming(stream, url) as process:
         until_reading(process, "shop-0", "shop-1")
-        watched = [os.pidfd_open(pid) for pid in workers_of(process)]
+        process_fds = [os.pidfd_open(pid) for pid in workers_of(process)]
         process.kill()
-        assert [bool(select.select([process_fd], [], [], WAIT)[0]) for process_fd in watched] == [True, True]
-    for process_fd in watched:
+        assert [bool(select.select([process_fd], [], [], WAIT)[0]) for process_fd in process_fds] == [True, True]
+    for process_fd in process_fds:
         os.close(process_fd)
     assert [lease.owner for lease in open_store(url).list().leases] == [None] * SHARDS
 

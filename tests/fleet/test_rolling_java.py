@@ -1,4 +1,4 @@
-"""During a rolling restart of all Java workers, the shards of our worker are still read."""
+"""During a rolling restart of all Java workers, the shards of our worker are read without interruption."""
 
 import time
 from itertools import pairwise
@@ -16,50 +16,58 @@ POLL_SECONDS = LEASE_SECONDS
 """A KCL 3.x worker looks for leases assigned to it every `failoverTimeMillis`."""
 UNREAD_SECONDS = 2 * LEASE_SECONDS + POLL_SECONDS
 DOWN_SECONDS = 8.0
-"""The time between the end of a worker and the start of the next, as with a container scheduler."""
+"""The time between the end of a worker and the start of the next one, as with a container scheduler."""
 
 
 def built(version: str) -> None:
-    """Skip with the reason if Java cannot be run."""
-    if absent := java_kcl.missing():
-        pytest.skip(f"the Java KCL is not run: no {absent}")
+    """Build the Java KCL, or skip the test if Java cannot be run."""
+    if missing_tools := java_kcl.missing():
+        pytest.skip(f"the Java KCL is not run: no {missing_tools}")
     java_kcl.built(version)
 
 
 def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
-    """Stop a Java worker in good order and start another, which gets its share from ours, or never does.
+    """Stop a Java worker in good order and start another.
 
-    Ours wait until the old worker is forgotten and the new one has reported once more, and longer if the old one was
-    the leader and did not end in time to release its lock.
+    It gets its share from our worker if `given`, and otherwise never.
+
+    Our worker waits until the old worker is forgotten and the new one has reported once more. It waits longer if the
+    old one was the leader and did not end in time to release its lock.
     """
-    leaving = fleet.stage.drain_worker(old)
+    stopping_worker = fleet.stage.drain_worker(old)
     fleet.stage.pause(DOWN_SECONDS)
     fleet.join_java(new)
-    known = SILENT_SECONDS + REPORT_SECONDS
+    seconds_until_known = SILENT_SECONDS + REPORT_SECONDS
     assert (
-        fleet.stage.until(lambda: fleet.stage.count_leases_of_workers()[new] == 2, 1.5 * known if given else known)
+        fleet.stage.until(
+            lambda: fleet.stage.count_leases_of_workers()[new] == 2,
+            1.5 * seconds_until_known if given else seconds_until_known,
+        )
         == given
     )
     fleet.stage.pause(5 * LEASE_SECONDS)
-    leaving.wait()
+    stopping_worker.wait()
 
 
 def reported(fleet: Mixed, worker: str) -> str:
-    """Return a value that changes with each report of a Java worker; empty before the first."""
+    """Return a value that changes with each report of a Java worker, or an empty string before its first report."""
     return dict(fleet.stage.store.list().reports.stamps).get(worker, "")
 
 
 def unread_seconds(fleet: Mixed, since: float) -> float:
-    """Return the longest time since then between two records of one shard, which gets several per second."""
+    """Return the longest time since then between two records of one shard.
+
+    Each shard gets several records per second.
+    """
     longest = 0.0
-    readings = fleet.stage.history.events
-    for shard in {event.shard for event in readings}:
-        dispatched = [
+    events = fleet.stage.history.events
+    for shard in {event.shard for event in events}:
+        dispatch_times = [
             reading_event.t
-            for reading_event in readings
+            for reading_event in events
             if reading_event.shard == shard and reading_event.event == "record"
         ]
-        times = [since, *sorted(t for t in dispatched if t >= since)]
+        times = [since, *sorted(t for t in dispatch_times if t >= since)]
         longest = max([longest, *(after - before for before, after in pairwise(times))])
     return longest
 
@@ -69,9 +77,9 @@ def unread_seconds(fleet: Mixed, since: float) -> float:
 def test_a_rolling_restart_of_java_leaves_no_shard_unread(
     version: str, given: bool, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
-    """The new leader must not give our leases to the stopped worker, which would leave them unread for 20 s (M14).
+    """The new leader must not give our leases to the stopped worker, because they would be unread for 20 s (M14).
 
-    Workers of 3.0.3 report in a separate table, so ours do not know of them and keep their leases.
+    Workers of version 3.0.3 report in a separate table, so our worker does not see their reports and keeps its leases.
     """
     built(version)
     with mixed(kinesis_url, dynamodb_local_url, version, "own") as fleet:
@@ -95,32 +103,33 @@ def test_a_rolling_restart_of_java_leaves_no_shard_unread(
 def test_no_lease_is_given_to_a_newcomer_that_ended(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """A lease of ours is not given to a dead worker, where it would be unread until it expires (M14).
+    """One of our leases is not given to a dead worker, because it would be unread until it expires (M14).
 
-    Such a worker leaves a single report. It comes when ours have a lease to give, but wait for another worker's end to
-    be forgotten; by then the report is younger than a live worker's may be.
+    Such a worker leaves a single report. It arrives when our workers have a lease to give but are waiting for another
+    worker's end to be forgotten. By then, the report is younger than that of a live worker may be.
     """
     built("3.5.1")
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         fleet.join_java("java-1")
         fleet.balanced()
-        # Four workers have a lease each. The lease of java-2 is one too many for ours, but never for the leader.
+        # Four workers have one lease each. The lease of java-2 is one too many for our workers, but never for the
+        # leader.
         for worker in ("ours-1", "ours-2"):
             fleet.stage.join(worker)
         fleet.balanced()
         fleet.join_java("java-2")
         fleet.balanced()
-        before = reported(fleet, "java-2")
-        assert fleet.stage.until(lambda: reported(fleet, "java-2") != before, REPORT_SECONDS)
+        report_before = reported(fleet, "java-2")
+        assert fleet.stage.until(lambda: reported(fleet, "java-2") != report_before, REPORT_SECONDS)
         fleet.stage.kill("java-2")
         since = time.time()
-        # Shortly before java-2 is forgotten, 60 s after its last report. The leader believes that java-3
-        # is alive, too, and may move one of its own leases to it.
-        forgotten = int(reported(fleet, "java-2")) + SILENT_SECONDS
-        fleet.stage.pause(max(0.0, forgotten - 2 * LEASE_SECONDS - time.time()))
+        # Wait until shortly before java-2 is forgotten, 60 s after its last report. The leader believes that java-3 is
+        # also alive, and may move one of its own leases to it.
+        forgotten_at = int(reported(fleet, "java-2")) + SILENT_SECONDS
+        fleet.stage.pause(max(0.0, forgotten_at - 2 * LEASE_SECONDS - time.time()))
         row = {"leaseKey": {"S": "java-3"}, "entityType": {"S": "WORKER_METRIC_STATS"}, "wid": {"S": "java-3"}}
         dynamodb_local_client.put_item(TableName=fleet.table, Item=row | {"lut": {"N": str(int(time.time()))}})
-        if time.time() >= forgotten:
+        if time.time() >= forgotten_at:
             pytest.skip("this machine stood still for 6 s: java-2 was forgotten before java-3 reported")
         fleet.stage.pause(SILENT_SECONDS)
         unread, gifts = unread_seconds(fleet, since), fleet.gifts()
@@ -134,7 +143,7 @@ def test_no_lease_is_given_to_a_newcomer_that_ended(
 def test_a_rolling_restart_next_to_java_leaves_no_shard_unread(
     version: str, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
-    """Leases that ours release do not wait for a worker or leader that looks every two failover times."""
+    """Leases that our workers release do not wait for a worker or leader that looks only every two failover times."""
     built(version)
     with mixed(kinesis_url, dynamodb_local_url, version, "own") as fleet:
         fleet.join_java("java-1")
@@ -144,11 +153,11 @@ def test_a_rolling_restart_next_to_java_leaves_no_shard_unread(
         fleet.balanced()
         since = time.time()
         for old, new in (("ours-1", "ours-3"), ("ours-2", "ours-4")):
-            leaving = fleet.stage.drain_worker(old)
+            stopping_worker = fleet.stage.drain_worker(old)
             fleet.stage.pause(DOWN_SECONDS)
             fleet.stage.join(new)
             fleet.balanced()
-            assert leaving.wait() == 0
+            assert stopping_worker.wait() == 0
         unread = unread_seconds(fleet, since)
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict

@@ -1,4 +1,4 @@
-"""Worker processes read a slice of a real stream with a split; one is killed, and the others end by themselves."""
+"""Worker processes read a slice of a real stream with a split. One is killed, and the others end by themselves."""
 
 import hashlib
 import json
@@ -35,15 +35,17 @@ def arrivals(client: "KinesisClient", stream: str) -> dict[str, float]:
     """Return each record's arrival time in milliseconds, by the digest of its data."""
     by_digest: dict[str, float] = {}
     for shard in client.list_shards(StreamName=stream)["Shards"]:
-        begin = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
-        for row in client.get_records(ShardIterator=begin["ShardIterator"])["Records"]:
+        iterator_response = client.get_shard_iterator(
+            StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
+        )
+        for row in client.get_records(ShardIterator=iterator_response["ShardIterator"])["Records"]:
             digest = hashlib.sha1(row["Data"], usedforsecurity=False).hexdigest()
             by_digest[digest] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
     return by_digest
 
 
 def digest_of(number: int) -> str:
-    """Return the digest as event lines have it."""
+    """Return the digest of this record, as it appears in event lines."""
     return hashlib.sha1(b"%d" % number, usedforsecurity=False).hexdigest()
 
 
@@ -69,24 +71,24 @@ def test_a_slice_with_a_split_is_read_whole_despite_a_kill(
     active(kinesis_client, stream)
     for first in (60, 120):
         put(kinesis_client, stream, first, 60)
-    arrived = arrivals(kinesis_client, stream)
-    since, end = int(arrived[digest_of(5)]), int(arrived[digest_of(130)])
-    expected = {digest for digest, ms in arrived.items() if since <= ms < end}
+    arrival_times = arrivals(kinesis_client, stream)
+    since, end = int(arrival_times[digest_of(5)]), int(arrival_times[digest_of(130)])
+    expected = {digest for digest, ms in arrival_times.items() if since <= ms < end}
     assert expected
     store = f"dynamodb://{stream}?region=eu-west-1&endpoint={dynalite_url}"
     command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "consume"]
     command += [f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}", "--store", store, "--events"]
     command += ["--lease-seconds", "3", "--from", str(since), "--until", str(end)]
 
-    def started(name: str) -> "subprocess.Popen[str]":
+    def start_worker(name: str) -> "subprocess.Popen[str]":
         with (tmp_path / name).open("wb") as out:
             return subprocess.Popen([*command, "--worker", name], stdout=out, stderr=subprocess.PIPE, text=True)
 
-    killed = started("a-1")
+    killed_worker = start_worker("a-1")
     until(lambda: len(seen(tmp_path / "a-1")) > 0, "something is read")
-    killed.kill()
-    killed.communicate()
-    workers = [started("b-1"), started("c-1")]
+    killed_worker.kill()
+    killed_worker.communicate()
+    workers = [start_worker("b-1"), start_worker("c-1")]
     try:
         outputs = [worker.communicate(timeout=WAIT)[1] for worker in workers]
     finally:
@@ -95,8 +97,8 @@ def test_a_slice_with_a_split_is_read_whole_despite_a_kill(
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert all("the slice is read; " in output for output in outputs)
     assert set().union(*(seen(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == expected
-    opened = open_store(store)
-    leases = opened.list().leases
-    opened.close()
+    opened_store = open_store(store)
+    leases = opened_store.list().leases
+    opened_store.close()
     assert leases
     assert all(lease.ended for lease in leases)

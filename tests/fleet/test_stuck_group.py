@@ -1,7 +1,7 @@
-"""The Python SDK's permanent imbalance of 4, 2 and 2, and how one worker of ours in the group resolves it.
+"""The Python SDK's permanent imbalance of 4, 2 and 2 partitions, and how one of our workers in the group resolves it.
 
-The SDK's balancing and its checkpoint store are the installed ones, against real blobs. Only their schedule is driven
-by the test, and ours by a clock that the test moves.
+The SDK's balancing and its checkpoint store are the installed ones, with real blobs. The test drives only their
+schedule, and moves the clock of our worker.
 """
 
 from collections import Counter
@@ -41,41 +41,43 @@ CYCLES = 12
 
 @define
 class Blobs:
-    """One container, through the SDK's store and ours."""
+    """One container, accessed through the SDK's store and through ours."""
 
     theirs: BlobCheckpointStore
     url: str
 
-    def official(self, me: str, strategy: LoadBalancingStrategy) -> OwnershipManager:
-        """Return the balancing of one official worker."""
+    def official(self, worker_name: str, strategy: LoadBalancingStrategy) -> OwnershipManager:
+        """Return the balancer of one official worker."""
         address = SimpleNamespace(hostname=NAMESPACE)
         client: Any = SimpleNamespace(_address=address, eventhub_name=HUB, get_partition_ids=lambda: PARTITIONS)
-        return OwnershipManager(client, GROUP, me, self.theirs, EXPIRY, strategy, None)
+        return OwnershipManager(client, GROUP, worker_name, self.theirs, EXPIRY, strategy, None)
 
-    def lay_out(self, owners: str) -> None:
+    def set_owners(self, owners: str) -> None:
         """Set the owner of each partition."""
-        where = {"fully_qualified_namespace": NAMESPACE, "eventhub_name": HUB, "consumer_group": GROUP}
+        hub_fields = {"fully_qualified_namespace": NAMESPACE, "eventhub_name": HUB, "consumer_group": GROUP}
         rows = zip(PARTITIONS, owners, strict=True)
-        self.theirs.claim_ownership([{**where, "partition_id": pid, "owner_id": owner} for pid, owner in rows])
+        self.theirs.claim_ownership(
+            [{**hub_fields, "partition_id": partition, "owner_id": owner} for partition, owner in rows]
+        )
 
     def counts(self) -> list[int]:
-        """Return how many partitions each owner has, highest first."""
+        """Return how many partitions each owner has, in descending order."""
         owners = Counter(row["owner_id"] for row in self.theirs.list_ownership(NAMESPACE, HUB, GROUP))
         return sorted(owners.values(), reverse=True)
 
 
 @pytest.fixture
 def group(blobs: str) -> Iterator[Blobs]:
-    """Partitions owned 4, 2 and 2."""
+    """Yield a container whose partitions are owned 4, 2 and 2."""
     with a_container() as name, BlobCheckpointStore.from_connection_string(blobs, name) as theirs:
-        laid = Blobs(theirs, f"azblob://{AZURITE_ACCOUNT}/{name}?eventhub={NAMESPACE}/{HUB}")
-        laid.lay_out("aaaabbcc")
-        yield laid
+        container_blobs = Blobs(theirs, f"azblob://{AZURITE_ACCOUNT}/{name}?eventhub={NAMESPACE}/{HUB}")
+        container_blobs.set_owners("aaaabbcc")
+        yield container_blobs
 
 
 @pytest.mark.parametrize("strategy", list(LoadBalancingStrategy))
 def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancingStrategy) -> None:
-    """Once a release of the SDK fixes this, `docs/event-hubs.md` must be updated."""
+    """If a release of the SDK fixes this, `docs/event-hubs.md` must be updated."""
     managers = [group.official(me, strategy) for me in "abc"]
     for _ in range(CYCLES):
         for manager in managers:
@@ -86,7 +88,7 @@ def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancin
 @pytest.mark.parametrize(
     ("ours", "rules", "ends"),
     [
-        ("a", Minimal(release=True), [3, 3, 2]),  # M11: official workers take released leases and steal nothing
+        ("a", Minimal(release=True), [3, 3, 2]),  # M11: official workers take released leases, but steal none
         ("a", Minimal(), [4, 2, 2]),
         ("b", Minimal(), [3, 3, 2]),  # M9
         ("b", EventHubs("dotnet"), [3, 3, 2]),  # E4
@@ -98,7 +100,7 @@ def test_our_worker_balances_the_group(group: Blobs, ours: str, rules: RuleSet, 
     config = Config(rules=rules, lease_seconds=EXPIRY, cycle_seconds=CYCLE, renew_seconds=CYCLE / 2)
     with closing(open_store(group.url)) as store:
         stream = stream_name(NAMESPACE, HUB, GROUP)
-        source = ListSource([Shard(pid, stream) for pid in PARTITIONS], stream=stream)
+        source = ListSource([Shard(partition, stream) for partition in PARTITIONS], stream=stream)
         scheduler = ThreadScheduler(lambda: now, process_id="p-1")
         worker = Worker(store=store, source=source, me=ours, config=config, consumer=Unread(), scheduler=scheduler)
         managers = [group.official(me, LoadBalancingStrategy.GREEDY) for me in "abc" if me != ours]

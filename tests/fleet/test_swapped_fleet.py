@@ -1,4 +1,4 @@
-"""A fleet moves its lease table while it reads, there and back; workers and the command are killed meanwhile."""
+"""A fleet moves its lease table while it reads, there and back. Workers and the command are killed meanwhile."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from attrs import define, field
-from fed_fleet import FedFleet, a_fed_fleet
+from fed_fleet import FedFleet, run_fed_fleet
 from hub_stage import Feed, HubStream, a_container, a_group, flights
 
 from leasehold.adapters.ops.swapping import open_joined, set_direction, wait_until_known
@@ -39,10 +39,10 @@ class Ground:
     said: Path
     commands: list["subprocess.Popen[bytes]"] = field(factory=list)
 
-    def swap(self, *more: str) -> "subprocess.Popen[bytes]":
-        words = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *self.urls, *more)
-        with self.said.open("ab") as said:
-            self.commands.append(subprocess.Popen(words, stdout=said, stderr=said))
+    def swap(self, *more_arguments: str) -> "subprocess.Popen[bytes]":
+        command = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *self.urls, *more_arguments)
+        with self.said.open("ab") as log:
+            self.commands.append(subprocess.Popen(command, stdout=log, stderr=log))
         return self.commands[-1]
 
     def places(self) -> list[int]:
@@ -50,7 +50,7 @@ class Ground:
         sides = [split_version(lease)[0] for lease in self.fleet.stage.leases]
         return [sides.count(FROM), sides.count(TO)]
 
-    def ends_well(self, command: "subprocess.Popen[bytes]") -> None:
+    def wait_for_success(self, command: "subprocess.Popen[bytes]") -> None:
         """Wait for the command to succeed while the fleet continues."""
         stage = self.fleet.stage
         assert stage.until(lambda: command.poll() is not None, SETTLE_SECONDS), stage.leases
@@ -63,8 +63,10 @@ def a_ground(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], f
         tables: tuple[Store, Store] = (source, target)
         names = (display_name(urls[FROM]), display_name(urls[TO]))
         get_or_create_control_row(tables, names)
-        both, settings = SwapStore(tables, names[TO]), ("--to", urls[TO], *SETTINGS)
-        with a_fed_fleet(kinesis_url, client, both, urls[FROM], settings, folder, rows=ROWS, a_tick=10) as fleet:
+        joined_store, settings = SwapStore(tables, names[TO]), ("--to", urls[TO], *SETTINGS)
+        with run_fed_fleet(
+            kinesis_url, client, joined_store, urls[FROM], settings, folder, rows=ROWS, a_tick=10
+        ) as fleet:
             ground = Ground(fleet, urls, folder / "swap.log")
             try:
                 yield ground
@@ -74,24 +76,24 @@ def a_ground(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], f
                     command.wait()
 
 
-def there_and_back(ground: Ground) -> None:
+def move_there_and_back(ground: Ground) -> None:
     """Move the table, kill a worker and the command halfway, move back, split a shard, and move for good."""
     stage = ground.fleet.stage
     for worker in ("ours-1", "ours-2", "ours-3"):
         stage.join(worker)
     assert stage.until(stage.is_balanced, SETTLE_SECONDS)
-    dies = ground.swap()
+    killed_command = ground.swap()
     assert stage.until(lambda: ground.places()[TO] > 0, SETTLE_SECONDS)
     stage.kill("ours-1")
-    dies.kill()
+    killed_command.kill()
     stage.join("ours-4")
     ground.swap("--back").wait(SETTLE_SECONDS)
     assert stage.until(lambda: ground.places() == [4, 0] and stage.is_balanced(), SETTLE_SECONDS)
     stage.split()
-    again = ground.swap()
+    last_command = ground.swap()
     assert stage.until(lambda: ground.places()[TO] > 0, SETTLE_SECONDS)
     stage.kill("ours-2")
-    ground.ends_well(again)
+    ground.wait_for_success(last_command)
     assert stage.until(stage.is_balanced, SETTLE_SECONDS)
     assert stage.until(lambda: ground.fleet.puts.all_seen(stage), 2 * SETTLE_SECONDS)
     stage.end()
@@ -101,15 +103,15 @@ def test_a_fleet_moves_from_dynamodb_to_sqlite_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
     urls = (f"dynamodb://swapped?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
-    _moves(kinesis_url, kinesis_client, urls, tmp_path)
+    _check_moves(kinesis_url, kinesis_client, urls, tmp_path)
 
 
 def test_a_fleet_moves_to_layout_sessions_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
-    """In layout sessions a lease's row does not change while the lease is held."""
+    """In layout sessions, the row of a lease does not change while the lease is held."""
     to_url = f"dynamodb://swapped-sessions?region=eu-west-1&endpoint={dynalite_url}"
-    _moves(
+    _check_moves(
         kinesis_url,
         kinesis_client,
         (to_url.replace("swapped-sessions", "swapped-rows"), to_url.replace("?", "?layout=sessions&")),
@@ -125,7 +127,7 @@ def test_a_fleet_moves_from_aws_to_azure_and_back(
     with a_container() as container:
         to_url = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"
         urls = (f"dynamodb://to-azure?region=eu-west-1&endpoint={dynalite_url}", to_url)
-        _moves(kinesis_url, kinesis_client, urls, tmp_path)
+        _check_moves(kinesis_url, kinesis_client, urls, tmp_path)
 
 
 def all_in(stage: Stage, table: str) -> bool:
@@ -144,28 +146,28 @@ def test_owner_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynal
         closing(open_store(urls[TO])) as target,
     ):
         tables, stage = (source, target), group.stage
-        both = open_joined(tables, names)
+        joined_store = open_joined(tables, names)
         for worker in ("ours-1", "ours-2"):
             stage.join(worker)
         assert group.settle() == [2, 2]
-        epochs = [{lease.key: lease.epoch for lease in both.list().leases}]
-        wait_until_known(tables, both, names[TO], SETTLE_SECONDS)
-        ways: tuple[Direction, ...] = ("to", "from", "to")
-        for way in ways:
-            set_direction(tables, way)
-            assert stage.until(partial(all_in, stage, way.upper()), SETTLE_SECONDS), stage.leases
-            epochs.append({lease.key: lease.epoch for lease in both.list().leases})
+        epochs = [{lease.key: lease.epoch for lease in joined_store.list().leases}]
+        wait_until_known(tables, joined_store, names[TO], SETTLE_SECONDS)
+        directions: tuple[Direction, ...] = ("to", "from", "to")
+        for direction in directions:
+            set_direction(tables, direction)
+            assert stage.until(partial(all_in, stage, direction.upper()), SETTLE_SECONDS), stage.leases
+            epochs.append({lease.key: lease.epoch for lease in joined_store.list().leases})
         stage.kill("ours-1")
         assert group.settle() == [4]
         verdict = group.finish()
     assert (verdict.faults, verdict.produced, verdict.lost) == ((), ROWS, 0)
     assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
     for key in epochs[0]:
-        grown = [each[key] for each in epochs]
-        assert grown == sorted(set(grown)), key
+        epochs_of_lease = [epochs_by_key[key] for epochs_by_key in epochs]
+        assert epochs_of_lease == sorted(set(epochs_of_lease)), key
 
 
-def _moves(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path) -> None:
+def _check_moves(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path) -> None:
     with a_ground(kinesis_url, client, urls, folder) as ground:
-        there_and_back(ground)
+        move_there_and_back(ground)
         ground.fleet.judged()

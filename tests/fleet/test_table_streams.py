@@ -1,4 +1,7 @@
-"""Worker processes on a table whose shards roll: after a kill nothing is lost, and each item's changes are in order."""
+"""Worker processes on a table whose shards roll.
+
+After a kill, no change is lost, and each item's changes are in order.
+"""
 
 import json
 import sys
@@ -27,38 +30,38 @@ ITEMS, RATE, SECONDS = 23, 200, 16.0
 ROLL_SECONDS, LANES = 3.0, 3
 
 
-def written(table: TableStreams, count: int, rate: int = RATE, over: Event | None = None) -> None:
-    """Write this many changes, or until stopped; each item is created, changed and removed repeatedly."""
-    began = time.monotonic()
+def written(table: TableStreams, count: int, rate: int = RATE, stopped: Event | None = None) -> None:
+    """Write this many changes, or until stopped. Each item is created, changed and removed repeatedly."""
+    started_at = time.monotonic()
     for number in range(count):
-        time.sleep(max(0.0, began + number / rate - time.monotonic()))
-        if over is not None and over.is_set():
+        time.sleep(max(0.0, started_at + number / rate - time.monotonic()))
+        if stopped is not None and stopped.is_set():
             return
         removed = number // ITEMS % 5 == 4
         table.put(f"i-{number % ITEMS}", None if removed else {"n": {"N": str(number)}})
 
 
-def command(source: str, store: str, *more: str) -> list[str]:
+def command(source: str, store: str, *more_arguments: str) -> list[str]:
     """Return the command of a worker that prints event lines."""
-    words = ("consume", source, "--store", store, "--events", "--lease-seconds", "3")
-    return [sys.executable, "-m", "leasehold.adapters.cli.main", *words, "--from", "TRIM_HORIZON", *more]
+    arguments = ("consume", source, "--store", store, "--events", "--lease-seconds", "3")
+    return [sys.executable, "-m", "leasehold.adapters.cli.main", *arguments, "--from", "TRIM_HORIZON", *more_arguments]
 
 
 def out_of_order(records: list[dict[str, Any]]) -> list[str]:
     """Return the items of which a change was first dispatched before an earlier one."""
-    first = defaultdict[str, dict[int, None]](dict)
+    first_dispatches = defaultdict[str, dict[int, None]](dict)
     for record in records:
-        first[record["partition_key"]].setdefault(int(record["sequence_number"]))
-    return [key for key, numbers in first.items() if [*numbers] != sorted(numbers)]
+        first_dispatches[record["partition_key"]].setdefault(int(record["sequence_number"]))
+    return [key for key, numbers in first_dispatches.items() if [*numbers] != sorted(numbers)]
 
 
 def numbers(records: list[dict[str, Any]]) -> set[int]:
-    """Return the changes that were dispatched at least once."""
+    """Return the sequence numbers of the changes that were dispatched at least once."""
     return {int(record["sequence_number"]) for record in records}
 
 
 def verdict(fleet: Fleet, table: TableStreams, changes: set[int]) -> RunVerdict:
-    """Return the demo's verdict on the dispatched changes; a lost change is known only by its number."""
+    """Return the demo's verdict on the dispatched changes. Of a lost change, only the number is known."""
     dispatched = {int(each["sequence_number"]): each for each in fleet.records()}
     history = RunHistory(
         sent=[
@@ -75,12 +78,12 @@ def verdict(fleet: Fleet, table: TableStreams, changes: set[int]) -> RunVerdict:
     return judge_finished_run(history)
 
 
-def drained(fleet: Fleet, living: list[str], table: TableStreams, changes: Callable[[], set[int]]) -> None:
-    """Wait until everything was dispatched, then stop in good order."""
+def drained(fleet: Fleet, live_workers: list[str], table: TableStreams, changes: Callable[[], set[int]]) -> None:
+    """Wait until every change was dispatched, then stop the workers in good order."""
     until(lambda: changes() <= numbers(fleet.records()), "every change handed over")
-    for worker in living:
+    for worker in live_workers:
         fleet.processes[worker].terminate()
-    assert [fleet.processes[worker].wait(60) for worker in living] == [0] * len(living)
+    assert [fleet.processes[worker].wait(60) for worker in live_workers] == [0] * len(live_workers)
     assert numbers(fleet.records()) == changes()
     assert table.asked["DescribeTable"] > 0
 
@@ -90,7 +93,7 @@ def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
-    put = set[int]()
+    written_numbers = set[int]()
     table = TableStreams(
         open_shard_count=LANES,
         roll_seconds=ROLL_SECONDS,
@@ -98,7 +101,7 @@ def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
         stale_seconds=0.5,
         empty_every=5,
         limit=10,
-        kept=put,
+        kept=written_numbers,
     )
     store = f"sqlite:///{tmp_path}/leases.db"
     with run_table_server(table) as endpoint:
@@ -111,24 +114,24 @@ def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
             until(lambda: all(fleet.reading(worker) for worker in fleet.processes), "all three read")
             fleet.processes["b-1"].kill()
             writes.join()
-            drained(fleet, ["a-1", "c-1"], table, lambda: put)
-            assert len(put) == SECONDS * RATE
+            drained(fleet, ["a-1", "c-1"], table, lambda: written_numbers)
+            assert len(written_numbers) == SECONDS * RATE
             assert out_of_order(fleet.records()) == []
-            result = verdict(fleet, table, put)
-            assert (result.produced, result.lost, result.strangers, result.faults) == (len(put), 0, 0, ())
+            result = verdict(fleet, table, written_numbers)
+            assert (result.produced, result.lost, result.strangers, result.faults) == (len(written_numbers), 0, 0, ())
             leases = open_store(store).list().leases
             assert [lease.owner for lease in leases] == [None] * len(leases)
             assert {event["event"] for worker in fleet.processes for event in fleet.events(worker)} >= {"shard-ended"}
-            assert len(leases) <= 5 * LANES  # the rows of finished shards are deleted some seconds later
+            assert len(leases) <= 5 * LANES  # the rows of finished shards are deleted after some seconds
 
 
 ADAPTER = Path(__file__).parents[1] / "java" / "table_worker" / "TableWorker.java"
 
 
-def join_java(fleet: Fleet, name: str, *place: str) -> None:
-    """Start a worker of Java's adapter."""
+def join_java(fleet: Fleet, name: str, *addresses: str) -> None:
+    """Start a worker with Java's adapter."""
     jars = java_kcl.compiled(ADAPTER, "table-worker")
-    words = ("java", *java_kcl.JVM, "-cp", f"{jars}:{jars}/jars/*", "TableWorker", *place, name, "3000")
+    words = ("java", *java_kcl.JVM, "-cp", f"{jars}:{jars}/jars/*", "TableWorker", *addresses, name, "3000")
     with fleet.path(name).open("wb") as out, fleet.path(name).with_suffix(".log").open("wb") as log:
         fleet.processes[name] = Popen(words, stdout=out, stderr=log)
 
@@ -138,25 +141,25 @@ def join_java(fleet: Fleet, name: str, *place: str) -> None:
 def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
     dynamodb_local_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if absent := java_kcl.missing():
-        pytest.skip(f"JAVA'S ADAPTER FOR DYNAMODB STREAMS IS NOT RUN: no {absent}")
+    if missing_tools := java_kcl.missing():
+        pytest.skip(f"JAVA'S ADAPTER FOR DYNAMODB STREAMS IS NOT RUN: no {missing_tools}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
-    put, over, name = set[int](), Event(), f"beside-java-{uuid4().hex[:8]}"
-    table = TableStreams(open_shard_count=4, roll_seconds=10.0, stale_seconds=0.5, empty_every=5, kept=put)
+    written_numbers, stopped, name = set[int](), Event(), f"beside-java-{uuid4().hex[:8]}"
+    table = TableStreams(open_shard_count=4, roll_seconds=10.0, stale_seconds=0.5, empty_every=5, kept=written_numbers)
     store = f"dynamodb://{name}?region=eu-west-1&endpoint={dynamodb_local_url}"
     with run_table_server(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
-        place = (endpoint, dynamodb_local_url, table.arn, name)
-        # The adapter's KCL reports in a separate table, so ours must be told for whom to release leases.
+        addresses = (endpoint, dynamodb_local_url, table.arn, name)
+        # The KCL of the adapter reports in a separate table, so our worker must be told for whom to release leases.
         options = ("--set", "release=true", "--set", 'expected_workers=["java-1"]')
         with a_fleet(command(source, store, *options), tmp_path) as fleet:
-            writes = Thread(target=written, args=(table, 100_000, 50, over))
+            writes = Thread(target=written, args=(table, 100_000, 50, stopped))
             writes.start()
             try:
                 fleet.start("a-1")
                 until(lambda: fleet.reading("a-1"), "ours reads")
-                join_java(fleet, "java-1", *place)
+                join_java(fleet, "java-1", *addresses)
                 until(lambda: all(fleet.reading(worker) for worker in ("a-1", "java-1")), "both read")
                 fleet.processes["a-1"].kill()
                 until(lambda: len(fleet.reading("java-1")) >= table.open_shard_count, "Java has everything")
@@ -164,9 +167,9 @@ def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
                 until(lambda: fleet.reading("c-1"), "ours reads again")
                 fleet.processes["java-1"].kill()
             finally:
-                over.set()
+                stopped.set()
                 writes.join()
-            drained(fleet, ["c-1"], table, lambda: put)
+            drained(fleet, ["c-1"], table, lambda: written_numbers)
             assert out_of_order(fleet.records()) == []
             leases = open_store(store).list().leases
             assert [lease.owner for lease in leases if not lease.ended] == [None] * table.open_shard_count

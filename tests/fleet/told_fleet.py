@@ -1,4 +1,4 @@
-"""Worker processes that write event lines, and the events so far."""
+"""Worker processes that print event lines, and the events that they have printed so far."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ class Fleet:
         return self.folder / f"{worker}.jsonl"
 
     def events(self, worker: str) -> list[dict[str, Any]]:
-        """Return this worker's events so far; a killed worker's last line may be cut."""
+        """Return this worker's events so far. The last line of a killed worker may be cut."""
         lines = self.path(worker).read_text().split("\n")
         return [json.loads(line) for line in lines[:-1]]
 
@@ -37,23 +37,23 @@ class Fleet:
         return sorted(events, key=lambda event: event["t"])
 
     def seen(self) -> set[str]:
-        """Return what was dispatched at least once."""
+        """Return the digests of the records that were dispatched at least once."""
         return {event["sha1"] for event in self.records()}
 
     def reading(self, worker: str) -> set[str]:
         """Return the shards that this worker reads now."""
-        now: set[str] = set()
+        shards: set[str] = set()
         for event in self.events(worker):
             if event["event"] == "initialize":
-                now.add(event["shard"])
+                shards.add(event["shard"])
             elif event["event"] != "record":
-                now.discard(event["shard"])
-        return now
+                shards.discard(event["shard"])
+        return shards
 
 
 @contextmanager
 def a_fleet(command: list[str], folder: Path) -> Iterator[Fleet]:
-    """Run workers that end with the test."""
+    """Run workers that are killed at the end of the block."""
     fleet = Fleet(command, folder)
     try:
         yield fleet

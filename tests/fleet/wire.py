@@ -1,4 +1,4 @@
-"""A connection to a local service that can be cut and restored, or held back and slowed for some clients."""
+"""A connection to a local service that can be cut and restored, or held back and slowed down for some clients."""
 
 import socket
 import time
@@ -13,7 +13,7 @@ PIECE = 65536
 
 
 class Wire:
-    """Forwards connections from `port` to another port of this machine. `name_of` maps a client's port to its name."""
+    """Forwards connections from `port` to another port on this machine. `name_of` maps a client's port to its name."""
 
     def __init__(self, to: int, name_of: Callable[[int], str] = lambda _port: "") -> None:
         self.to, self.port, self._name_of = to, find_free_port(), name_of
@@ -37,8 +37,8 @@ class Wire:
 
     def reset(self, name: str) -> None:
         """Break the connections of one client."""
-        for end in self._ends.pop(name, ()):
-            _break(end)
+        for connection in self._ends.pop(name, ()):
+            _break(connection)
 
     def part(self, name: str) -> None:
         """Break the connections of one client, and refuse new ones until it is let through again."""
@@ -46,8 +46,13 @@ class Wire:
         self.reset(name)
 
     def hold(self, name: str, *, requests: bool = True, responses: bool = True) -> None:
-        """Hold back one client's requests, responses or both, until it is let through; connections stay open."""
-        self._held |= {(name, answers) for answers, held in ((False, requests), (True, responses)) if held}
+        """Hold back one client's requests, responses or both until it is let through again.
+
+        Its connections stay open.
+        """
+        self._held |= {
+            (name, is_response) for is_response, is_held in ((False, requests), (True, responses)) if is_held
+        }
 
     def lose_replies(self, name: str) -> None:
         """Forward one client's requests, but break the connection on a response, until it is let through again."""
@@ -69,36 +74,38 @@ class Wire:
     def _accept(self, server: socket.socket) -> None:
         with suppress(OSError):  # `accept` raises this when the server is closed
             while True:
-                near, (_, port) = server.accept()
-                Thread(target=self._begin, args=(near, port), daemon=True).start()
+                client_socket, (_, port) = server.accept()
+                Thread(target=self._begin, args=(client_socket, port), daemon=True).start()
 
-    def _begin(self, near: socket.socket, port: int) -> None:
+    def _begin(self, client_socket: socket.socket, port: int) -> None:
         name = self._name_of(port)
         with suppress(OSError):  # the service is down
-            far = socket.create_connection((HOST, self.to))
-            self._ends[name] += [near, far]
-            if name not in self._apart:  # from now on `part` finds both ends
-                for start, end in ((near, far), (far, near)):
-                    Thread(target=self._carry, args=(start, end, name, start is far), daemon=True).start()
+            service_socket = socket.create_connection((HOST, self.to))
+            self._ends[name] += [client_socket, service_socket]
+            if name not in self._apart:  # from now on, `part` finds both ends
+                for source, target in ((client_socket, service_socket), (service_socket, client_socket)):
+                    Thread(
+                        target=self._carry, args=(source, target, name, source is service_socket), daemon=True
+                    ).start()
                 return
         self.reset(name)
-        _break(near)
+        _break(client_socket)
 
-    def _carry(self, start: socket.socket, end: socket.socket, name: str, answers: bool) -> None:
+    def _carry(self, source: socket.socket, target: socket.socket, name: str, is_response: bool) -> None:
         with suppress(OSError):  # cut
-            while data := start.recv(PIECE):
-                if answers and name in self._unanswered:
-                    _break(start)
-                    _break(end)
+            while data := source.recv(PIECE):
+                if is_response and name in self._unanswered:
+                    _break(source)
+                    _break(target)
                     return
                 with self._changed:
-                    self._changed.wait_for(lambda: (name, answers) not in self._held)
+                    self._changed.wait_for(lambda: (name, is_response) not in self._held)
                 time.sleep(self._delays.get(name, 0.0))
-                end.sendall(data)
-            end.shutdown(socket.SHUT_WR)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
 
 
-def _break(end: socket.socket) -> None:
-    with suppress(OSError):  # the other side may have hung up already
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()
+def _break(connection: socket.socket) -> None:
+    with suppress(OSError):  # the other side may already have disconnected
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

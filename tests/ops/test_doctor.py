@@ -52,7 +52,7 @@ ROWS = (Lease("s-0", owner="w-1", hash_range=(0, 4)), Lease("s-1"))
 
 
 def raising(error: Exception, cause: Exception | None = None) -> RightAttempt:
-    """Return a right whose use raises this."""
+    """Return an attempt to use a right that raises this error."""
 
     def ask() -> str:
         raise error from cause
@@ -130,11 +130,11 @@ def test_conditions_are_tried_only_with_all_rights_to_write(
     write: RightAttempt | Exception, state: str, proved: int
 ) -> None:
     """A store that rejects writes for lack of rights is not accused of ignoring conditions."""
-    seen, calls = examination._Results(), list[int]()  # noqa: SLF001  a step of an examination
+    results, calls = examination._Results(), list[int]()  # noqa: SLF001  a step of an examination
     attempt = raising(write) if isinstance(write, Exception) else evolve(write, writes=True)
     trial = RightsTrial("table t", (FINE, attempt), None, lambda: calls.append(1), lambda: None)
-    assert examination._try_rights(seen, trial, examination.ExaminedFleet(Config()))  # noqa: SLF001  likewise
-    assert ([(finding.state) for finding in seen.findings if finding.what == "conditional writes"], len(calls)) == (
+    assert examination._try_rights(results, trial, examination.ExaminedFleet(Config()))  # noqa: SLF001  likewise
+    assert ([(finding.state) for finding in results.findings if finding.what == "conditional writes"], len(calls)) == (
         [state],
         proved,
     )
@@ -211,32 +211,34 @@ def test_a_lease_length_in_milliseconds_is_reported(seconds: float, state: str) 
 
 
 def test_the_finding_on_time_and_costs_is_exact() -> None:
-    gap = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"
-    late = "longer while the store does not respond"
-    ours, theirs = Config(lease_seconds=10, cycle_seconds=5), Config(Kcl(), lease_seconds=10, cycle_seconds=5)
-    assert gap_finding(ours) == Finding(
-        "gap", "ok", f"{gap} until the next turn, usually sooner thanks to the lookout; {late}"
+    gap_text = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"
+    late_text = "longer while the store does not respond"
+    own_config, kcl_config = Config(lease_seconds=10, cycle_seconds=5), Config(Kcl(), lease_seconds=10, cycle_seconds=5)
+    assert gap_finding(own_config) == Finding(
+        "gap", "ok", f"{gap_text} until the next turn, usually sooner thanks to the lookout; {late_text}"
     )
-    gap = gap.replace("15.5", "15.0").replace("10.5", "10")
-    assert gap_finding(theirs) == Finding("gap", "ok", f"{gap} until the next turn; {late}")
+    gap_text = gap_text.replace("15.5", "15.0").replace("10.5", "10")
+    assert gap_finding(kcl_config) == Finding("gap", "ok", f"{gap_text} until the next turn; {late_text}")
     table, bucket = Fleet("dynamodb", 10, 2, 1.0), Fleet("s3", 10, 1, 1.0)
-    unit = "10 open shards, 2 workers, layout usual: when idle 1.9 writes and 0.5 read units a second"
-    busy = "with records all the time 10 writes and 0.5 read units a second"
-    price = "(DynamoDB on demand, us-east-1, since November 2024)"
-    other = "in layout sessions 3.5 writes and 0.9 read units a second"
-    expected = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
+    idle_text = "10 open shards, 2 workers, layout usual: when idle 1.9 writes and 0.5 read units a second"
+    busy_text = "with records all the time 10 writes and 0.5 read units a second"
+    price_text = "(DynamoDB on demand, us-east-1, since November 2024)"
+    sessions_text = "in layout sessions 3.5 writes and 0.9 read units a second"
+    expected = (
+        f"{idle_text}, US$ 3.26 a month; {busy_text}, US$ 16.59 a month; {sessions_text}, US$ 6.10 a month {price_text}"
+    )
     assert cost_finding(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", expected)
-    assert cost_finding(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}; {other}")
+    assert cost_finding(table, Config(), None) == Finding("cost", "ok", f"{idle_text}; {busy_text}; {sessions_text}")
     assert (
         "layout sessions" not in cost_finding(evolve(table, shared=False), Config(), None).says
     )  # the blobs of the Azure SDKs
-    sentence = cost_finding(evolve(table, sessions=True), Config(), None).says
-    assert "2 workers, layout sessions: when idle 1.4 writes" in sentence
-    assert sentence.endswith("in layout usual 10 writes and 0.5 read units a second")
+    sessions_finding = cost_finding(evolve(table, sessions=True), Config(), None).says
+    assert "2 workers, layout sessions: when idle 1.4 writes" in sessions_finding
+    assert sessions_finding.endswith("in layout usual 10 writes and 0.5 read units a second")
     assert "with records all the time 1,000 writes" in cost_finding(Fleet("s3", 500, 1, 1.0), Config(), None).says
-    alone = cost_finding(bucket, Config(), None).says
-    assert alone.startswith("10 open shards, 1 worker, layout usual: when idle ")
-    assert " reads a second; with records all the time " in alone
+    bucket_finding = cost_finding(bucket, Config(), None).says
+    assert bucket_finding.startswith("10 open shards, 1 worker, layout usual: when idle ")
+    assert " reads a second; with records all the time " in bucket_finding
     # Without a lookout, each worker lists once a cycle. A checkpoint after each batch means five per second.
     assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)
     assert loads(evolve(table, checkpoint_seconds=0.0), Config())[1].writes == pytest.approx(50)
@@ -281,7 +283,7 @@ def test_leases_of_other_streams_are_fine_but_another_hub_is_a_fault() -> None:
 
 @pytest.mark.parametrize(("ours", "ahead"), [(1000.5, 0.0), (1100.5, 100.0), (900.0, -100.5)])
 def test_the_clock_is_compared_with_the_date_of_a_response(ours: float, ahead: float) -> None:
-    """Services reject requests signed at another time."""
+    """Services reject requests that were signed at another time."""
     clock = ServiceClock(lambda: ours)
     clock.read_date_header(SimpleNamespace(headers={}))
     assert clock_finding("x", clock.seconds_ahead).state == "unknown"
@@ -304,11 +306,11 @@ def test_costs_agree_with_the_documented_measurements(
     shards: int, workers: int, writes: float, reads: float, dollars: float
 ) -> None:
     """The estimate agrees with the bill in docs/from-java-kcl.md."""
-    rest, busy = loads(Fleet("dynamodb", shards, workers, 1.0), Config())
-    assert busy.writes == pytest.approx(writes, rel=0.1)
-    assert busy.reads == pytest.approx(reads, rel=0.3)
-    assert busy.monthly_cost(LIST_PRICES["dynamodb"]) == pytest.approx(dollars, rel=0.1)
-    assert rest.writes == pytest.approx(shards / 5.3)
+    idle_load, busy_load = loads(Fleet("dynamodb", shards, workers, 1.0), Config())
+    assert busy_load.writes == pytest.approx(writes, rel=0.1)
+    assert busy_load.reads == pytest.approx(reads, rel=0.3)
+    assert busy_load.monthly_cost(LIST_PRICES["dynamodb"]) == pytest.approx(dollars, rel=0.1)
+    assert idle_load.writes == pytest.approx(shards / 5.3)
 
 
 @pytest.mark.parametrize(
@@ -319,14 +321,14 @@ def test_costs_of_layout_sessions_agree_with_the_documented_ones(
     scheme: str, shards: int, workers: int, dollars: float
 ) -> None:
     """The estimate agrees with docs/sessions.md."""
-    _, busy = loads(Fleet(scheme, shards, workers, 1.0, listings_per_read=3, sessions=True), Config())
-    assert busy.monthly_cost(LIST_PRICES[scheme]) == pytest.approx(dollars, rel=0.2)
+    _, busy_load = loads(Fleet(scheme, shards, workers, 1.0, listings_per_read=3, sessions=True), Config())
+    assert busy_load.monthly_cost(LIST_PRICES[scheme]) == pytest.approx(dollars, rel=0.2)
 
 
 def test_objects_cost_two_writes_per_checkpoint_and_their_listings() -> None:
     fleet = Fleet("s3", 10, 2, 1.0, listings_per_read=3)
-    rest, busy = loads(fleet, Config())
-    assert [busy.writes, rest.writes] == pytest.approx([20 + 1, 10 / 5.3 + 1])
+    idle_load, busy_load = loads(fleet, Config())
+    assert [busy_load.writes, idle_load.writes] == pytest.approx([20 + 1, 10 / 5.3 + 1])
     assert "US$" in cost_finding(fleet, Config(), LIST_PRICES["s3"]).says
     assert "US$" not in cost_finding(fleet, Config(), None).says
 
@@ -334,22 +336,22 @@ def test_objects_cost_two_writes_per_checkpoint_and_their_listings() -> None:
 def test_the_check_leaves_a_file_unchanged(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
     trial = sqlite_trial(str(tmp_path / "l.db"), {})
-    before = (tmp_path / "l.db").read_bytes()
+    content_before = (tmp_path / "l.db").read_bytes()
     assert [(one.what, one.state) for one in try_rights(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
     trial.close()
-    assert (tmp_path / "l.db").read_bytes() == before
+    assert (tmp_path / "l.db").read_bytes() == content_before
     (finding,) = try_rights(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)
     assert finding.state == "unknown"
     assert [path.name for path in tmp_path.iterdir()] == ["l.db"]
 
 
 def test_a_store_that_ignores_conditions_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(_store: object, write: Write) -> Outcome:
+    def write_unconditionally(_store: object, write: Write) -> Outcome:
         return Done(write.lease)
 
-    monkeypatch.setattr(MemoryStore, "write", careless)
+    monkeypatch.setattr(MemoryStore, "write", write_unconditionally)
     findings = list(try_rights(memory_trial("careless", {}), read_only=False))
-    assert [one.state for one in findings] == ["ok", "wrong"]
+    assert [finding.state for finding in findings] == ["ok", "wrong"]
     assert "under a condition that did not hold" in findings[1].says
 
 
@@ -367,9 +369,9 @@ def test_a_store_that_ignores_conditions_is_reported(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_store_that_cannot_be_examined_exits_2(arguments: list[str], says: str) -> None:
-    ran = CliRunner().invoke(app, arguments)
-    assert (ran.exit_code, ran.stdout) == (2, "")
-    assert says in ran.stderr
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
 
 
 def test_every_store_and_source_can_be_examined() -> None:
@@ -380,10 +382,14 @@ def test_every_store_and_source_can_be_examined() -> None:
 
 def test_an_unreachable_source_does_not_hide_the_store(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
-    words = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
-    ran = CliRunner().invoke(app, [*words, "--json"])
-    report = json.loads(ran.stdout)
-    assert (ran.exit_code, report["well"], report["expected"]) == (1, False, {"gap_seconds": 30.55})
+    arguments = [
+        "kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1",
+        "--store",
+        f"sqlite://{tmp_path}/l.db",
+    ]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["well"], report["expected"]) == (1, False, {"gap_seconds": 30.55})
     states = {finding["what"]: finding["state"] for finding in report["findings"]}
     assert states == {
         "kinesis:DescribeStreamSummary": "wrong",
@@ -394,16 +400,20 @@ def test_an_unreachable_source_does_not_hide_the_store(tmp_path: Path) -> None:
         "table": "unknown",
         "gap": "ok",
     }
-    shown = CliRunner().invoke(app, words).stdout.splitlines()
-    assert shown[0].startswith("WRONG    kinesis:DescribeStreamSummary")
-    assert shown[-1] == "7 findings: 1 wrong, 2 unknown"
+    output_lines = CliRunner().invoke(app, arguments).stdout.splitlines()
+    assert output_lines[0].startswith("WRONG    kinesis:DescribeStreamSummary")
+    assert output_lines[-1] == "7 findings: 1 wrong, 2 unknown"
 
 
 def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
     monkeypatch.setattr(examination, "open_source", lambda _url: ListSource([Shard("s-0")]))
-    words = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
-    report = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    arguments = [
+        "kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1",
+        "--store",
+        f"sqlite://{tmp_path}/l.db",
+    ]
+    report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     assert report["expected"] == {"gap_seconds": 30.55}
     assert [finding["what"] for finding in report["findings"]][-3:] == ["table", "gap", "size"]
 

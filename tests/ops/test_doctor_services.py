@@ -36,12 +36,12 @@ pytestmark = pytest.mark.services
 
 CANARY = "hunter2canary"
 KEY = "aHVudGVyMmNhbmFyeQ=="
-"""The same as a key of an Azure account."""
+"""`CANARY` as the key of an Azure account."""
 
 
 @pytest.fixture(scope="module")
 def stream(kinesis_client: "KinesisClient") -> str:
-    """Return a stream of two shards with a record."""
+    """Return the name of a stream with two shards and one record."""
     name = f"examined-{uuid4().hex[:8]}"
     kinesis_client.create_stream(StreamName=name, ShardCount=2)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
@@ -54,15 +54,15 @@ def source(stream: str, kinesis_url: str) -> str:
     return f"kinesis://{stream}?endpoint={kinesis_url}"
 
 
-def run_doctor(*words: str) -> tuple[int, dict[str, Any]]:
+def run_doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Return the exit status and the findings by name."""
-    ran = CliRunner().invoke(app, [*words, "--json"])
-    assert ran.stderr == ""
-    return ran.exit_code, {finding["what"]: finding for finding in json.loads(ran.stdout)["findings"]}
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.stderr == ""
+    return result.exit_code, {finding["what"]: finding for finding in json.loads(result.stdout)["findings"]}
 
 
 def states(findings: dict[str, Any], prefix: str) -> dict[str, str]:
-    """Return the states of the findings whose names start with this."""
+    """Return the states of the findings whose names start with this prefix, by the rest of their names."""
     return {
         what.removeprefix(prefix): finding["state"] for what, finding in findings.items() if what.startswith(prefix)
     }
@@ -77,7 +77,7 @@ def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
     for number in range(2):
         create_lease_with_owner(store, Lease(f"shardId-{number:012}", owner=f"w-{number}"))
     store.close()
-    before = dynalite_client.scan(TableName=table)["Items"]
+    items_before = dynalite_client.scan(TableName=table)["Items"]
     status, findings = run_doctor(source, "--store", url)
     assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
     rights = {"DescribeTable", "Scan", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
@@ -92,7 +92,7 @@ def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
     assert "2 open shards, 2 workers" in findings["cost"]["says"]
     protections = "deletion protection: unknown, point-in-time recovery: unknown"  # dynalite reports neither
     assert protections in findings["dynamodb:DescribeTable"]["says"]
-    assert dynalite_client.scan(TableName=table)["Items"] == before
+    assert dynalite_client.scan(TableName=table)["Items"] == items_before
 
 
 def test_a_read_only_check_writes_nothing(source: str, dynalite_url: str) -> None:
@@ -161,7 +161,7 @@ def _reset_auth(moto_url: str, calls: str) -> None:
 
 @pytest.fixture
 def rights(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Create a moto user with only the rights in this list, effective with the first call after it is filled."""
+    """Create a moto user that has only some rights, and yield its secrets."""
     iam, name = boto3.client("iam", endpoint_url=moto_url), f"worker-{uuid4().hex[:8]}"
     allowed = ["kinesis:*", "dynamodb:DescribeTable", "dynamodb:Scan", "dynamodb:PutItem", "dynamodb:DeleteItem"]
     policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": allowed, "Resource": "*"}]}
@@ -190,16 +190,16 @@ def at_moto(moto_url: str) -> tuple[str, str]:
 
 
 def test_each_denied_right_is_reported(at_moto: tuple[str, str], rights: list[str]) -> None:
-    ran = CliRunner().invoke(app, [at_moto[0], "--store", at_moto[1], "--json"])
-    findings = {finding["what"]: finding for finding in json.loads(ran.stdout)["findings"]}
-    assert ran.exit_code == 1
+    result = CliRunner().invoke(app, [at_moto[0], "--store", at_moto[1], "--json"])
+    findings = {finding["what"]: finding for finding in json.loads(result.stdout)["findings"]}
+    assert result.exit_code == 1
     assert {what for what, state in states(findings, "").items() if state == "wrong"} == {
         "dynamodb:BatchGetItem",
         "dynamodb:UpdateItem",
     }
     assert findings["dynamodb:UpdateItem"]["todo"] == "allow dynamodb:UpdateItem"
     assert findings["conditional writes"]["state"] == "unknown"
-    assert not [secret for secret in rights if secret in ran.output]
+    assert not [secret for secret in rights if secret in result.output]
 
 
 def test_buckets_and_containers_are_unchanged(
@@ -236,22 +236,22 @@ def test_a_hub_is_examined_while_a_worker_reads_it(
     with event_hubs({}) as hubs:
         hubs.create("orders", 1, ("$Default",))
         monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", hubs.connection_string())
-        place = f"{hubs.namespace}/orders"
-        status, findings = run_doctor(f"eventhubs://{place}", "--store", "memory://hub")
+        hub_path = f"{hubs.namespace}/orders"
+        status, findings = run_doctor(f"eventhubs://{hub_path}", "--store", "memory://hub")
         assert (status, set(states(findings, "Listen").values())) == (0, {"ok"})
-        worker = open_hub(place, {})
+        worker = open_hub(hub_path, {})
         reader = worker.open(Lease("0", stream=worker.stream, epoch=3), TRIM_HORIZON)
         hubs.put("orders", "0", ["a"])
         until(lambda: reader.read().records)
-        listed, last, received = of_hub(place)
-        assert {listed.state, last.state, received.state} == {"ok"}
+        listed, offset_finding, received = findings_on_hub(hub_path)
+        assert {listed.state, offset_finding.state, received.state} == {"ok"}
         assert "a worker reads partition 0 undisturbed" in received.says
-        assert [each["epoch"] for each in hubs.list_partitions("orders")[0]["readers"]] == [3]
+        assert [item["epoch"] for item in hubs.list_partitions("orders")[0]["readers"]] == [3]
         worker.close()
-        assert [each.state for each in of_hub(place, group="absent")] == ["ok", "ok", "wrong"]
+        assert [item.state for item in findings_on_hub(hub_path, group="absent")] == ["ok", "ok", "wrong"]
 
 
-def of_hub(place: str, **options: str) -> list[Finding]:
+def findings_on_hub(place: str, **options: str) -> list[Finding]:
     """Return the findings on this hub."""
     (trial,) = hub_trials(place, options)
     with closing(trial):
@@ -275,32 +275,32 @@ def test_no_credential_is_printed(words: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
     monkeypatch.setenv("AWS_SESSION_TOKEN", CANARY)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://ann:{CANARY}@127.0.0.1:1")
-    signed = f"BlobEndpoint=http://127.0.0.1:1/account;SharedAccessSignature=sv=2024&sig={CANARY}"
-    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, f"AccountName=account;AccountKey={KEY};{signed}")
+    blob_settings = f"BlobEndpoint=http://127.0.0.1:1/account;SharedAccessSignature=sv=2024&sig={CANARY}"
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, f"AccountName=account;AccountKey={KEY};{blob_settings}")
     hub = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={CANARY}"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", hub)
-    for more in ([], ["--json"]):
-        ran = CliRunner().invoke(app, [word.format(canary=CANARY) for word in words] + more)
-        assert ran.exit_code in {1, 2}
-        assert CANARY not in ran.output
-        assert KEY not in ran.output
+    for more_arguments in ([], ["--json"]):
+        result = CliRunner().invoke(app, [argument.format(canary=CANARY) for argument in words] + more_arguments)
+        assert result.exit_code in {1, 2}
+        assert CANARY not in result.output
+        assert KEY not in result.output
 
 
 def test_each_right_on_the_stream_of_a_table_is_tried(tmp_path: Path) -> None:
     table = TableStreams()
     with run_table_server(table) as endpoint:
-        words = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")
+        arguments = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")
         rights = ("DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords")
-        status, findings = run_doctor(*words)
+        status, findings = run_doctor(*arguments)
         assert (status, states(findings, "dynamodb:")) == (0, dict.fromkeys(rights, "ok"))
         assert table.arn in findings["dynamodb:DescribeTable"]["says"]
         table.denied.add("GetShardIterator")
-        status, findings = run_doctor(*words)
+        status, findings = run_doctor(*arguments)
         expected = {"GetShardIterator": "wrong", "GetRecords": "unknown"}
         assert (status, states(findings, "dynamodb:")) == (1, dict.fromkeys(rights, "ok") | expected)
         assert findings["dynamodb:GetShardIterator"]["todo"] == "allow dynamodb:GetShardIterator"
         table.status = ""
-        status, findings = run_doctor(*words)
+        status, findings = run_doctor(*arguments)
         assert (status, states(findings, "dynamodb:")) == (1, {"DescribeTable": "wrong"})
 
 
@@ -327,15 +327,15 @@ def test_a_postgresql_table_is_examined_and_unchanged(source: str, postgres_serv
     assert (status, findings["SELECT"]["state"]) == (0, "unknown")
     with closing(open_store(url)) as store:
         create_lease_with_owner(store, Lease("shardId-000000000000", owner="w-0"))
-        before = store.list()
+        listing_before = store.list()
         status, findings = run_doctor(source, "--store", url)
         assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
         assert {"SELECT", "INSERT", "UPDATE", "DELETE", "standbys", "conditional writes"} <= findings.keys()
         assert "no standby follows it" in findings["standbys"]["says"]
-        assert store.list() == before
-    with connect(build_conninfo(postgres_service), autocommit=True) as other:
+        assert store.list() == listing_before
+    with connect(build_conninfo(postgres_service), autocommit=True) as connection:
         for statement in ("CREATE ROLE r_{} LOGIN", "GRANT SELECT ON {} TO r_{}"):
-            other.execute(statement.replace("{}", table).encode())
+            connection.execute(statement.replace("{}", table).encode())
     status, findings = run_doctor(source, "--store", url.replace("user=tester", f"user=r_{table}"))
     assert status == 1
     assert [findings[right]["todo"] for right in ("INSERT", "UPDATE", "DELETE")] == [

@@ -29,33 +29,35 @@ OVER = "nothing: it holds more than its share, and takes no leases from others (
 
 def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
     """Return a lease written by one of our workers."""
-    notes = (("process", f"p/{owner}"),) if owner else ()
-    return Lease(key, owner=owner, idle=idle, yields=owner is not None, annotations=notes)
+    annotations = (("process", f"p/{owner}"),) if owner else ()
+    return Lease(key, owner=owner, idle=idle, yields=owner is not None, annotations=annotations)
 
 
 FLEET = (*(held(f"s-{number}", "a") for number in range(5)), held("s-5", "b"), Lease("s-6", checkpoint=SHARD_END))
 
 
 def table(*leases: Lease) -> WatchedTable:
-    """Return a table that was watched for a while."""
+    """Return a table that was watched for 12 seconds."""
     return WatchedTable(leases, History(), 12.0)
 
 
 def test_exactly_the_rules_of_plans_have_a_sentence() -> None:
-    sources = Path(__file__).parents[2] / "leasehold" / "balancer"
-    named = {
-        rule for path in sources.rglob("*.py") for rule in re.findall(r'"([A-Z]\d+)"', path.read_text(encoding="utf-8"))
+    balancer_folder = Path(__file__).parents[2] / "leasehold" / "balancer"
+    rules_used = {
+        rule
+        for path in balancer_folder.rglob("*.py")
+        for rule in re.findall(r'"([A-Z]\d+)"', path.read_text(encoding="utf-8"))
     }
-    assert len(named) > 25
-    assert RULE_SENTENCES.keys() == named | {"M3"}, "M3 says why a worker does nothing"
+    assert len(rules_used) > 25
+    assert RULE_SENTENCES.keys() == rules_used | {"M3"}, "M3 says why a worker does nothing"
 
 
 def test_a_worker_is_explained_with_its_share_and_next_actions() -> None:
-    a, b = plans(table(*FLEET), CONFIG)
-    assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, (OVER,))
-    assert (b.held, b.share) == (1, 3)
-    assert [line.split(" s-")[0] for line in b.lines] == ["would request"] * 2
-    assert all(line.endswith("(H2)") for line in b.lines)
+    plan_a, plan_b = plans(table(*FLEET), CONFIG)
+    assert (plan_a.held, plan_a.share, plan_a.ours, plan_a.lines) == (5, 3, True, (OVER,))
+    assert (plan_b.held, plan_b.share) == (1, 3)
+    assert [line.split(" s-")[0] for line in plan_b.lines] == ["would request"] * 2
+    assert all(line.endswith("(H2)") for line in plan_b.lines)
 
 
 def test_a_worker_at_its_share_is_explained() -> None:
@@ -69,8 +71,8 @@ def test_a_future_worker_can_be_explained() -> None:
 
 
 def test_a_worker_of_another_library_is_distinguished() -> None:
-    java = Lease("s-7", owner="java", idle=1.0)
-    assert [(plan.worker, plan.ours) for plan in plans(table(*FLEET, java), CONFIG)] == [
+    java_lease = Lease("s-7", owner="java", idle=1.0)
+    assert [(plan.worker, plan.ours) for plan in plans(table(*FLEET, java_lease), CONFIG)] == [
         ("a", True),
         ("b", True),
         ("java", False),
@@ -78,15 +80,15 @@ def test_a_worker_of_another_library_is_distinguished() -> None:
 
 
 def test_a_dead_owner_is_not_counted_and_its_lease_is_claimed() -> None:
-    dead = evolve(held("s-5", "b"), idle=20.0)
-    worker_plans = plans(table(*FLEET[:5], dead, held("s-8", "c")), CONFIG)
+    dead_lease = evolve(held("s-5", "b"), idle=20.0)
+    worker_plans = plans(table(*FLEET[:5], dead_lease, held("s-8", "c")), CONFIG)
     assert [plan.worker for plan in worker_plans] == ["a", "c"]
-    tale = story(table(dead), CONFIG, dead, worker_plans)
-    assert tale.past[0] == "b owns it and has not renewed it for 20.0 s: it counts as dead"
-    assert tale.should.startswith("c, by M6: ")
-    assert tale.moves == "at c's next turn, within 20.05 s"
-    tale = story(table(*FLEET), CONFIG, FLEET[0], plans(table(*FLEET), CONFIG))
-    assert tale.moves == "at b's next turn, within 20.05 s, after the running batch"
+    lease_story = story(table(dead_lease), CONFIG, dead_lease, worker_plans)
+    assert lease_story.past[0] == "b owns it and has not renewed it for 20.0 s: it counts as dead"
+    assert lease_story.should.startswith("c, by M6: ")
+    assert lease_story.moves == "at c's next turn, within 20.05 s"
+    lease_story = story(table(*FLEET), CONFIG, FLEET[0], plans(table(*FLEET), CONFIG))
+    assert lease_story.moves == "at b's next turn, within 20.05 s, after the running batch"
 
 
 @pytest.mark.parametrize(
@@ -99,19 +101,19 @@ def test_a_dead_owner_is_not_counted_and_its_lease_is_claimed() -> None:
 )
 def test_a_lease_is_explained(lease: Lease, should: str, moves: str) -> None:
     rows = tuple(row for row in FLEET if row.key != lease.key)
-    now = table(*rows, lease)
-    tale = story(
-        now,
+    watched = table(*rows, lease)
+    lease_story = story(
+        watched,
         CONFIG,
         lease,
-        plans(now, CONFIG),
+        plans(watched, CONFIG),
     )
-    assert should in tale.should
-    assert tale.moves.startswith(moves)
+    assert should in lease_story.should
+    assert lease_story.moves.startswith(moves)
 
 
 def test_shares_and_groups_are_even() -> None:
-    """The target on the screen is the one that the rules work for."""
+    """The target on the screen is the one that the rules apply."""
     assert shares(FLEET) == {"a": 3, "b": 3}
     rows = [held(f"s-{number}", f"x-{number % 3}" if number else "y-0") for number in range(6)]
     assert shares(rows, "prefix") == {"x-0": 1, "x-1": 2, "x-2": 2, "y-0": 1}
@@ -121,18 +123,18 @@ def test_shares_and_groups_are_even() -> None:
 def test_watching_distinguishes_living_from_dead_workers() -> None:
     """One read of a table without times cannot show which workers are dead, but a second one can."""
     store, now = MemoryStore(), [0.0]
-    quick, dead = (
+    living_lease, dead_lease = (
         create_lease_with_owner(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b"))
     )
-    rows = [quick]
+    rows = [living_lease]
 
     def wait(seconds: float) -> None:
         now[0] += seconds
         rows.append(expect_applied(store.write(RenewLease(rows[-1]))))
 
-    seen = watch_for(store, 12.0, 10.0, lambda: now[0], wait)
-    assert [lease.idle for lease in seen.leases] == [0.0, 12.0]
-    assert (seen.seconds, dead.owner) == (12.0, "b")
+    watched = watch_for(store, 12.0, 10.0, lambda: now[0], wait)
+    assert [lease.idle for lease in watched.leases] == [0.0, 12.0]
+    assert (watched.seconds, dead_lease.owner) == (12.0, "b")
 
 
 def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
@@ -141,8 +143,8 @@ def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
         create_lease_with_owner(store, row)
     store.close()
     url = f"sqlite://{tmp_path}/l.db"
-    shown = CliRunner().invoke(app, [url, "--for", "0", "--worker", "b"])
-    assert (shown.exit_code, shown.stdout.splitlines()[1]) == (0, "b  holds 1, share 3")
+    result = CliRunner().invoke(app, [url, "--for", "0", "--worker", "b"])
+    assert (result.exit_code, result.stdout.splitlines()[1]) == (0, "b  holds 1, share 3")
     document = json.loads(CliRunner().invoke(app, [url, "--for", "0", "--json", "--rules", "kcl"]).stdout)
     assert [
         (worker["worker"], worker["actions"][0]["rule"]) for worker in document["workers"] if worker["actions"]
@@ -172,22 +174,26 @@ def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_explained_is_reported_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    ran = CliRunner().invoke(app, [*(argument.format(tmp_path) for argument in arguments), "--for", "0"])
-    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
-    assert says in ran.stderr
+    result = CliRunner().invoke(app, [*(argument.format(tmp_path) for argument in arguments), "--for", "0"])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (status, "", 1)
+    assert says in result.stderr
 
 
 def test_a_claim_of_a_dead_workers_lease_is_not_called_a_steal() -> None:
     """The new owner would also have stolen from a live worker, but that rule does not explain this move."""
-    lease, other = held("s-0", "a"), held("s-1", "a")
-    robs, names = Steal(other, "a", "M6"), Claim(lease, "M5")
-    rule = explaining._likely_rule  # noqa: SLF001  a moment in which a worker would do both is hard to come by
-    assert [rule(lease, (robs,), (names,)), rule(lease, (robs,), ()), rule(lease, (), ())] == ["M5", "M6", ""]
+    lease, other_lease = held("s-0", "a"), held("s-1", "a")
+    steal, claim = Steal(other_lease, "a", "M6"), Claim(lease, "M5")
+    likely_rule = explaining._likely_rule  # noqa: SLF001  a moment in which a worker would do both is hard to come by
+    assert [likely_rule(lease, (steal,), (claim,)), likely_rule(lease, (steal,), ()), likely_rule(lease, (), ())] == [
+        "M5",
+        "M6",
+        "",
+    ]
 
 
 def test_kcl_plans_are_explained_by_kcl_rules() -> None:
-    _, b = plans(table(*FLEET[:6]), Config(Kcl()))
-    assert [action.rule for action in b.actions] == ["K8"]
+    _, plan_b = plans(table(*FLEET[:6]), Config(Kcl()))
+    assert [action.rule for action in plan_b.actions] == ["K8"]
 
 
 NOW = 1_700_000_000.0
@@ -231,33 +237,33 @@ def test_a_lease_that_is_not_read_is_explained_with_the_reason(reach: Progress |
         FLEET[0], annotations=FLEET[0].annotations + (() if reach is None else ((PROGRESS_ANNOTATION, reach.note),))
     )
     status = Status("STALLED", "it has not moved for 61 s: asked to slow down")
-    now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
-    tale = story(now, CONFIG, row, plans(now, CONFIG))
-    assert (tale.reading, tale.status) == (lines, status)
-    document = tale.as_json()
+    watched = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
+    lease_story = story(watched, CONFIG, row, plans(watched, CONFIG))
+    assert (lease_story.reading, lease_story.status) == (lines, status)
+    document = lease_story.as_json()
     assert (document["reading"], document["status"], document["says"]) == (list(lines), "STALLED", status.says)
-    assert story(now, CONFIG, FLEET[6], plans(now, CONFIG)).reading == ()
+    assert story(watched, CONFIG, FLEET[6], plans(watched, CONFIG)).reading == ()
 
 
 def test_uneven_counts_are_explained_by_loads() -> None:
     """Counts that differ for the sake of throughput are not reported as a worker that lacks leases."""
-    heavy = [evolve(held(f"s-{number}", "a"), weight=4 * 1024 * 1024) for number in range(3)]
-    light = [evolve(held(f"s-{number}", "b"), weight=2 * 1024 * 1024 + 400_000) for number in range(3, 8)]
-    now = table(*heavy, *light)
-    a, b = plans(now, CONFIG)
+    heavy_leases = [evolve(held(f"s-{number}", "a"), weight=4 * 1024 * 1024) for number in range(3)]
+    light_leases = [evolve(held(f"s-{number}", "b"), weight=2 * 1024 * 1024 + 400_000) for number in range(3, 8)]
+    watched = table(*heavy_leases, *light_leases)
+    plan_a, plan_b = plans(watched, CONFIG)
     by_load = "as throughput is balanced before counts (M13): its leases bring"
-    assert a.lines == (
+    assert plan_a.lines == (
         f"nothing: it holds less than its share, {by_load} 12288.0 KB/s, and the mean over all workers is 12240.6",
     )
-    assert b.lines == (
+    assert plan_b.lines == (
         f"nothing: it holds more than its share, {by_load} 12193.1 KB/s, and the mean over all workers is 12240.6",
     )
-    assert rules_of((a, b)) == {"M13": RULE_SENTENCES["M13"]}
-    should = story(now, CONFIG, light[0], (a, b)).should
-    assert should == f"b: {b.idle_reason.removeprefix('nothing: it ')}, where its share is 4"
+    assert rules_of((plan_a, plan_b)) == {"M13": RULE_SENTENCES["M13"]}
+    should = story(watched, CONFIG, light_leases[0], (plan_a, plan_b)).should
+    assert should == f"b: {plan_b.idle_reason.removeprefix('nothing: it ')}, where its share is 4"
     # M13 does not apply without measurements, or under rules that use counts.
     assert [plan.loads for plan in plans(table(*FLEET), CONFIG)] == [None, None]
-    assert [plan.loads for plan in plans(now, Config(Kcl()))] == [None, None]
+    assert [plan.loads for plan in plans(watched, Config(Kcl()))] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -271,47 +277,49 @@ def test_uneven_counts_are_explained_by_loads() -> None:
     ],
 )
 def test_the_age_of_a_renewal_is_described(lease: Lease, expected: str) -> None:
-    now = table(lease)
-    assert story(now, CONFIG, lease, ()).past[0] == expected
-    waits = "at the turn of a worker below its share, or when a worker joins"
+    watched = table(lease)
+    assert story(watched, CONFIG, lease, ()).past[0] == expected
+    unowned_outlook = "at the turn of a worker below its share, or when a worker joins"
     remaining = 10.5 - lease.idle
-    stands = f"when workers join or leave; or if a renews nothing for another {remaining:.1f} s"
-    assert story(now, CONFIG, lease, ()).moves == (waits if lease.owner is None or remaining < 0 else stands)
+    owned_outlook = f"when workers join or leave; or if a renews nothing for another {remaining:.1f} s"
+    assert story(watched, CONFIG, lease, ()).moves == (
+        unowned_outlook if lease.owner is None or remaining < 0 else owned_outlook
+    )
 
 
 def test_the_explanation_of_a_moving_lease_is_complete() -> None:
-    """A move includes its next owner, and the current owner is not described as being stolen from."""
+    """The explanation of a move names the next owner, and does not say that the current owner is robbed."""
     lease = evolve(held("s-5", "b"), next_owner="a", held=7.0, yields=False)
-    now = table(*FLEET[:5], lease)
-    assert story(now, CONFIG, lease, plans(now, CONFIG)).past == (
+    watched = table(*FLEET[:5], lease)
+    assert story(watched, CONFIG, lease, plans(watched, CONFIG)).past == (
         "b owns it and renewed it 1.0 s ago",
         "b took it 7 s ago, while the table was watched",
         "it is being handed off to a",
         "b answers no requests, so a worker that should have it steals it",
         "checkpoint TRIM_HORIZON",
     )
-    ended = FLEET[6]
-    tale = story(table(*FLEET), CONFIG, ended, ())
-    assert tale.past == ("its shard has been read to the end", "it needs no owner", "checkpoint SHARD_END")
-    assert tale.moves == "never: the row is removed once the children of its shard are being read"
+    finished_lease = FLEET[6]
+    lease_story = story(table(*FLEET), CONFIG, finished_lease, ())
+    assert lease_story.past == ("its shard has been read to the end", "it needs no owner", "checkpoint SHARD_END")
+    assert lease_story.moves == "never: the row is removed once the children of its shard are being read"
 
 
 def test_a_released_failing_lease_is_explained_during_its_cooldown() -> None:
     """The worker that could not handle a lease is still a worker, but is not expected to take that lease now."""
-    note = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
-    free = Lease("s-0", idle=5.0, annotations=((PROGRESS_ANNOTATION, note.note), ("process", "p/a")))
-    seen = evolve(table(free), at=1005.0)
-    worker_plans = plans(seen, CONFIG)
+    progress = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
+    unowned_lease = Lease("s-0", idle=5.0, annotations=((PROGRESS_ANNOTATION, progress.note), ("process", "p/a")))
+    watched = evolve(table(unowned_lease), at=1005.0)
+    worker_plans = plans(watched, CONFIG)
     assert [(plan.worker, plan.actions) for plan in worker_plans] == [("a", ())]
-    tale = story(seen, CONFIG, free, worker_plans)
-    assert tale.should == "any worker but a, which could not handle it and leaves it to others for now"
-    assert tale.moves == "when a may take it again, in 45 s; or sooner, at another worker's turn"
-    assert tale.reading[-2:] == (
+    lease_story = story(watched, CONFIG, unowned_lease, worker_plans)
+    assert lease_story.should == "any worker but a, which could not handle it and leaves it to others for now"
+    assert lease_story.moves == "when a may take it again, in 45 s; or sooner, at another worker's turn"
+    assert lease_story.reading[-2:] == (
         "the last fault: its handler raised ValueError",
         "a put it aside, and may take it again in 45 s",
     )
-    with_b = plans(seen, CONFIG, ("b",))
-    assert [len(plan.actions) for plan in with_b] == [0, 1]
-    assert story(seen, CONFIG, free, with_b).moves.startswith("at b's next turn, within 20")
-    later = evolve(seen, at=1051.0)
-    assert "a put it aside" not in str(story(later, CONFIG, free, plans(later, CONFIG)))
+    plans_with_b = plans(watched, CONFIG, ("b",))
+    assert [len(plan.actions) for plan in plans_with_b] == [0, 1]
+    assert story(watched, CONFIG, unowned_lease, plans_with_b).moves.startswith("at b's next turn, within 20")
+    watched_later = evolve(watched, at=1051.0)
+    assert "a put it aside" not in str(story(watched_later, CONFIG, unowned_lease, plans(watched_later, CONFIG)))

@@ -1,4 +1,4 @@
-"""The rule of each move is inferred from two listings of real workers under virtual time, one of which leaves."""
+"""The rule of each move is inferred from two listings, tested with simulated workers of which one leaves."""
 
 from functools import cache
 
@@ -19,11 +19,11 @@ from leasehold_lab.simulator.scenario import Member, Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 GOES = 30.0
-"""When a worker of the simulated fleet goes."""
+"""When a worker of the simulated fleet leaves, or another joins."""
 
 
-class Replayed(MemoryStore):
-    """The table of a run, as it was at a given time."""
+class ReplayedStore(MemoryStore):
+    """A store that shows the table of a simulated run, as it was at `now`."""
 
     def __init__(self, first: tuple[Lease, ...], writes: list[WriteEvent]) -> None:
         super().__init__()
@@ -41,27 +41,27 @@ class Replayed(MemoryStore):
         return Listing(tuple(self._at.values()))
 
 
-def seen_moves(rules: RuleSet, ending: str, every: float, phase: float) -> tuple[SeenMove, ...]:
+def moves_after_departure(rules: RuleSet, ending: str, every: float, phase: float) -> tuple[SeenMove, ...]:
     """Return the moves that a watcher sees when one of three workers leaves, the last move first."""
     config = Config(rules=rules)
     members = tuple(
         Member(name, config, ends=GOES if name == "a" else 1e6, ending="crash" if ending == "crash" else "leave")
         for name in "abc"
     )
-    return watched_moves(members, 12, every, phase)
+    return moves_in_fleet(members, 12, every, phase)
 
 
 @cache
 def lived(members: tuple[Member, ...], leases: int) -> SimulatedHistory:
-    """Run a fleet whose leases are first owned by a, b and c. Tests that look at it share one run."""
+    """Run a fleet whose leases are owned by a, b and c at first. Tests of the same fleet share one run."""
     owners = tuple("abc"[number % 3] for number in range(leases))
     return run(Scenario(3, owners, members, 90.0, network=Network(stall=0.0, unanswered=0.0), full=True))
 
 
-def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase: float) -> tuple[SeenMove, ...]:
+def moves_in_fleet(members: tuple[Member, ...], leases: int, every: float, phase: float) -> tuple[SeenMove, ...]:
     """Return the moves that a watcher of such a fleet sees, the last move first."""
     config, history = members[0].config, lived(members, leases)
-    table, record = Replayed(history.first, history.writes), FleetRecord()
+    table, record = ReplayedStore(history.first, history.writes), FleetRecord()
     watcher = TableWatcher("x", table, config, record, every=every, wall=lambda: table.now, clock=lambda: table.now)
     table.now = phase
     while table.now < 90.0:
@@ -72,25 +72,25 @@ def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase:
     return moves
 
 
-# Infrequent listings first show the dead owner's leases as young, and then with another owner.
+# # With infrequent listings, a dead owner's leases look recently renewed, and in the next listing have another owner.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "phase"), [(2.0, 0.4), (2.0, 1.2), (5.0, 0.0), (5.0, 1.9), (5.0, 3.8), (9.0, 0.0), (9.0, 4.5)]
 )
 def test_each_move_after_a_crash_has_its_rule(every: float, phase: float) -> None:
-    moves = seen_moves(Minimal(), "crash", every, phase)
+    moves = moves_after_departure(Minimal(), "crash", every, phase)
     assert {move.before for move in moves} <= {"a", None}
     assert {move.key for move in moves if move.after is not None} == {"s-00", "s-03", "s-06", "s-09"}
     assert {move.rule for move in moves if move.after is not None} == {"M6"}
 
 
 def test_a_lease_freed_by_the_lookout_is_shown_as_freed() -> None:
-    moves = seen_moves(Minimal(), "crash", 0.5, 0.0)
+    moves = moves_after_departure(Minimal(), "crash", 0.5, 0.0)
     assert [(move.before, move.rule) for move in moves if move.after is None] == [("a", "C6")] * 3
 
 
 def test_a_move_by_another_rule_set_has_that_sets_rule() -> None:
-    moves = seen_moves(Kcl(), "crash", 2.0, 0.4)
+    moves = moves_after_departure(Kcl(), "crash", 2.0, 0.4)
     assert {move.key for move in moves} == {"s-00", "s-03", "s-06", "s-09"}
     assert {move.rule for move in moves} <= {"K5", "K7"}
 
@@ -98,7 +98,7 @@ def test_a_move_by_another_rule_set_has_that_sets_rule() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("every", "phase"), [(0.5, 0.0), (2.0, 0.4), (3.0, 1.1), (5.0, 1.9)])
 def test_a_worker_that_leaves_is_not_shown_as_dead(every: float, phase: float) -> None:
-    moves = seen_moves(Minimal(), "leave", every, phase)
+    moves = moves_after_departure(Minimal(), "leave", every, phase)
     assert {move.rule for move in moves if move.after is None} <= {""}
     assert {(move.key, move.rule) for move in moves if move.after is not None} == {
         (key, "M6") for key in ("s-00", "s-03", "s-06", "s-09")
@@ -111,6 +111,6 @@ def test_a_worker_that_leaves_is_not_shown_as_dead(every: float, phase: float) -
 def test_moves_between_infrequent_reads_have_their_rules(newcomers: str, every: float, phase: float) -> None:
     config = Config(rules=Minimal())
     members = tuple(Member(name, config, starts=0.0 if name in "abc" else GOES) for name in "abc" + newcomers)
-    moves = watched_moves(members, 30, every, phase)
+    moves = moves_in_fleet(members, 30, every, phase)
     assert {move.after for move in moves} == set(newcomers)
     assert {move.rule for move in moves} <= {"H2", "M5", "M6"}

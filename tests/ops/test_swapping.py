@@ -1,4 +1,4 @@
-"""Swapping tables as an operator does it, from the workers that do not know TO to the end, and back."""
+"""An operator swaps tables, from workers that do not know TO until the end of the swap, and back."""
 
 import json
 import time
@@ -59,7 +59,7 @@ NAMES = ("memory://from", "memory://to")
 
 @pytest.fixture
 def tables() -> tuple[Store, Store]:
-    """Return two tables; FROM has a lease of ann's, one that has ended, and one without an owner."""
+    """Return two tables; FROM has a lease that ann owns, a finished one, and one without an owner."""
     pair = (MemoryStore(), MemoryStore())
     get_or_create_control_row(pair, NAMES)
     store = joined(pair)
@@ -87,12 +87,12 @@ def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
 
 
 def test_a_swap_moves_all_leases_and_ends(tables: tuple[Store, Store]) -> None:
-    """Leases without an owner do not hold it up, and the fleet does not need FROM afterwards."""
+    """Leases without an owner do not delay the swap, and the fleet does not need FROM afterwards."""
     store = joined(tables)
     wait_until_known(tables, store, NAMES[TO], 0.0)
     set_direction(tables, "to")
-    looks = list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
-    assert looks == [
+    reports = list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
+    assert reports == [
         SwapProgress("to", there=3, moving=0, gone=0, unaware=()),
         SwapProgress("to", there=0, moving=0, gone=3, unaware=()),
     ]
@@ -105,8 +105,8 @@ def test_a_swap_moves_all_leases_and_ends(tables: tuple[Store, Store]) -> None:
     assert swap_is_over(tables, NAMES)
 
 
-def _over(tables: tuple[Store, Store]) -> None:
-    """Carry the swap through to its end."""
+def carry_out_swap(tables: tuple[Store, Store]) -> None:
+    """Move all leases to TO, and end the swap."""
     store = joined(tables)
     set_direction(tables, "to")
     list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
@@ -115,7 +115,7 @@ def _over(tables: tuple[Store, Store]) -> None:
 
 def test_a_worker_restarted_with_both_stores_after_a_swap_uses_to(tables: tuple[Store, Store]) -> None:
     """The restarted worker joins what TO has and creates new leases there. The control row is no lease."""
-    _over(tables)
+    carry_out_swap(tables)
     for _ in range(2):
         assert get_or_create_control_row(tables, NAMES) is None
         restarted = SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
@@ -129,7 +129,7 @@ def test_a_worker_restarted_with_both_stores_after_a_swap_uses_to(tables: tuple[
 
 
 def test_a_worker_that_knows_only_from_learns_where_the_leases_are(tables: tuple[Store, Store]) -> None:
-    _over(tables)
+    carry_out_swap(tables)
     with pytest.raises(StoreError, match=f"have moved to {NAMES[TO]} by `leasehold swap`; start the worker with it"):
         Worker(store=tables[FROM], source=ListSource(), me="w", consumer=Unread()).turn(0.0)
     reject_moved(tables[TO].list())
@@ -153,14 +153,14 @@ def test_an_ended_swap_shows_both_tables_and_its_end(tmp_path: Path) -> None:
     status = json.loads(CliRunner().invoke(swap, [*urls, "--status", "--json"]).stdout)
     assert began <= status.pop("ended_at") <= time.time() + 1
     assert status == {"way": "over", "from": names[FROM], "to": names[TO]}
-    shown = CliRunner().invoke(swap, [*urls, "--status"]).stdout
-    assert shown.startswith(f"from {names[FROM]} to {names[TO]} (ended 20")
-    listed = CliRunner().invoke(leases_command, [urls[FROM], "--json"])
-    assert [lease["key"] for lease in json.loads(listed.stdout)["leases"]] == ["s-1"]
-    seen = CliRunner().invoke(leases_command, [urls[FROM], "--wide"])
-    assert "0 leases, 0 finished, 0 without an owner" in seen.stderr
-    assert f"the leases have moved to {names[TO]}" in seen.stderr
-    assert seen.stderr.endswith("that swap is over: look there; 1 rows that it left here are not shown\n")
+    status_text = CliRunner().invoke(swap, [*urls, "--status"]).stdout
+    assert status_text.startswith(f"from {names[FROM]} to {names[TO]} (ended 20")
+    leases_json = CliRunner().invoke(leases_command, [urls[FROM], "--json"])
+    assert [lease["key"] for lease in json.loads(leases_json.stdout)["leases"]] == ["s-1"]
+    leases_text = CliRunner().invoke(leases_command, [urls[FROM], "--wide"])
+    assert "0 leases, 0 finished, 0 without an owner" in leases_text.stderr
+    assert f"the leases have moved to {names[TO]}" in leases_text.stderr
+    assert leases_text.stderr.endswith("that swap is over: look there; 1 rows that it left here are not shown\n")
 
 
 def test_an_interrupted_end_of_a_swap_is_completed_by_the_next_run(
@@ -184,8 +184,8 @@ def test_a_swap_can_go_back_until_it_ends(tables: tuple[Store, Store]) -> None:
     set_direction(tables, "to")
     list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
     set_direction(tables, "from")
-    (*_, last) = move_until_arrived(tables, store, NAMES[TO], renewing(tables))
-    assert last == SwapProgress("from", there=3, moving=0, gone=0, unaware=())
+    (*_, final_report) = move_until_arrived(tables, store, NAMES[TO], renewing(tables))
+    assert final_report == SwapProgress("from", there=3, moving=0, gone=0, unaware=())
     assert {lease.version.partition(":")[0] for lease in store.list().leases} == {"from"}
     set_direction(tables, "closed")
     with pytest.raises(StoreError, match="swap in the other direction"):
@@ -194,18 +194,18 @@ def test_a_swap_can_go_back_until_it_ends(tables: tuple[Store, Store]) -> None:
 
 def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
     """Workers that do not know TO would claim leases that are already in TO, from their last row in FROM."""
-    (free,) = tables[FROM].get(["s-2"])
-    expect_applied(tables[FROM].write(ClaimLease(free, "bob")))
+    (unowned_lease,) = tables[FROM].get(["s-2"])
+    expect_applied(tables[FROM].write(ClaimLease(unowned_lease, "bob")))
     store = joined(tables)
     with pytest.raises(StoreError, match=r"do not know TO own leases of FROM: bob; start them again with --to TO"):
         wait_until_known(tables, store, NAMES[TO], 0.0)
     pauses: list[float] = []
 
-    def restarted(seconds: float) -> None:
+    def restart_worker(seconds: float) -> None:
         pauses.append(seconds)
         expect_applied(store.write(ClaimLease(read_stored_lease(store, "s-2"), "bob")))
 
-    wait_until_known(tables, store, NAMES[TO], 60.0, restarted)
+    wait_until_known(tables, store, NAMES[TO], 60.0, restart_worker)
     assert pauses == [1.0]
 
 
@@ -234,15 +234,15 @@ def test_an_unsuitable_to_is_rejected(to: str, why: str) -> None:
 
 @pytest.fixture
 def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Return the URLs of two tables. Of three leases, one has moved, one is moving, and one is in FROM."""
+    """Yield the URLs of two tables. Of three leases, one has moved, one is moving, and one is in FROM."""
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
-        both: tuple[Store, Store] = (source, target)
-        get_or_create_control_row(both, (display_name(urls[FROM]), display_name(urls[TO])))
-        store = SwapStore(both, display_name(urls[TO]), control_interval_seconds=0.0)
-        held = [create_owned_lease(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
-        set_direction(both, "to")
-        expect_applied(store.write(RenewLease(held[0])))
+        both_tables: tuple[Store, Store] = (source, target)
+        get_or_create_control_row(both_tables, (display_name(urls[FROM]), display_name(urls[TO])))
+        store = SwapStore(both_tables, display_name(urls[TO]), control_interval_seconds=0.0)
+        owned_leases = [create_owned_lease(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
+        set_direction(both_tables, "to")
+        expect_applied(store.write(RenewLease(owned_leases[0])))
         (row,) = source.get(["s-1"])
         expect_applied(source.write(ReleaseLease(row, "", f"{MOVED_OWNER_PREFIX}ann")))
         yield urls
@@ -250,22 +250,22 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 def test_leases_shows_the_table_of_each_lease_in_a_swap(half_way: tuple[str, str]) -> None:
     """In one table alone, leases that moved look lost and their owners unknown."""
-    with closing(open_for_reading(*half_way)) as both:
-        table = TableWatch(both, 10.0, 10.0).look()
-    shown = describe_table(table, Config())
-    assert [(lease["key"], lease["owner"], lease["place"]) for lease in shown["leases"]] == [
+    with closing(open_for_reading(*half_way)) as swap_store:
+        table = TableWatch(swap_store, 10.0, 10.0).look()
+    document = describe_table(table, Config())
+    assert [(lease["key"], lease["owner"], lease["place"]) for lease in document["leases"]] == [
         ("s-0", "ann", "TO"),
         ("s-1", "ann", "FROM>TO"),
         ("s-2", "ann", "FROM"),
     ]
-    says = "3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"
-    assert (shown["swap"], shown["swapping"]) == (
+    progress_text = "3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"
+    assert (document["swap"], document["swapping"]) == (
         {"way": "to", "there": 1, "moving": 1, "gone": 1},
-        [f"swap: {says}"],
+        [f"swap: {progress_text}"],
     )
-    assert [worker["worker"] for worker in shown["workers"]] == ["ann"]
-    total, wrong = describe_totals_and_problems(table)
-    assert (total.endswith(f"; swap of {says}"), [line for line in wrong if "swap" in line]) == (True, [])
+    assert [worker["worker"] for worker in document["workers"]] == ["ann"]
+    total, problems = describe_totals_and_problems(table)
+    assert (total.endswith(f"; swap of {progress_text}"), [line for line in problems if "swap" in line]) == (True, [])
     header, *rows = format_as_plain_text(tabulate_leases(table, None, full=True)).splitlines()
     assert header.split()[-1] == "TABLE"
     assert rows[0].endswith(" TO")
@@ -273,8 +273,8 @@ def test_leases_shows_the_table_of_each_lease_in_a_swap(half_way: tuple[str, str
 
 def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
     """The page and monitoring do not report half of the fleet as dead."""
-    with closing(open_for_reading(*half_way)) as both, closing(FleetRecord()) as record:
-        watcher = TableWatcher("sqlite://from.db", both, Config(), record, every=60.0)
+    with closing(open_for_reading(*half_way)) as swap_store, closing(FleetRecord()) as record:
+        watcher = TableWatcher("sqlite://from.db", swap_store, Config(), record, every=60.0)
         watcher.look()
         assert [(row["key"], row["place"]) for row in watcher.view(ViewRequest(sort="key"))["rows"]] == [
             ("s-0", "TO"),
@@ -294,30 +294,30 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
 @pytest.mark.parametrize("side", [FROM, TO])
 def test_explain_of_one_table_reports_the_running_swap(half_way: tuple[str, str], side: int) -> None:
     result = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
-    signs = ("2 leases have moved or are moving", "a swap into this table is not over")
-    assert (result.exit_code, signs[side] in result.stdout) == (0, True)
-    both = CliRunner().invoke(explain, [half_way[FROM], "--to", half_way[TO], "--for", "0"])
-    assert (both.exit_code, both.stdout.count("moved:")) == (0, 0)
-    assert "swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO" in both.stdout
+    warnings = ("2 leases have moved or are moving", "a swap into this table is not over")
+    assert (result.exit_code, warnings[side] in result.stdout) == (0, True)
+    result_for_both = CliRunner().invoke(explain, [half_way[FROM], "--to", half_way[TO], "--for", "0"])
+    assert (result_for_both.exit_code, result_for_both.stdout.count("moved:")) == (0, 0)
+    assert "swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO" in result_for_both.stdout
 
 
 def test_what_if_simulates_the_fleet_of_both_tables(half_way: tuple[str, str]) -> None:
-    """A forecast counts the leases of both tables, and no mark as a worker."""
+    """A forecast counts the leases of both tables, and does not take a mark for a worker."""
     arguments = ["--to", half_way[TO], "--for", "0", "--add", "1", "--cycles", "3", "--json"]
     forecast = json.loads(CliRunner().invoke(what_if, [half_way[FROM], *arguments]).stdout)
     assert {worker["worker"]: worker["leases"] for worker in forecast["workers"]} == {"added-1": 1, "ann": 2}
     assert forecast["swap"] == ["swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"]
-    shown = CliRunner().invoke(what_if, [half_way[FROM], *arguments[:-1]]).stdout.splitlines()
-    assert shown[:2] == [*forecast["swap"], ""]
-    assert shown[2].startswith("1 moves of least possible 1, 0 claims, over after ")
+    output_lines = CliRunner().invoke(what_if, [half_way[FROM], *arguments[:-1]]).stdout.splitlines()
+    assert output_lines[:2] == [*forecast["swap"], ""]
+    assert output_lines[2].startswith("1 moves of least possible 1, 0 claims, over after ")
 
 
 def test_tables_without_a_swap_are_not_shown_together(half_way: tuple[str, str], tmp_path: Path) -> None:
-    open_store(other := f"sqlite://{tmp_path}/other.db").close()
+    open_store(other_url := f"sqlite://{tmp_path}/other.db").close()
     with pytest.raises(StoreError, match="no swap is under way between these tables"):
-        open_for_reading(half_way[FROM], other)
+        open_for_reading(half_way[FROM], other_url)
     with pytest.raises(StoreError, match="is the goal of a swap from"):
-        open_for_reading(other, half_way[TO])
+        open_for_reading(other_url, half_way[TO])
     with pytest.raises(ValueError, match="--to: it is the store that already has the leases"):
         open_for_reading(half_way[TO], half_way[TO])
 
@@ -325,21 +325,21 @@ def test_tables_without_a_swap_are_not_shown_together(half_way: tuple[str, str],
 @pytest.mark.parametrize("over", [False, True], ids=["later swap under way", "later swap over"])
 def test_a_worker_of_an_ended_swap_cannot_list_during_a_later_one(tables: tuple[Store, Store], over: bool) -> None:
     """The marks in TO belong to the later swap, so the worker claims none of these leases, which have readers."""
-    _over(tables)
-    before = SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
-    later, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")
-    get_or_create_control_row(later, names)
-    both = SwapStore(later, names[TO], control_interval_seconds=0.0)
-    assert len(before.list().leases) == 3
-    set_direction(later, "to")
+    carry_out_swap(tables)
+    old_store = SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
+    later_tables, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")
+    get_or_create_control_row(later_tables, names)
+    later_store = SwapStore(later_tables, names[TO], control_interval_seconds=0.0)
+    assert len(old_store.list().leases) == 3
+    set_direction(later_tables, "to")
     if over:
-        list(move_until_arrived(later, both, names[TO], renewing(later)))
-        end_swap(later, both, names[TO], renewing(later))
+        list(move_until_arrived(later_tables, later_store, names[TO], renewing(later_tables)))
+        end_swap(later_tables, later_store, names[TO], renewing(later_tables))
         with pytest.raises(StoreError, match="have moved to memory://later by a later"):
             get_or_create_control_row(tables, NAMES)
     else:
-        expect_applied(both.write(RenewLease(read_stored_lease(both, "s-0"))))
+        expect_applied(later_store.write(RenewLease(read_stored_lease(later_store, "s-0"))))
         assert get_or_create_control_row(tables, NAMES) is None
-    for store in (before, SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)):
+    for store in (old_store, SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)):
         with pytest.raises(StoreError, match="have moved to"):
             store.list()

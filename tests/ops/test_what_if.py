@@ -1,4 +1,4 @@
-"""`what-if` forecasts the moves if workers came or went, starting from the current table."""
+"""`what-if` forecasts the moves that follow when workers join or leave, starting from the current table."""
 
 import json
 from pathlib import Path
@@ -37,8 +37,8 @@ def test_no_lease_moves_without_a_change() -> None:
 def test_a_newcomer_gets_its_share_with_the_fewest_moves() -> None:
     result = forecast_of(FleetChange(add=("new",)))
     assert result.held == {"new": 3, "w-0": 3, "w-1": 3, "w-2": 3}
-    assert {one.key for one in result.moves} < set(KEYS)
-    assert [(one.after, one.before in {"w-0", "w-1", "w-2"}) for one in result.moves] == [("new", True)] * 3
+    assert {move.key for move in result.moves} < set(KEYS)
+    assert [(move.after, move.before in {"w-0", "w-1", "w-2"}) for move in result.moves] == [("new", True)] * 3
     assert result.figures.moves == result.figures.moves_minimum == 3
 
 
@@ -72,9 +72,9 @@ def test_the_command_prints_moves_seconds_and_balance(tmp_path: Path) -> None:
     result = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     assert {worker["worker"]: worker["leases"] for worker in result["workers"]}["added-1"] == 3
     assert (len(result["moves"]), result["figures"]["moves"], result["moves_before"]) == (3, 3, 0)
-    shown = CliRunner().invoke(app, arguments).stdout.splitlines()
-    assert shown[0].startswith("3 moves of least possible 3, 0 claims, over after ")
-    assert shown[3].split() == ["WORKER", "LEASES", "GAINED", "GIVEN", "KB/S"]
+    output_lines = CliRunner().invoke(app, arguments).stdout.splitlines()
+    assert output_lines[0].startswith("3 moves of least possible 3, 0 claims, over after ")
+    assert output_lines[3].split() == ["WORKER", "LEASES", "GAINED", "GIVEN", "KB/S"]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,6 @@ def test_an_impossible_change_exits_2(tmp_path: Path, arguments: list[str], says
     store = SqliteStore(str(tmp_path / "l.db"))
     create_lease_with_owner(store, ROWS[1])
     store.close()
-    ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--for", "0", *arguments])
-    assert (ran.exit_code, ran.stdout) == (2, "")
-    assert says in ran.stderr
+    result = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--for", "0", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr

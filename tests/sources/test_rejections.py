@@ -1,4 +1,4 @@
-"""Distinguish a service's temporary rejections from lasting ones."""
+"""A service's temporary rejections are distinguished from lasting ones."""
 
 import pytest
 from azure.eventhub.exceptions import AuthenticationError, ConnectError
@@ -54,7 +54,7 @@ def test_aws_rejection_is_lasting_only_if_a_retry_gets_it_again(
 
 
 def _connect_error(condition: str) -> ConnectError:
-    """Return the client's own error, with the service's reason."""
+    """Return an error of the Event Hubs client with this condition as the service's reason."""
     error = ConnectError("no")
     error.error = condition
     return error
@@ -72,5 +72,5 @@ def _connect_error(condition: str) -> ConnectError:
     ids=["token", "unauthorized", "not-found", "value", "busy"],
 )
 def test_rejected_event_hub_credentials_may_be_temporary(error: Exception, kind: type[SourceError]) -> None:
-    """A role that was just granted, or a token about to be renewed, may be rejected once or twice."""
+    """If a role was just granted, or a token is about to be renewed, a request may be rejected once or twice."""
     assert type(translate_error(error, Access("ns.servicebus.windows.net", "hub", "$Default"))) is kind

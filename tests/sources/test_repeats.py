@@ -28,14 +28,14 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 
 KEYS = 8
 WIDTH = 2**128 // KEYS
-PARTS_OF_A_BATCH, ROWS = 2, 6
+PARTS_PER_BATCH, ROWS = 2, 6
 
 
 @define(eq=False)
 class Shard:
     """A shard of the stream and its reader's state: records dispatched up to a position, and up to a checkpoint.
 
-    first, last  the range of its keys
+    first, last  the range of the shard's keys
     """
 
     name: str
@@ -64,21 +64,21 @@ class Shard:
         return self.first * WIDTH, (self.last + 1) * WIDTH - 1
 
     def lease(self) -> Lease:
-        """Return its lease as the table has it."""
+        """Return the shard's lease as it is stored in the table."""
         return Lease(self.name, checkpoint=self.checkpoint, hash_range=self.span)
 
 
 @define(eq=False)
 class Attempt:
-    """A task that writes the rows of a part and resends unacknowledged ones in order."""
+    """A task that writes the rows of a part in order, and sends rows again until they are acknowledged."""
 
     tags: list[Tag]
     keys: list[int]
     acked: set[int] = field(factory=set)
 
-    def unit(self, shard: Shard, most: int) -> list[int]:
-        """Return the next rows for a shard that this attempt believes to be open, in order."""
-        return [row for row in range(len(self.tags)) if row not in self.acked and shard.takes(self.keys[row])][:most]
+    def unit(self, shard: Shard, limit: int) -> list[int]:
+        """Return the next rows for a shard that this attempt believes to be open, in order, at most `limit`."""
+        return [row for row in range(len(self.tags)) if row not in self.acked and shard.takes(self.keys[row])][:limit]
 
     @property
     def complete(self) -> bool:
@@ -87,7 +87,7 @@ class Attempt:
 
 
 def is_restored_run(runs: dict[int, Any], tag: Tag) -> bool:
-    """Return whether a run that is new to the reader is at an earlier batch than others (R3)."""
+    """Return whether a run that is new to the reader is at an earlier batch than other runs (R3)."""
     return tag.run not in runs and any(run.batch > tag.batch for run in runs.values())
 
 
@@ -99,15 +99,15 @@ class SinksAndReaders(RuleBasedStateMachine):
         """Start with two shards and the first batch."""
         self.shards, self.names = [Shard("s0", 0, 3), Shard("s1", 4, KEYS - 1)], count(2)
         self.run, self.batch, self.editions = 1, 0, count()
-        self.attempts: list[Attempt] = []  # of any batch, since some outlive their batch
+        self.attempts: list[Attempt] = []  # of any batch, since some attempts outlive theirs
         self.written: dict[tuple[int, str], set[str]] = {}  # the editions of each part
         self.whole: dict[tuple[int, str], Attempt] = {}
         self.late: list[list[tuple[Tag, int]]] = []
-        self.untold = False
+        self.duplicates_allowed = False
         self._begin_batch()
 
     def _begin_batch(self) -> None:
-        for part in range(PARTS_OF_A_BATCH):
+        for part in range(PARTS_PER_BATCH):
             edition = str(next(self.editions))
             keys = [(self.batch * 3 + part * 5 + row * 3) % KEYS for row in range(ROWS)]
             self._attempt(str(part), edition, keys)
@@ -122,25 +122,30 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data(), most=st.integers(1, 4), outcome=st.sampled_from(["acked", "unknown", "late"]))
     def sends(self, draw: st.DataObject, most: int, outcome: str) -> None:
-        """Write a unit, acknowledged, without a response, or later than the next units.
+        """Write a unit. It is acknowledged, or its response is lost, or it arrives after the next units.
 
-        Its writer may not know yet that the target shard was split or merged.
+        The writer may not know yet that the target shard was split or merged.
         """
-        attempt, meant = draw.draw(st.sampled_from(self.attempts)), draw.draw(st.sampled_from(self.shards))
-        unit = attempt.unit(meant, most)
-        records = [(attempt.tags[row]._replace(span=meant.span), attempt.keys[row]) for row in unit]
+        attempt, target_shard = draw.draw(st.sampled_from(self.attempts)), draw.draw(st.sampled_from(self.shards))
+        unit = attempt.unit(target_shard, most)
+        records = [(attempt.tags[row]._replace(span=target_shard.span), attempt.keys[row]) for row in unit]
         if outcome == "late" or not records:
             self.late.append(records)
             return
-        (shard,) = (each for each in self.shards if not each.closed and each.takes(records[0][1]))
+        (shard,) = (
+            open_shard for open_shard in self.shards if not open_shard.closed and open_shard.takes(records[0][1])
+        )
         shard.records += [(tag, key) for tag, key in records if shard.takes(key)]
         if outcome == "acked" and all(shard.takes(key) for _, key in records):
             attempt.acked.update(unit)
 
     @precondition(lambda self: any(self.late))
     @rule(draw=st.data())
-    def lands_late(self, draw: st.DataObject) -> None:
-        """Write a unit whose writer has stopped waiting; each shard keeps its own records of a misplaced aggregate."""
+    def write_late_unit(self, draw: st.DataObject) -> None:
+        """Write a unit whose writer has stopped waiting.
+
+        Each shard stores only its own records of a misplaced aggregate.
+        """
         records = self.late.pop(draw.draw(st.integers(0, len(self.late) - 1)))
         for shard in self.shards:
             if records and not shard.closed and shard.takes(records[0][1]):
@@ -148,33 +153,40 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def another_attempt(self, draw: st.DataObject) -> None:
-        """Run a task again with the same rows, after the first attempt or next to it, as Spark may."""
-        old = draw.draw(st.sampled_from(self.attempts))
-        if old.tags[0].batch == self.batch:
-            self._attempt(old.tags[0].part, old.tags[0].edition, old.keys)
+        """Run a task again with the same rows, after the first attempt or concurrently with it, as Spark may."""
+        former_attempt = draw.draw(st.sampled_from(self.attempts))
+        if former_attempt.tags[0].batch == self.batch:
+            self._attempt(former_attempt.tags[0].part, former_attempt.tags[0].edition, former_attempt.keys)
 
     @rule()
     def another_run(self) -> None:
-        """Kill and restart the query with the same rows; tasks of the former run may continue for a while."""
+        """Kill the query and restart it with the same rows. Tasks of the former run may continue for a while."""
         self.run += 1
-        of_batch = {each.tags[0].part: each for each in self.attempts if each.tags[0].batch == self.batch}
-        for part, each in of_batch.items():
-            self._attempt(part, each.tags[0].edition, each.keys)
+        attempts_by_part = {
+            attempt.tags[0].part: attempt for attempt in self.attempts if attempt.tags[0].batch == self.batch
+        }
+        for part, attempt in attempts_by_part.items():
+            self._attempt(part, attempt.tags[0].edition, attempt.keys)
 
     @rule(draw=st.data())
     def other_rows(self, draw: st.DataObject) -> None:
-        """Run a task again with its rows in another order, which makes another edition."""
-        old = draw.draw(st.sampled_from(self.attempts))
-        if old.tags[0].batch == self.batch and len(self.written[self.batch, old.tags[0].part]) < MAX_EDITIONS:
-            self._attempt(old.tags[0].part, str(next(self.editions)), old.keys[::-1])
+        """Run a task again with its rows in another order, which creates another edition."""
+        former_attempt = draw.draw(st.sampled_from(self.attempts))
+        if (
+            former_attempt.tags[0].batch == self.batch
+            and len(self.written[self.batch, former_attempt.tags[0].part]) < MAX_EDITIONS
+        ):
+            self._attempt(former_attempt.tags[0].part, str(next(self.editions)), former_attempt.keys[::-1])
 
     @precondition(lambda self: self.batch < 6)
     @rule()
     def next_batch(self) -> None:
         """Start the next batch once each part is written completely."""
-        complete = {each.tags[0].part: each for each in self.attempts if each.complete and self._now(each)}
-        if len(complete) == PARTS_OF_A_BATCH:
-            self.whole |= {(self.batch, part): each for part, each in complete.items()}
+        complete = {
+            attempt.tags[0].part: attempt for attempt in self.attempts if attempt.complete and self._now(attempt)
+        }
+        if len(complete) == PARTS_PER_BATCH:
+            self.whole |= {(self.batch, part): attempt for part, attempt in complete.items()}
             self.batch += 1
             self._begin_batch()
 
@@ -192,15 +204,19 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def merges(self, draw: st.DataObject) -> None:
-        left = self._open(draw)
-        right = next((each for each in self.shards if not each.closed and each.first == left.last + 1), None)
-        if right is not None and len(self.shards) < 12:
-            left.closed = right.closed = True
-            self.shards.append(Shard(f"s{next(self.names)}", left.first, right.last, [left, right]))
+        left_shard = self._open(draw)
+        right_shard = next(
+            (shard for shard in self.shards if not shard.closed and shard.first == left_shard.last + 1), None
+        )
+        if right_shard is not None and len(self.shards) < 12:
+            left_shard.closed = right_shard.closed = True
+            self.shards.append(
+                Shard(f"s{next(self.names)}", left_shard.first, right_shard.last, [left_shard, right_shard])
+            )
 
     @rule(draw=st.data(), most=st.integers(1, 8))
     def reads(self, draw: st.DataObject, most: int) -> None:
-        """Read more records of a shard, if its parents are done."""
+        """Read more records of a shard, if its parents were read to their ends."""
         self._read(draw.draw(st.sampled_from(self.shards)), most)
 
     def _read(self, shard: Shard, most: int) -> None:
@@ -214,39 +230,43 @@ class SinksAndReaders(RuleBasedStateMachine):
                 )
             shard.seen = SeenRows.of(start)
         for tag, key in shard.records[shard.read : shard.read + most]:
-            place = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
+            position = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
             shard.read += 1
-            self.untold |= any(is_restored_run(queries.get(tag.query, {}), tag) for _, queries in shard.seen.pieces)
-            if not shard.seen.check_duplicate(tag, partial(mul, key, WIDTH), place):
+            self.duplicates_allowed |= any(
+                is_restored_run(queries.get(tag.query, {}), tag) for _, queries in shard.seen.pieces
+            )
+            if not shard.seen.check_duplicate(tag, partial(mul, key, WIDTH), position):
                 shard.handed.append((tag, key))
 
     @rule(draw=st.data())
     def checkpoints(self, draw: st.DataObject) -> None:
-        """Checkpoint what was dispatched."""
+        """Checkpoint the records that were dispatched."""
         self._checkpoint(draw.draw(st.sampled_from(self.shards)))
 
     def _checkpoint(self, shard: Shard) -> None:
         if shard.seen is None:
             return
-        over = shard.closed and shard.read == len(shard.records)
-        number = str(shard.read + 1000 * int(shard.name[1:])) if shard.read else "TRIM_HORIZON"
-        shard.checkpoint = Position(SHARD_END.sequence if over else number, token=shard.seen.token)
+        is_finished = shard.closed and shard.read == len(shard.records)
+        sequence = str(shard.read + 1000 * int(shard.name[1:])) if shard.read else "TRIM_HORIZON"
+        shard.checkpoint = Position(SHARD_END.sequence if is_finished else sequence, token=shard.seen.token)
         shard.stored = shard.read, len(shard.handed)
 
     @rule(draw=st.data())
     def reader_restarts(self, draw: st.DataObject) -> None:
-        """Resume at the checkpoint on another worker, and undo what was dispatched since."""
+        """Resume at the checkpoint on another worker, and undo what was dispatched after it."""
         shard = draw.draw(st.sampled_from(self.shards))
         if not shard.done:
-            shard.read, handed = shard.stored
-            del shard.handed[handed:]
+            shard.read, dispatched_count = shard.stored
+            del shard.handed[dispatched_count:]
             shard.seen = None
 
     def teardown(self) -> None:
         """Write the last batch completely, read everything, and check that no row is lost, repeated or out of order."""
-        for number in range(PARTS_OF_A_BATCH):
+        for number in range(PARTS_PER_BATCH):
             attempt = next(
-                each for each in reversed(self.attempts) if self._now(each) and each.tags[0].part == str(number)
+                candidate
+                for candidate in reversed(self.attempts)
+                if self._now(candidate) and candidate.tags[0].part == str(number)
             )
             for shard in self.shards:
                 if not shard.closed:
@@ -257,16 +277,18 @@ class SinksAndReaders(RuleBasedStateMachine):
         for shard in self.shards:  # parents come before their children
             self._read(shard, len(shard.records))
             self._checkpoint(shard)
-        handed = [each for shard in self.shards for each in shard.handed]
-        times = Counter((tag.batch, tag.part, tag.edition, tag.row) for tag, _ in handed)
+        dispatched = [candidate for shard in self.shards for candidate in shard.handed]
+        dispatch_counts = Counter((tag.batch, tag.part, tag.edition, tag.row) for tag, _ in dispatched)
         for (batch, part), attempt in self.whole.items():
             for tag in attempt.tags:
-                assert times[batch, part, tag.edition, tag.row] >= 1, f"{tag} is lost"
-        assert self.untold or max(times.values(), default=1) == 1, f"had twice: {times.most_common(3)}"
-        for key in range(KEYS if not self.untold else 0):
-            order = [(tag.context, tag.batch, tag.row) for tag, shard_key in handed if shard_key == key]
-            for of in {context.split(b".", 2)[2] for context, _, _ in order}:
-                rows = [row for context, _, row in order if context.endswith(of)]
+                assert dispatch_counts[batch, part, tag.edition, tag.row] >= 1, f"{tag} is lost"
+        assert self.duplicates_allowed or max(dispatch_counts.values(), default=1) == 1, (
+            f"had twice: {dispatch_counts.most_common(3)}"
+        )
+        for key in range(KEYS if not self.duplicates_allowed else 0):
+            order = [(tag.context, tag.batch, tag.row) for tag, shard_key in dispatched if shard_key == key]
+            for part_context in {context.split(b".", 2)[2] for context, _, _ in order}:
+                rows = [row for context, _, row in order if context.endswith(part_context)]
                 assert rows == sorted(rows), f"key {key} out of order: {order}"
 
 
@@ -274,7 +296,7 @@ TestSinksAndReaders = SinksAndReaders.TestCase
 
 
 def test_short_tag_has_the_context_of_the_previous_record() -> None:
-    """Records in the middle of an aggregate have short tags."""
+    """A record in the middle of an aggregate has a short tag."""
     first = Tag("q", 1, 2, "0-0", "e", 7)
     values = [b"8", first.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5.a-ff"]
     assert parse_tags(values) == [
@@ -296,7 +318,7 @@ def test_token_counts_only_from_its_own_position() -> None:
     assert SeenRows.of(Position("70", token=seen_rows.token)).check_duplicate(tag, lambda: 0, Position("71"))
     assert not SeenRows.of(Position("50", 1, seen_rows.token))
     assert not SeenRows.of(Position("TRIM_HORIZON", token=seen_rows.token))
-    for damaged in (
+    for damaged_token in (
         "had1",
         "had1 x.y q,1,2",
         "had1 5.0 q",
@@ -304,12 +326,12 @@ def test_token_counts_only_from_its_own_position() -> None:
         "had2 5.0 q,1,0",
         "5 had1 1.0 q,1,0,a=b",
     ):
-        assert not SeenRows.of(Position("99", token=damaged))
+        assert not SeenRows.of(Position("99", token=damaged_token))
 
 
 @pytest.mark.parametrize("run", [200, 50], ids=["later by number", "earlier by number"])
 def test_rows_of_a_restored_query_are_kept_with_a_warning(run: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows of a restored checkpoint are kept whatever the run's number, and a warning is logged."""
+    """Rows of a restored checkpoint are kept, whatever the number of the run, and a warning is logged."""
     seen_rows = SeenRows()
     seen_rows.record_row(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     assert seen_rows.check_duplicate(
@@ -318,8 +340,8 @@ def test_rows_of_a_restored_query_are_kept_with_a_warning(run: int, caplog: pyte
     assert not caplog.records
     assert not seen_rows.check_duplicate(Tag("q", run, 8, "0", "other", 0), lambda: 0, Position("3"))
     assert not seen_rows.check_duplicate(Tag("q", run, 9, "0", "e", 3), lambda: 0, Position("4"))
-    text = f"query q: run {run} writes batch 8 although another run was at 9: all its rows are kept, perhaps twice"
-    assert [record.getMessage() for record in caplog.records] == [text]
+    warning = f"query q: run {run} writes batch 8 although another run was at 9: all its rows are kept, perhaps twice"
+    assert [record.getMessage() for record in caplog.records] == [warning]
 
 
 def test_possible_duplicates_are_counted_once() -> None:
@@ -340,7 +362,9 @@ def test_possible_duplicates_are_counted_once() -> None:
 
 
 LIVE = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=40)
-"""Which of three runs writes next, whether it begins a batch, and whether other runs have the same row."""
+"""For each step: which of three runs writes next, whether it begins a batch, and whether other runs have the same
+row.
+"""
 
 
 @given(LIVE)
@@ -373,8 +397,8 @@ def test_rows_of_a_former_run_are_dropped_once_rewritten() -> None:
     assert not seen_rows.check_duplicate(former._replace(row=2), lambda: 0, Position("6"))
 
 
-class Chosen:
-    """Draws these values in turn, in place of hypothesis."""
+class ScriptedDraw:
+    """Returns these values in turn, instead of drawing them with hypothesis."""
 
     def __init__(self, *values: object) -> None:
         self._values = iter(values)
@@ -385,19 +409,19 @@ class Chosen:
 
 @pytest.mark.parametrize("first", ["0", "1"])
 def test_batch_killed_more_often_than_runs_are_remembered_repeats_nothing(first: str) -> None:
-    """What a forgotten run wrote is known to the runs that repeat its batch."""
+    """The rows of a forgotten run are known to the runs that repeat its batch."""
     machine = SinksAndReaders()
     machine.begins()
-    machine.merges(cast("st.DataObject", Chosen(machine.shards[0])))
-    other = "1" if first == "0" else "0"
-    # Each run writes a row that is new, and is killed before its response.
-    for part, most in ((first, 1), *((other, most) for most in range(1, MAX_RUNS + 1))):
+    machine.merges(cast("st.DataObject", ScriptedDraw(machine.shards[0])))
+    other_part = "1" if first == "0" else "0"
+    # Each run writes one new row, and is killed before it gets the response.
+    for part, most in ((first, 1), *((other_part, most) for most in range(1, MAX_RUNS + 1))):
         machine.another_run()
-        attempt = next(each for each in reversed(machine.attempts) if each.tags[0].part == part)
-        machine.sends(cast("st.DataObject", Chosen(attempt, machine.shards[-1])), most, "unknown")
+        attempt = next(candidate for candidate in reversed(machine.attempts) if candidate.tags[0].part == part)
+        machine.sends(cast("st.DataObject", ScriptedDraw(attempt, machine.shards[-1])), most, "unknown")
     machine.teardown()
-    assert not machine.untold
-    assert sum(len(shard.handed) for shard in machine.shards) == PARTS_OF_A_BATCH * ROWS
+    assert not machine.duplicates_allowed
+    assert sum(len(shard.handed) for shard in machine.shards) == PARTS_PER_BATCH * ROWS
 
 
 def test_rows_of_forgotten_runs_pass_to_their_successors() -> None:
@@ -436,7 +460,7 @@ def test_memory_for_deduplication_is_bounded() -> None:
 
 @pytest.mark.parametrize("known_batch", [True, False])
 def test_parents_of_a_merge_are_deduplicated_separately(known_batch: bool) -> None:
-    """The child of a merge leaves out a row only if it was read from the parent that has the row's key."""
+    """The child of a merge drops a row only if it was read from the parent whose range contains the row's key."""
     parents = list[Lease]()
     for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
         seen_rows = SeenRows()
@@ -450,7 +474,7 @@ def test_parents_of_a_merge_are_deduplicated_separately(known_batch: bool) -> No
 
 
 def test_delayed_rows_of_one_parent_do_not_affect_the_other() -> None:
-    """A delayed row for one parent of a merge is kept although a later row for the other parent was read."""
+    """A delayed row for one parent of a merge is kept, even if a later row for the other parent was read."""
     child = SeenRows()
     assert not child.check_duplicate(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
     assert not child.check_duplicate(Tag("q", 1, 0, "0", "e", 1, (100, 200)), lambda: 150, Position("2"))
@@ -465,7 +489,7 @@ def test_delayed_rows_of_one_parent_do_not_affect_the_other() -> None:
 @example("\r", False)
 @example("4294967296 ", True)
 def test_token_survives_storage_unchanged(own: str, carried: bool) -> None:
-    """An offset is unchanged by a checkpoint or a dead letter, even if it ends in white space."""
+    """An offset is not changed by a checkpoint or a dead letter, even if it ends in white space."""
     seen_rows = SeenRows()
     seen_rows.check_duplicate(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
     token = f"{own} {seen_rows.token}" if carried else own

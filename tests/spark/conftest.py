@@ -1,4 +1,4 @@
-"""What pipelines in processes of their own need: Java and Python, and a stream."""
+"""Fixtures for pipelines that run in processes of their own: Java and Python, and a stream."""
 
 import os
 import signal
@@ -24,8 +24,8 @@ def java_environment() -> dict[str, str]:
     """Return the environment in which each Spark process finds Java."""
     try:
         home = find_java_home()
-    except ServiceError as missing:
-        pytest.skip(f"SPARK IS NOT TESTED: {missing}")
+    except ServiceError as not_found:
+        pytest.skip(f"SPARK IS NOT TESTED: {not_found}")
     return {
         "JAVA_HOME": str(home),
         "JAVA_TOOL_OPTIONS": SOON,  # in the environment, because Spark splits its own options at spaces
@@ -43,14 +43,17 @@ def environment(java_environment: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def master(java_environment: dict[str, str]) -> Iterator[str]:
-    """Return the address of a cluster of two workers with two cores each; applications choose their tasks' Python."""
+    """Yield the address of a cluster of two workers with two cores each.
+
+    Each application chooses the Python of its tasks.
+    """
     with spark_cluster({**java_environment, "PATH": os.environ["PATH"]}, cores=2) as address:
         yield address
 
 
 @pytest.fixture
 def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[KinesisClient, str, Path]]:
-    """Return a stream, and a folder for everything else."""
+    """Yield a stream and a folder in which a test can put everything else."""
     name = f"applications-{next(_names)}"
     kinesis_client.create_stream(StreamName=name, ShardCount=SHARDS)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
@@ -66,7 +69,7 @@ def own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def own_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restore the signal handlers of this process, which readers, sessions and commands replace for good."""
+    """Restore the signal handlers of this process, which readers, sessions and commands replace permanently."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.end_on_signal", lambda _stop: None)
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)

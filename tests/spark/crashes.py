@@ -1,4 +1,4 @@
-"""Spark queries that crash between two steps, and what they deliver."""
+"""Spark queries that crash between two steps, and the rows that they deliver."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ Row = tuple[str, int, str]
 
 @define
 class Sink:
-    """A sink that, like files, skips a batch whose number it knows, after reading it or not."""
+    """A sink that skips a batch whose number it knows, as file sinks do, whether or not it has read the batch."""
 
     batches: dict[int, list[Row]] = Factory(dict)
 
@@ -27,23 +27,22 @@ class Sink:
 
 def all_rows(stream: Stream) -> list[Row]:
     """Return every record as a row."""
-    return sorted((key, place, text) for key, texts in stream.records.items() for place, text in enumerate(texts, 1))
+    return sorted((key, number, text) for key, texts in stream.records.items() for number, text in enumerate(texts, 1))
 
 
 def drain(query: Query, sink: Sink, stream: Stream, also: tuple[Row, ...] = ()) -> None:
-    """Run batches into the sink until it and `also` have everything."""
+    """Run batches into the sink until the sink and `also` together have all records."""
     while not set(sink.rows) | set(also) >= set(all_rows(stream)):
-        before = len(query.rows)
+        row_count = len(query.rows)
         query.batch()
-        sink.take(query.offset["n"], query.rows[before:])
+        sink.take(query.offset["n"], query.rows[row_count:])
 
 
 @define
 class Crash:
-    """A query that did some batches, planned another, and then was killed.
+    """A query that completed some batches, planned another one, and was then killed.
 
-    before, planned  the offsets that Spark remembers
-    rows             the rows of the planned batch
+    before, planned  the offsets that Spark has logged
     """
 
     before: dict[str, Any]
@@ -53,49 +52,52 @@ class Crash:
 
 
 def has_both_shards(planned: dict[str, Any]) -> bool:
-    """Return whether a batch has rows of both shards."""
+    """Return whether the planned batch has rows of both shards."""
     return planned["r"].keys() == {"a", "b"} and all(begin != end for begin, end, _ in planned["r"].values())
 
 
 def crash_query(
     place: Place,
     *,
-    sunk: bool,
+    reaches_sink: bool,
     split: bool = False,
-    at: Callable[[dict[str, Any]], bool] = has_both_shards,
+    is_crash_batch: Callable[[dict[str, Any]], bool] = has_both_shards,
     limit: int = 6,
     start: str = "TRIM_HORIZON",
     rereadable: bool = True,
 ) -> Crash:
-    """Run a query up to a batch for which `at` is true, and kill it after or before the sink has the rows."""
+    """Run a query until `is_crash_batch` is true of the planned batch.
+
+    Kill it after the sink has received the rows, or before.
+    """
     query, sink = place.query(start=start, rereadable=rereadable), Sink()
-    while len(query.rows) < 2:  # both shards are held and read
-        before = len(query.rows)
+    while len(query.rows) < 2:  # until both shards are held and read
+        row_count = len(query.rows)
         query.batch()
-        sink.take(query.offset["n"], query.rows[before:])
+        sink.take(query.offset["n"], query.rows[row_count:])
     place.stream.put("a", *(f"a{number}" for number in range(1, 35)))
     place.stream.put("b", *(f"b{number}" for number in range(1, 15)))
     if split:
         place.stream.split("a", "c", "d")
         place.stream.put("c", "first of c")
-    while not at(planned := query.plan(ReadMaxRows(limit)) or {"r": {}}):
+    while not is_crash_batch(planned := query.plan(ReadMaxRows(limit)) or {"r": {}}):
         query.reader.commit(query.offset)
         sink.take(planned["n"], query.run(planned))
         query.offset = planned
-        if not split:  # both shards always have rows, however slowly one is read
+        if not split:  # so that both shards always have rows, however slowly one of them is read
             place.stream.put("a", f"a after {planned['n']}")
             place.stream.put("b", f"b after {planned['n']}")
     query.reader.commit(query.offset)
     rows = query.run(planned)
-    if sunk:
+    if reaches_sink:
         sink.take(planned["n"], rows)
     query.kill()
     return Crash(query.offset, planned, rows, sink)
 
 
-def restarted_query(place: Place, crash: Crash, **how: Any) -> Query:  # noqa: ANN401  as `Place.query` takes them
-    """Start the query again, as Spark does after a batch that was planned and not committed: that batch comes first."""
-    query = place.query(crash.before, **how)
+def restarted_query(place: Place, crash: Crash, **options: Any) -> Query:  # noqa: ANN401  as `Place.query` takes them
+    """Restart the query as Spark does after a batch that was planned but not committed. This batch is run first."""
+    query = place.query(crash.before, **options)
     rows = query.run(crash.planned)
     crash.sink.take(crash.planned["n"], rows)
     query.offset = crash.planned

@@ -1,4 +1,4 @@
-"""A stream in memory whose shards can be added and ended, and a reader that is driven as Spark drives it."""
+"""An in-memory stream whose shards can be added and ended, and a reader that is driven as Spark drives it."""
 
 import json
 from collections import Counter
@@ -27,21 +27,9 @@ TRIES = 400
 
 @define
 class Stream:
-    """Records by shard; reads are counted, and each opening is kept with the epoch of its lease.
+    """Records by shard. Reads are counted, and every opening is recorded with the epoch of the lease.
 
     refuses  shards whose reads return nothing, as if there were no more records
-    silent   shards whose reads get no response
-    throttled, unreachable
-             how many reads of the shard's next reader get no response, and how many openings fail
-    late     how many of the next reads of a shard advance its reader and then raise
-    denied   shards that cannot be read with these credentials
-    trimmed  the number up to which a shard's records are gone
-    numbers  whether the latest position is a number, as for event hubs, or a time
-    tokens   whether each record has a token, which is needed to open the shard after it
-    made     when the stream was made; 0 if it cannot tell
-    undecided
-             whether all rows may have come before
-    readers  every reader that was opened, closed or not
     """
 
     records: dict[str, list[str]]
@@ -95,13 +83,13 @@ class Stream:
         return shard not in self.records
 
     def latest(self, lease: Lease) -> Position:
-        """Return the number of the last record, or some time."""
+        """Return the number of the last record, or a time."""
         if self.numbers:
             return Position(str(len(self.records[lease.shard])))
         return at_timestamp(1 + len(lease.key))
 
     def open(self, lease: Lease, start: Position) -> "FakeReader":
-        """Open just after the position, or at the oldest record."""
+        """Open a reader just after the position, or at the oldest record."""
         assert not start.ended, "nothing is behind the end"
         assert not self.tokens or start.token == (f"@{start.sequence}" if start.numbered else ""), start
         self.opened.append((lease.shard, lease.epoch))
@@ -113,24 +101,27 @@ class Stream:
         if lease.shard in self.denied:
             raise SourceError("these credentials may not read it")
         position = int(start.sequence) if start.numbered else 0
-        begins, throttled = max(position, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0)
-        reader = FakeReader(self, lease.shard, begins, throttled, made=self.made)
+        start_index, throttled = max(position, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0)
+        reader = FakeReader(self, lease.shard, start_index, throttled, made=self.made)
         self.readers.append(reader)
         return reader
 
     @property
     def open_readers(self) -> list[str]:
-        """The shards of the readers that are not closed."""
+        """The shards of the readers that are not closed yet."""
         return [reader.shard for reader in self.readers if not reader.closed]
 
     def close(self) -> None:
-        """Close the stream, whose readers are closed before."""
+        """Mark the stream as closed. Its readers are closed before it."""
         self.closed = True
 
 
 @define(eq=False)
 class FakeReader:
-    """Reads pages of a shard. The number of a record is its place, from 1, and a shard ends after its last page."""
+    """Reads pages of a shard.
+
+    The number of a record is its index, counted from 1. A closed shard ends after its last page.
+    """
 
     stream: Stream
     shard: str
@@ -157,8 +148,8 @@ class FakeReader:
             return Batch((), None, 0.0, 0.01, ended=ended, children=self._children if ended else ())
         records = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
         self.at += len(texts)
-        behind, undecided = len(self.stream.records[self.shard]) - self.at, len(records) * self.stream.undecided
-        return Batch(records, records[-1].position, behind / 1000, 0.01, possible_duplicates=undecided)
+        records_left, undecided = len(self.stream.records[self.shard]) - self.at, len(records) * self.stream.undecided
+        return Batch(records, records[-1].position, records_left / 1000, 0.01, possible_duplicates=undecided)
 
     def _record(self, number: int, text: str) -> Record:
         return Record(text.encode(), str(number), token=f"@{number}" if self.stream.tokens else "")
@@ -173,7 +164,7 @@ class FakeReader:
 
 
 class KillableStore:
-    """A store as one process sees it: once `dead`, nothing gets through, as if the process had been killed."""
+    """A store as one process sees it. When `dead` is set, no call gets through, as if the process had been killed."""
 
     def __init__(self, store: Store) -> None:
         self._store, self.dead = store, False
@@ -186,7 +177,7 @@ class KillableStore:
 
 @define
 class Query:
-    """One run of a query over a fake stream: its reader, and what Spark would remember."""
+    """One run of a query over a fake stream: its reader, and the state that Spark would remember."""
 
     reader: LeasedReader
     store: Store
@@ -210,20 +201,20 @@ class Query:
         return rows
 
     def batch(self, limit: ReadLimit | None = None) -> list[tuple[str, int, str]]:
-        """Plan and run one batch, with Spark's late commit of the one before in between."""
-        before = self.offset
+        """Plan and run one batch. In between, commit the previous batch, as late as Spark does."""
+        start_offset = self.offset
         end = self.plan(limit)
         assert end is not None, "no batch in time"
-        if before["n"]:
-            self.reader.commit(before)
+        if start_offset["n"]:
+            self.reader.commit(start_offset)
         rows = self.run(end)
         self.offset = end
         return rows
 
-    def until(self, true: Callable[["Query"], bool]) -> None:
+    def until(self, is_done: Callable[["Query"], bool]) -> None:
         """Run batches until the condition is true."""
         for _ in range(TRIES):
-            if true(self):
+            if is_done(self):
                 return
             if (end := self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())) != self.offset:
                 if self.offset["n"]:
@@ -233,7 +224,7 @@ class Query:
         raise AssertionError("not in time")
 
     def kill(self) -> None:
-        """Kill the query, so that nothing it still does reaches the table."""
+        """Kill the query, so that none of its later writes reaches the table."""
         self.life.dead = True
 
     def checkpoints(self) -> dict[str, str]:
@@ -252,16 +243,16 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
     )
 
 
-def options(path: Path, start: str, **more: str) -> LeaseOptions:
-    """Return the options of a group whose leases are in this file."""
-    requested = {"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more}
-    opts = OptionReader(requested, ALL_SOURCES, KINESIS_SOURCE)
-    return parse_lease_options(opts, f"sqlite:///{path}", {"initial_position": start}, "maxRowsPerTrigger")
+def options(path: Path, start: str, **more_options: str) -> LeaseOptions:
+    """Return the options of a group that has its leases in this file."""
+    requested = {"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more_options}
+    option_reader = OptionReader(requested, ALL_SOURCES, KINESIS_SOURCE)
+    return parse_lease_options(option_reader, f"sqlite:///{path}", {"initial_position": start}, "maxRowsPerTrigger")
 
 
 @define
 class Place:
-    """Where queries over one stream keep their leases."""
+    """A stream, and the file in which its queries have their leases."""
 
     stream: Stream
     path: Path
@@ -273,20 +264,20 @@ class Place:
         *,
         rereadable: bool = True,
         start: str = "TRIM_HORIZON",
-        buffer: str = "9999",
-        **more: str,
+        buffer_rows: str = "9999",
+        **more_options: str,
     ) -> Query:
-        """Return one more run, which goes on at this offset."""
-        life = KillableStore(open_store(f"sqlite:///{self.path}"))
+        """Return a new run of the query, which continues at this offset."""
+        killable_store = KillableStore(open_store(f"sqlite:///{self.path}"))
         source_spec = SourceSpec(lambda: self.stream, make_columns("fake"), 0.01, 2**53, rereadable)
-        chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
-        reader = LeasedReader(source_spec, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
-        query = Query(reader, open_store(f"sqlite:///{self.path}"), life, offset or reader.initialOffset())
+        lease_options = options(self.path, start, **more_options | {"lease.bufferRows": buffer_rows})
+        reader = LeasedReader(source_spec, lease_options, lambda _url, *, create: cast("Store", killable_store))  # noqa: ARG005  as a store is opened
+        query = Query(reader, open_store(f"sqlite:///{self.path}"), killable_store, offset or reader.initialOffset())
         self.queries.append(query)
         return query
 
     def close(self) -> None:
         for query in self.queries:
-            query.life.dead = False  # a killed query sees that its leases are lost, and ends sooner
+            query.life.dead = False  # a killed query notices that its leases are lost, and ends sooner
             query.reader.stop()
             query.store.close()

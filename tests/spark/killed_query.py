@@ -1,9 +1,10 @@
-"""A process that drives a query as Spark does, with Spark's own logs, and kills itself at a bad moment.
+"""A process that drives a query as Spark does, with logs like Spark's, and kills itself at a bad moment.
 
     python killed_query.py FOLDER dies|lives
 
-FOLDER holds `stream.json` (records by shard), the leases, and two logs in Spark's place: `offsets`, written before a
-batch is run, and `commits`, written after it. The sink runs every batch and then skips one whose number it knows.
+FOLDER contains `stream.json` (records by shard), the leases, and two logs like Spark's: `offsets`, written before a
+batch is run, and `commits`, written after it. The sink runs every batch, and then skips it if it knows the batch's
+number.
 """
 
 import json
@@ -28,12 +29,12 @@ class Life:
     how: str
 
     def batch(self, number: int, end: dict[str, Any]) -> None:
-        """Run one batch as Spark does: its offset is logged before, and its commit after."""
+        """Run one batch as Spark does. Its offset was logged before, and its commit is logged afterwards."""
         self._write("offsets", number, end)
         rows = self.query.run(end)
-        written = self.folder / "sink" / str(number)
-        if written.exists():
-            self._write("repeated", number, json.loads(written.read_text()) == [list(row) for row in rows])
+        sink_file = self.folder / "sink" / str(number)
+        if sink_file.exists():
+            self._write("repeated", number, json.loads(sink_file.read_text()) == [list(row) for row in rows])
         else:
             self._write("sink", number, rows)
             if self.how == "dies" and rows:
@@ -42,33 +43,36 @@ class Life:
         self.query.offset = end
 
     def _write(self, kind: str, number: int, value: Any) -> None:  # noqa: ANN401  whatever JSON takes
-        hidden = self.folder / kind / f".{number}"
-        hidden.write_text(json.dumps(value))
-        hidden.rename(self.folder / kind / str(number))
+        temporary_file = self.folder / kind / f".{number}"
+        temporary_file.write_text(json.dumps(value))
+        temporary_file.rename(self.folder / kind / str(number))
 
 
 def read(folder: Path, kind: str) -> dict[int, Any]:
-    """Return what was written of a kind, by batch."""
+    """Return the files of this kind, by the number of the batch."""
     return {int(path.name): json.loads(path.read_text()) for path in (folder / kind).glob("[0-9]*")}
 
 
 def main(folder: Path, behavior: str) -> None:
-    """Repeat what was planned but not committed, then continue until killed or until the sink has everything."""
+    """Repeat a batch that was planned but not committed.
+
+    Then continue until killed, or until the sink has all records.
+    """
     stream = Stream(json.loads((folder / "stream.json").read_text()))
     offsets, commits = read(folder, "offsets"), read(folder, "commits")
     last_commit = max(commits, default=0)
     place = Place(stream, folder / "leases.db")
     query = place.query(commits.get(last_commit), **LIMIT)  # type: ignore[arg-type]  # none of the names is an argument's
-    life = Life(folder, query, behavior)
+    run = Life(folder, query, behavior)
     if last_commit + 1 in offsets:
-        life.batch(last_commit + 1, offsets[last_commit + 1])
-    whole = {(key, number) for key, texts in stream.records.items() for number in range(1, len(texts) + 1)}
-    while whole - {(key, number) for rows in read(folder, "sink").values() for key, number, _ in rows}:
-        before, end = life.query.offset, life.query.plan()
+        run.batch(last_commit + 1, offsets[last_commit + 1])
+    all_records = {(key, number) for key, texts in stream.records.items() for number in range(1, len(texts) + 1)}
+    while all_records - {(key, number) for rows in read(folder, "sink").values() for key, number, _ in rows}:
+        start_offset, end = run.query.offset, run.query.plan()
         assert end is not None, "no batch in time"
-        if before["n"]:
-            life.query.reader.commit(before)
-        life.batch(max(read(folder, "commits"), default=0) + 1, end)
+        if start_offset["n"]:
+            run.query.reader.commit(start_offset)
+        run.batch(max(read(folder, "commits"), default=0) + 1, end)
     place.close()
 
 

@@ -1,4 +1,4 @@
-"""`leasehold pipeline` as a process, watched from outside."""
+"""`leasehold pipeline` as a process, observed from outside."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SPARK = Path(pyspark.__file__).parent
 
 @define
 class Application:
-    """A pipeline in a process of its own, and what it has printed so far."""
+    """A pipeline in a process of its own, and the number of rows that it has reported so far."""
 
     process: "subprocess.Popen[str]"
     folder: Path
@@ -39,7 +39,7 @@ class Application:
         self.sent += len(numbers)
 
     def until_landed(self) -> None:
-        """Read what the pipeline prints until everything has come."""
+        """Read the output of the pipeline until it has reported all rows."""
         lines = iter(self.process.stdout or ())
         while self.landed < self.sent:
             line = next(lines, None)
@@ -56,26 +56,30 @@ class Application:
 
     @property
     def words(self) -> str:
-        """What the pipeline has written to standard error."""
+        """The text that the pipeline has written to standard error."""
         return (self.folder / "words").read_text()
 
 
 @contextmanager
 def started(
-    place: tuple[KinesisClient, str, Path], command: Sequence[str], environment: dict[str, str], url: str, *more: str
+    place: tuple[KinesisClient, str, Path],
+    command: Sequence[str],
+    environment: dict[str, str],
+    url: str,
+    *more_arguments: str,
 ) -> Iterator[Application]:
-    """Start a pipeline with this command and `more` arguments, and end it after the block."""
+    """Start a pipeline with this command and `more_arguments` arguments, and end it after the block."""
     client, stream, folder = place
-    sets = {"kinesis.streamName": stream, "kinesis.endpointUrl": url, "kinesis.region": "eu-west-1"}
-    sets |= {"kinesis.startingPosition": "TRIM_HORIZON", "lease.store": f"sqlite:///{folder}/leases.db"}
-    arguments = ["kinesis-leased", *(f"--set={name}={value}" for name, value in sets.items())]
-    arguments += ["--folder", str(folder / "out"), *more]
-    with (folder / "words").open("w") as words:
+    options = {"kinesis.streamName": stream, "kinesis.endpointUrl": url, "kinesis.region": "eu-west-1"}
+    options |= {"kinesis.startingPosition": "TRIM_HORIZON", "lease.store": f"sqlite:///{folder}/leases.db"}
+    arguments = ["kinesis-leased", *(f"--set={name}={value}" for name, value in options.items())]
+    arguments += ["--folder", str(folder / "out"), *more_arguments]
+    with (folder / "words").open("w") as error_file:
         process = subprocess.Popen(
             [*command, *arguments],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
-            stderr=words,
+            stderr=error_file,
             text=True,
             start_new_session=True,
         )
@@ -90,7 +94,7 @@ def started(
 
 
 def freed(application: Application) -> None:
-    """Wait until no lease has an owner, which is long before leases would expire."""
+    """Wait until no lease has an owner. This must happen long before the leases would expire."""
     deadline = time.monotonic() + 8
     while any(application.owners()):
         assert time.monotonic() < deadline, (application.owners(), application.words)

@@ -1,4 +1,4 @@
-"""Feeds of Spark over shards in memory."""
+"""Prefetchers of Spark over in-memory shards."""
 
 from collections.abc import Callable
 from threading import Condition
@@ -22,23 +22,23 @@ from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
 
 
-class SteppedFeed(ShardPrefetcher):
+class SteppedPrefetcher(ShardPrefetcher):
     """A prefetcher whose reader a test calls step by step."""
 
     def __init__(
         self,
         worker: Worker,
         holding: Holding,
-        ahead: ReadAheadState,
-        left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
+        read_ahead: ReadAheadState,
+        on_left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
     ) -> None:
-        super().__init__(worker, holding, ahead, left)
+        super().__init__(worker, holding, read_ahead, on_left)
         self.step = make_prefetching_reader(self).step
 
 
 @define
 class LeaseHolder:
-    """Holds the leases that a worker takes, and does nothing with them."""
+    """Holds the leases that a worker takes, and does nothing else with them."""
 
     held: list[Holding] = Factory(list)
 
@@ -46,7 +46,7 @@ class LeaseHolder:
         self.held.append(holding)
 
     def release(self, holding: Holding) -> None:
-        """Do nothing; the test releases leases."""
+        """Do nothing, because the test releases the leases."""
 
 
 def pace(interval_seconds: float = MIN_INTERVAL_MS / 1000) -> ReadAheadPace:
@@ -54,24 +54,29 @@ def pace(interval_seconds: float = MIN_INTERVAL_MS / 1000) -> ReadAheadPace:
     return ReadAheadPace(make_columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
 
 
-def new_feed(
+def new_prefetcher(
     stream: Stream,
-    ahead: ReadAheadState,
+    read_ahead: ReadAheadState,
     clock: Callable[[], float] = lambda: 0.0,
-    left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
-) -> tuple[Worker, "SteppedFeed"]:
-    """Return the feed of the stream's only shard, whose lease its worker has just taken."""
-    hands = LeaseHolder()
+    on_left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
+) -> tuple[Worker, "SteppedPrefetcher"]:
+    """Return a worker and the prefetcher of the stream's only shard, whose lease the worker has just taken."""
+    lease_holder = LeaseHolder()
     config = Config(initial_position=TRIM_HORIZON)
     worker = Worker(
-        store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, scheduler=ThreadScheduler(clock)
+        store=MemoryStore(),
+        source=stream,
+        me="w",
+        config=config,
+        consumer=lease_holder,
+        scheduler=ThreadScheduler(clock),
     )
-    due = 0.0
-    for _ in range(3):  # it lists, creates the lease, and takes it
-        due = worker.turn(due)
-    return worker, SteppedFeed(worker, hands.held[0], ahead, left)
+    next_turn = 0.0
+    for _ in range(3):  # the worker lists the shards, creates the lease, and takes it
+        next_turn = worker.turn(next_turn)
+    return worker, SteppedPrefetcher(worker, lease_holder.held[0], read_ahead, on_left)
 
 
-def new_ahead() -> ReadAheadState:
-    """Return the state for one feed that begins where its lease says."""
+def new_read_ahead_state() -> ReadAheadState:
+    """Return the state for one prefetcher that begins at the checkpoint of its lease."""
     return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, held_count=1)

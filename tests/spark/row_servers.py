@@ -1,4 +1,4 @@
-"""A server of rows that answers in this process."""
+"""A server of rows that responds in this process."""
 
 import socket
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from leasehold.adapters.spark.fetching import (
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[FetchedRows]:
-    """Run a driver that sends this much to a task and then goes away."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+def serving_bytes(response: bytes) -> Iterator[FetchedRows]:
+    """Run a driver that sends these bytes to a task and then closes the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def send() -> None:
-            connection, _ = listening.accept()
+        def serve() -> None:
+            connection, _ = listener.accept()
             with connection:
                 connection.recv(REQUEST.size)
-                connection.sendall(answer)
+                connection.sendall(response)
 
-        thread = Thread(target=send)
+        thread = Thread(target=serve)
         thread.start()
-        yield FetchedRows("127.0.0.1", listening.getsockname()[1], bytes(32), 1, 0)
+        yield FetchedRows("127.0.0.1", listener.getsockname()[1], bytes(32), 1, 0)
         thread.join()

@@ -1,4 +1,4 @@
-"""A query's lease loop and reader without threads or chance, on a clock that only moves while Spark waits."""
+"""A query's lease loop and reader without threads or randomness, on a clock that advances only while Spark waits."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -28,13 +28,16 @@ TICK = 0.05
 
 @define
 class Steps:
-    """Calls the steps of shards when it is told to; a successor waits for its predecessor."""
+    """Runs the steps of shards when a test asks for it.
+
+    A step that replaces another one waits until that one has ended.
+    """
 
     steps: dict[str, list[Step]] = Factory(dict)
     dues: dict[str, float] = Factory(dict)
 
     def add(self, key: str, step: Step, _instead: object = None) -> None:
-        """Add a step, which begins at once, or after the one under this key."""
+        """Add a step. It is due immediately, or after the steps that are already under this key."""
         self.steps.setdefault(key, []).append(step)
         self.wake(key)
 
@@ -42,7 +45,7 @@ class Steps:
         self.dues[key] = -math.inf
 
     def run(self, now: float) -> None:
-        """Run every step that is due, once."""
+        """Run every step that is due once."""
         for key in [key for key, due in sorted(self.dues.items()) if due <= now and self.steps[key]]:
             self.dues[key] = self.steps[key][0](now)
             if self.dues[key] == math.inf:
@@ -51,23 +54,23 @@ class Steps:
 
 
 class Stepped(LeaseLoop):
-    """The real loop without its threads: it goes on only while Spark waits for rows."""
+    """The real loop without its threads. It advances only while Spark waits for rows."""
 
     clock = Clock()
 
     def start(self, *, only_now: bool) -> None:
         self._shared_tables.only_now = only_now
         runner = self._runner
-        readings = runner._lease_readers  # noqa: SLF001  its tasks would wait for the machine's own clock
-        readings.schedule.close(runner.worker.clock())
+        lease_readers = runner._lease_readers  # noqa: SLF001  its tasks would wait for the machine's own clock
+        lease_readers.schedule.close(runner.worker.clock())
         self._steps = Steps()
-        readings.schedule = self._steps  # type: ignore[assignment]  # as much of it as is called
+        lease_readers.schedule = self._steps  # type: ignore[assignment]  # as much of it as is called
         self._turn_due = self._renew_due = -math.inf
 
-    def wait_until(self, over: Callable[[], bool], seconds: float) -> None:
-        """Run what is due for the worker and its shards until the condition is true or the time is over."""
-        end = self.clock.now + seconds
-        while self.clock.now < end and not over():
+    def wait_until(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Run what is due for the worker and its shards until the condition is true or the time is up."""
+        deadline = self.clock.now + seconds
+        while self.clock.now < deadline and not is_done():
             self.tick()
 
     def tick(self) -> None:
@@ -82,20 +85,20 @@ class Stepped(LeaseLoop):
 
 
 def stepped(patch: pytest.MonkeyPatch) -> Clock:
-    """Make the readers of the test stepped; replays hardly wait."""
-    clock, numbers = Clock(), count(1)
+    """Make the readers of the test run in steps. Replays hardly wait."""
+    clock, uuid_numbers = Clock(), count(1)
 
-    def worker(**options: Any) -> Worker:  # noqa: ANN401  as those of a worker
+    def create_worker(**options: Any) -> Worker:  # noqa: ANN401  as those of a worker
         return Worker(scheduler=ThreadScheduler(clock, uniform=lambda low, _high: low), **options)
 
     Stepped.clock = clock
     for name, value in {
         "query_run.LeaseLoop": Stepped,
-        "query_run.Worker": worker,
+        "query_run.Worker": create_worker,
         "query_run.time": clock,
         "leased_source.end_on_signal": lambda _stop: None,
         "query_run.set_up_logging": lambda: None,
-        "options.uuid4": lambda: UUID(int=next(numbers) << 96),
+        "options.uuid4": lambda: UUID(int=next(uuid_numbers) << 96),
         "replay.PAUSE_SECONDS": 0.001,
         "replay.MAX_FAULT_SECONDS": 0.001,
         "replay.SILENT_SECONDS": 0.05,
@@ -110,22 +113,30 @@ def stepped(patch: pytest.MonkeyPatch) -> Clock:
 
 def new_reader(
     stream: Stream,
-    life: KillableStore,
+    killable_store: KillableStore,
     *,
     rereadable: bool,
-    flush: str,
-    starts: Mapping[str, Position] = {},
-    **more: str,
+    flush_on_idle: str,
+    start_positions: Mapping[str, Position] = {},
+    **more_options: str,
 ) -> LeasedReader:
-    """Return one more run over this stream, with more options, whose store is one process's view of the table."""
+    """Return a new run over this stream. Its store is one process's view of the table."""
 
-    def opened(_url: str, **_how: bool) -> Store:
-        return cast("Store", life)
+    def open_lease_store(_url: str, **_how: bool) -> Store:
+        return cast("Store", killable_store)
 
     source_spec = SourceSpec(
-        lambda: stream, make_columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", start_positions=starts
+        lambda: stream,
+        make_columns("fake"),
+        0.01,
+        2**53,
+        rereadable,
+        stream="fake://stream",
+        start_positions=start_positions,
     )
-    requested = {"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more}
-    opts = OptionReader(requested, ALL_SOURCES, KINESIS_SOURCE)
-    chosen = parse_lease_options(opts, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, "maxRowsPerTrigger")
-    return LeasedReader(source_spec, chosen, opened)
+    requested = {"lease.durationMs": "2000", "lease.flushOnIdle": flush_on_idle, "lease.cores": "1", **more_options}
+    option_reader = OptionReader(requested, ALL_SOURCES, KINESIS_SOURCE)
+    lease_options = parse_lease_options(
+        option_reader, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, "maxRowsPerTrigger"
+    )
+    return LeasedReader(source_spec, lease_options, open_lease_store)

@@ -6,10 +6,10 @@ from leasehold.stores.writes import CheckpointLease, ReleaseLease, StealLease
 
 
 def steal_lease(store: Store, key: str, position: str | None = None) -> None:
-    """Steal a lease as another worker, advance it to this position and release it."""
+    """Steal a lease as another worker, move its checkpoint to this position, and release it."""
     outcome = store.write(StealLease(store.get([key])[0], "thief"))
     assert isinstance(outcome, Done)
     if position is not None:
-        moved = store.write(CheckpointLease(outcome.lease, Position(position)))
-        # Lost, because an earlier commit has gone further.
-        store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else outcome.lease, "thief"))
+        checkpointed = store.write(CheckpointLease(outcome.lease, Position(position)))
+        # The checkpoint is rejected if an earlier commit has gone further.
+        store.write(ReleaseLease(checkpointed.lease if isinstance(checkpointed, Done) else outcome.lease, "thief"))

@@ -45,7 +45,10 @@ class Job:
         return self.spark.readStream.format(self.format).options(**options).load()
 
     def parquet(self, name: str, *, now: bool = False) -> StreamingQuery:
-        """Start a query that writes files; with `now`, wait for it to end with what is there."""
+        """Start a query that writes files.
+
+        With `now`, it reads the existing records, and this method waits for it to end.
+        """
         folder = str(self.folder / name)
         query = self._begun(name, lambda writer: writer.format("parquet").option("path", folder), now=now)
         if now:
@@ -53,12 +56,14 @@ class Job:
         return query
 
     def each(self, name: str, sink: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        """Start a query that passes batches to a function."""
+        """Start a query that passes its batches to a function."""
         return self._begun(name, lambda writer: writer.foreachBatch(sink))
 
-    def _begun(self, name: str, to: Callable[[Writer], Writer], *, now: bool = False) -> StreamingQuery:
+    def _begun(self, name: str, configure: Callable[[Writer], Writer], *, now: bool = False) -> StreamingQuery:
         def start() -> StreamingQuery:
-            writer = to(self.rows().writeStream).option("checkpointLocation", str(self.folder / f"{name}-progress"))
+            writer = configure(self.rows().writeStream).option(
+                "checkpointLocation", str(self.folder / f"{name}-progress")
+            )
             query = (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")).start()
             self.queries.append(query)
             return query
@@ -66,7 +71,10 @@ class Job:
         return start_query(start)
 
     def rows_in(self, *names: str) -> list[dict[str, Any]]:
-        """Return every row of the finished batches of these queries: files count once the sink's own log has them."""
+        """Return every row in the finished batches of these queries.
+
+        A file counts only when the sink's own log lists it.
+        """
         logs = [log for name in names for log in (self.folder / name / "_spark_metadata").glob("[0-9]*")]
         lines = {line for log in logs for line in log.read_text().splitlines()[1:]}
         paths = {json.loads(line)["path"].removeprefix("file://") for line in lines}
@@ -74,7 +82,7 @@ class Job:
         return [row for path in sorted(paths) for row in pq.read_table(path, columns=columns).to_pylist()]
 
     def written(self, *names: str) -> list[str]:
-        """Return the data of every row in these files, duplicates included, in order."""
+        """Return the data of every row in the files of these queries, in order and including duplicates."""
         return sorted(row["data"].decode() for row in self.rows_in(*names))
 
     def checkpoints(self) -> dict[str, str]:
@@ -82,17 +90,17 @@ class Job:
         return {lease.key: lease.checkpoint.sequence for lease in self.store.list().leases}
 
     def tips(self, name: str) -> dict[str, str]:
-        """Return the last sequence number of each shard that the sink has."""
+        """Return the last sequence number of each shard that the sink has received."""
         return {row["shardId"]: row["sequenceNumber"] for row in sorted(self.rows_in(name), key=_sequence)}
 
     def owners(self) -> list[str]:
-        """Return the owners of the unfinished leases, each name once per lease."""
+        """Return the owners of the unfinished leases, sorted. A name occurs once per lease."""
         return sorted(lease.owner or "" for lease in self.store.list().leases if not lease.ended)
 
 
 @contextmanager
 def new_job(spark: SparkSession, folder: Path, kind: str, options: dict[str, str]) -> Iterator[Job]:
-    """Return a job whose queries end with the test."""
+    """Yield a job whose queries are stopped at the end of the block."""
     job = Job(spark, folder, kind, options)
     try:
         yield job

@@ -1,4 +1,4 @@
-"""`leasehold pipeline` as its users start it: alone, on a cluster of two workers, and against a Connect server."""
+"""`leasehold pipeline` as users start it: alone, on a cluster of two workers, and against a Connect server."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.services,
     pytest.mark.more,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(600),  # allow for a busy machine: some of these start five Java processes
+    pytest.mark.timeout(600),  # allow for a busy machine: some tests start five Java processes
 ]
 
 
@@ -43,8 +43,8 @@ def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
 def test_cluster_tasks_fetch_rows_from_the_driver_and_show_no_secret(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str, master: str
 ) -> None:
-    """Tasks on other machines need no files of the driver, and Spark's web pages show no secret."""
-    with tempfile.TemporaryDirectory() as own:
+    """Tasks on other machines need no files from the driver, and Spark's web pages show no secret."""
+    with tempfile.TemporaryDirectory() as temporary_folder:
         port = find_free_port()
         settings = {
             "spark.driver.host": "127.0.0.1",
@@ -55,9 +55,9 @@ def test_cluster_tasks_fetch_rows_from_the_driver_and_show_no_secret(
             "spark.sql.shuffle.partitions": "2",
             "spark.ui.port": str(port),
         }
-        confs = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-        command = [str(SPARK / "bin/spark-submit"), "--master", master, *confs, pipeline.__file__]
-        with started(place, command, {**environment, "TMPDIR": own}, kinesis_url) as application:
+        conf_arguments = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        command = [str(SPARK / "bin/spark-submit"), "--master", master, *conf_arguments, pipeline.__file__]
+        with started(place, command, {**environment, "TMPDIR": temporary_folder}, kinesis_url) as application:
             application.put(range(30))
             application.until_landed()
             pages = "".join(shown(port))
@@ -70,38 +70,45 @@ def test_cluster_tasks_fetch_rows_from_the_driver_and_show_no_secret(
 
 
 def shown(port: int) -> Iterator[str]:
-    """Return what the application's web pages show."""
+    """Yield the contents of the application's web pages."""
     root = f"http://127.0.0.1:{port}"
 
-    def page(path: str) -> str:
-        with urllib.request.urlopen(root + path) as answer:  # noqa: S310  loopback
-            return str(answer.read().decode())
+    def read_page(path: str) -> str:
+        with urllib.request.urlopen(root + path) as response:  # noqa: S310  loopback
+            return str(response.read().decode())
 
-    (application, *_) = json.loads(page("/api/v1/applications"))
-    yield page("/StreamingQuery/")
+    (application, *_) = json.loads(read_page("/api/v1/applications"))
+    yield read_page("/StreamingQuery/")
     for path in ("sql?details=true&planDescription=true&length=100", "environment", "jobs", "stages?details=true"):
-        yield page(f"/api/v1/applications/{application['id']}/{path}")
+        yield read_page(f"/api/v1/applications/{application['id']}/{path}")
 
 
 def test_thin_client_runs_a_pipeline_on_a_connect_server(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
 ) -> None:
-    def server(port: int) -> ServiceCommand:
+    def server_command(port: int) -> ServiceCommand:
         settings = {
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(port),
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": "2",
         }
-        confs = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        conf_arguments = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
         name = "org.apache.spark.sql.connect.service.SparkConnectServer"
-        submit = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]", *confs, "--class", name]
-        return spark_class(*submit, "spark-internal", environment=environment)
+        submit_arguments = [
+            "org.apache.spark.deploy.SparkSubmit",
+            "--master",
+            "local[2]",
+            *conf_arguments,
+            "--class",
+            name,
+        ]
+        return spark_class(*submit_arguments, "spark-internal", environment=environment)
 
-    with run_service("spark-connect", server, WAIT) as service:
+    with run_service("spark-connect", server_command, WAIT) as service:
         command = [sys.executable, pipeline.__file__]
-        client = {"SPARK_REMOTE": f"sc://127.0.0.1:{service.port}", "JAVA_HOME": "", "PATH": "/nowhere"}
-        with started(place, command, environment | client, kinesis_url) as application:
+        client_environment = {"SPARK_REMOTE": f"sc://127.0.0.1:{service.port}", "JAVA_HOME": "", "PATH": "/nowhere"}
+        with started(place, command, environment | client_environment, kinesis_url) as application:
             application.put(range(30))
             application.until_landed()
             assert application.end(signal.SIGTERM) == 0

@@ -1,4 +1,7 @@
-"""An available-now query reads and commits everything there is, and ends: as a table of cases, and as runs."""
+"""An available-now query reads and commits all existing records, and ends.
+
+This is tested by a table of cases and by runs.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -90,42 +93,44 @@ CASES: dict[str, tuple[dict[str, ShardStatus], Rows, dict[str, str]]] = {
 def test_shard_is_awaited_only_if_it_can_advance_without_a_commit(
     feeds: dict[str, ShardStatus], leases: Rows, awaited: dict[str, str]
 ) -> None:
-    """A shard that waits for a commit of this query is not waited for (A2 to A4)."""
+    """A shard that waits for a commit of this query is not awaited (A2 to A4)."""
     assert AvailableNowProgress(ME).find_awaited_shards(feeds, leases) == awaited
 
 
 def test_shards_of_a_living_owner_and_their_children_are_not_awaited() -> None:
-    """A lease that is renewed once is read by its owner (A3)."""
-    now, child = AvailableNowProgress(ME), lease("c", None, "a")
-    other = lease("a", "other")
-    assert now.find_awaited_shards({}, rows(other, child)) == {"a": "other owns it and does not renew it"}
-    assert now.find_awaited_shards({}, rows(evolve(other, version=Version("2")), child)) == {}
-    assert now.find_awaited_shards({}, rows(evolve(other, owner=None, version=Version("3")), child)) == {
-        "a": "nobody owns it"
+    """If a lease is renewed once, its owner is alive and reads the shard (A3)."""
+    run_progress, child = AvailableNowProgress(ME), lease("c", None, "a")
+    lease_of_other = lease("a", "other")
+    assert run_progress.find_awaited_shards({}, rows(lease_of_other, child)) == {
+        "a": "other owns it and does not renew it"
     }
+    assert run_progress.find_awaited_shards({}, rows(evolve(lease_of_other, version=Version("2")), child)) == {}
+    assert run_progress.find_awaited_shards(
+        {}, rows(evolve(lease_of_other, owner=None, version=Version("3")), child)
+    ) == {"a": "nobody owns it"}
 
 
 @pytest.mark.parametrize(
     ("leases", "ended", "awaited"),
     [
         (rows(lease("b", ended=True)), "ab", {"c": "it has no lease yet"}),  # the row of "a" was deleted
-        (rows(lease("b", ended=True)), "b", {}),  # "a" is another worker's to read
+        (rows(lease("b", ended=True)), "b", {}),  # another worker reads "a"
         (rows(lease("b", ended=True), lease("d", "other", "c", ended=True)), "ab", {}),  # "c" was read and deleted
         (rows(lease("b", ended=True)), "abc", {}),
     ],
 )
 def test_child_of_finished_shards_is_awaited(leases: Rows, ended: str, awaited: dict[str, str]) -> None:
-    """A child that is listed and has no lease yet is still to be read (A5)."""
-    listed = (Shard("a"), Shard("b"), Shard("c", parents=("a", "b")))
-    assert AvailableNowProgress(ME).find_awaited_shards({}, leases, listed, set(ended)) == awaited
+    """A child that is listed and has no lease yet must still be read (A5)."""
+    listed_shards = (Shard("a"), Shard("b"), Shard("c", parents=("a", "b")))
+    assert AvailableNowProgress(ME).find_awaited_shards({}, leases, listed_shards, set(ended)) == awaited
 
 
 @pytest.mark.parametrize(
     ("awaited", "ended", "handing_off", "on_idle", "due"),
     [
-        (True, True, False, False, True),  # a child waits for the end, others are still read
+        (True, True, False, False, True),  # a child waits for the end, and other shards are still read
         (True, False, True, False, True),  # so does the next owner
-        (True, False, False, True, False),  # the next rows commit it
+        (True, False, False, True, False),  # the commit happens with the next rows
         (False, False, False, True, True),
         (False, False, False, False, False),
         (False, True, False, False, True),
@@ -134,7 +139,7 @@ def test_child_of_finished_shards_is_awaited(leases: Rows, ended: str, awaited: 
 def test_flush_waits_for_no_shard_while_one_awaits_a_commit(
     *, awaited: bool, ended: bool, handing_off: bool, on_idle: bool, due: bool
 ) -> None:
-    """The end of a shard, or a requested lease, is committed as soon as no rows can be taken (A6)."""
+    """The end of a shard, or a requested lease, is committed as soon as there are no rows to take (A6)."""
     status = {"awaited": awaited, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
     assert should_flush(uncommitted=True, **status) is due
     assert not should_flush(uncommitted=False, **status)
@@ -142,7 +147,7 @@ def test_flush_waits_for_no_shard_while_one_awaits_a_commit(
 
 @pytest.mark.parametrize(("closed", "reached"), [(False, True), (True, False)])
 def test_closed_shard_is_read_to_its_end_not_its_latest_record(*, closed: bool, reached: bool) -> None:
-    """The end of a shard may come one read after its last record (A1)."""
+    """The end of a shard may be found one read after its last record (A1)."""
     tip = ShardTip("a")
     tip.set_target(Position("AT_TIMESTAMP", 5), 1.0)
     tip.update_read_position(Position("9"), 2.0, 0.0, closed=closed)
@@ -156,8 +161,8 @@ def texts(prefix: str, count: int) -> list[str]:
 
 
 @define
-class Nightly:
-    """One run of an available-now query, on a clock that stands still unless Spark asks for a batch."""
+class AvailableNowRun:
+    """One run of an available-now query, on a clock that advances only while Spark asks for a batch."""
 
     stream: Stream
     store: MemoryStore
@@ -166,9 +171,13 @@ class Nightly:
     rows: int = 1000
 
     def run(self, between: Callable[[int], None] = lambda _: None) -> list[str]:
-        """Run to the end, and return the texts of all rows; `between` is called with the number of each batch."""
+        """Run to the end and return the texts of all rows. `between` is called after each batch with its number."""
         reader = new_reader(
-            self.stream, KillableStore(self.store), rereadable=True, flush=self.flush, maxRowsPerTrigger=str(self.rows)
+            self.stream,
+            KillableStore(self.store),
+            rereadable=True,
+            flush_on_idle=self.flush,
+            maxRowsPerTrigger=str(self.rows),
         )
         reader.prepareForTriggerAvailableNow()
         query = Query(reader, self.store, KillableStore(self.store), reader.initialOffset())
@@ -184,13 +193,13 @@ class Nightly:
 
 
 @pytest.fixture
-def nightly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nightly]:
-    """Return a function that makes a query of these shards."""
+def nightly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AvailableNowRun]:
+    """Return a function that creates a query over these shards."""
 
-    def made(records: dict[str, list[str]], **more: Any) -> Nightly:  # noqa: ANN401  as fields have it
-        return Nightly(Stream(records), MemoryStore(), stepped(monkeypatch), **more)
+    def create_query(records: dict[str, list[str]], **fields: Any) -> AvailableNowRun:  # noqa: ANN401  as fields have it
+        return AvailableNowRun(Stream(records), MemoryStore(), stepped(monkeypatch), **fields)
 
-    return made
+    return create_query
 
 
 LAYOUTS = {
@@ -205,49 +214,49 @@ LAYOUTS = {
 @pytest.mark.parametrize("rows", [7, 20, 1000])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_run_reads_parents_and_children_to_their_ends(
-    nightly: Callable[..., Nightly], layout: list[tuple[str, ...]], rows: int, flush: str
+    nightly: Callable[..., AvailableNowRun], layout: list[tuple[str, ...]], rows: int, flush: str
 ) -> None:
-    """A run reads all shards, parents first, and finishes their leases, whatever was resharded before it."""
+    """A run reads all shards, parents first, and finishes their leases, whatever was resharded before."""
     query = nightly({"a": texts("a", 25), "b": texts("b", 15)}, rows=rows, flush=flush)
-    for what, *shards in layout:
-        getattr(query.stream, what)(*shards)
+    for method, *shards in layout:
+        getattr(query.stream, method)(*shards)
     for shard, records in query.stream.records.items():
         records.extend(texts(shard, 5) if shard not in "ab" else [])
-    read = query.run()
-    assert sorted(read) == sorted(text for records in query.stream.records.values() for text in records)
+    texts_read = query.run()
+    assert sorted(texts_read) == sorted(text for records in query.stream.records.values() for text in records)
     leases = {lease.key: lease for lease in query.store.list().leases}
     assert {key for key, lease in leases.items() if lease.ended} == set(query.stream.children) & set(leases)
 
 
-def test_run_continues_after_its_lease_table_is_deleted(nightly: Callable[..., Nightly]) -> None:
-    """The rows of ended parents come back, and no record is read twice."""
+def test_run_continues_after_its_lease_table_is_deleted(nightly: Callable[..., AvailableNowRun]) -> None:
+    """The leases of ended parents are created again, and no record is read twice."""
     query = nightly({"a": texts("a", 25), "b": texts("b", 15)}, rows=20)
     query.stream.merge("c", "a", "b")
     query.stream.put("c", *texts("c", 5))
-    deleted = list[str]()
+    deleted_keys = list[str]()
 
-    def delete(_: int) -> None:
+    def delete_leases(_: int) -> None:
         leases = query.store.list().leases
-        if not deleted and any(each.ended for each in leases):
-            deleted.extend(each.key for each in leases if isinstance(query.store.write(DeleteLease(each)), Done))
+        if not deleted_keys and any(each.ended for each in leases):
+            deleted_keys.extend(each.key for each in leases if isinstance(query.store.write(DeleteLease(each)), Done))
 
-    assert sorted(query.run(delete)) == sorted(
+    assert sorted(query.run(delete_leases)) == sorted(
         text for texts_of_shard in query.stream.records.values() for text in texts_of_shard
     )
-    assert deleted
+    assert deleted_keys
 
 
-def test_requested_lease_is_handed_off_during_a_run(nightly: Callable[..., Nightly]) -> None:
-    """A hand-off waits for a commit, so a run commits for it, and then ends."""
+def test_requested_lease_is_handed_off_during_a_run(nightly: Callable[..., AvailableNowRun]) -> None:
+    """A hand-off waits for a commit. The run makes this commit, and ends."""
     query = nightly({"a": texts("a", 45), "b": texts("b", 5)}, rows=5, flush="false")
     requests = list[str]()
 
-    def ask(_: int) -> None:
-        held = query.store.get(["a"])[0]
-        if not requests and held.checkpoint.numbered:
-            assert isinstance(query.store.write(RequestLease(held, "other")), Done)
-            requests.append(held.key)
+    def request_lease(_: int) -> None:
+        held_lease = query.store.get(["a"])[0]
+        if not requests and held_lease.checkpoint.numbered:
+            assert isinstance(query.store.write(RequestLease(held_lease, "other")), Done)
+            requests.append(held_lease.key)
 
-    # The other worker never renews the lease, so this one takes it back.
-    assert sorted(query.run(ask)) == sorted(texts("a", 45) + texts("b", 5))
+    # The other worker never renews the lease, so the query takes it back.
+    assert sorted(query.run(request_lease)) == sorted(texts("a", 45) + texts("b", 5))
     assert requests

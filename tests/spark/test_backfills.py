@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("
 
 @define
 class Kinesis:
-    """A stream of two shards, and the arrival times of its records, by their data."""
+    """A stream with two shards, and the data of its records."""
 
     client: KinesisClient
     url: str
@@ -36,7 +36,7 @@ class Kinesis:
         return stream
 
     def put(self, count: int) -> None:
-        rows = [f"{len(self.sent) + each:05}" for each in range(count)]
+        rows = [f"{len(self.sent) + offset:05}" for offset in range(count)]
         page = [{"Data": row.encode(), "PartitionKey": row} for row in rows]
         assert self.client.put_records(StreamName=self.name, Records=page)["FailedRecordCount"] == 0  # type: ignore[arg-type]
         self.sent += rows
@@ -48,25 +48,25 @@ class Kinesis:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until the stream has changed."""
+        """Wait until the stream is active again."""
         summary = self.client.describe_stream_summary
         active = "StreamDescriptionSummary"
         until(lambda: summary(StreamName=self.name)[active]["StreamStatus"] == "ACTIVE", "active")  # type: ignore[literal-required]
 
     def arrivals(self) -> dict[str, int]:
-        """Return when each record arrived, in milliseconds."""
+        """Return the arrival time of each record in milliseconds, by its data."""
         times: dict[str, int] = {}
         for shard in self.client.list_shards(StreamName=self.name)["Shards"]:
-            begin = self.client.get_shard_iterator(
+            iterator_response = self.client.get_shard_iterator(
                 StreamName=self.name, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
             )
-            for row in self.client.get_records(ShardIterator=begin["ShardIterator"])["Records"]:
+            for row in self.client.get_records(ShardIterator=iterator_response["ShardIterator"])["Records"]:
                 times[row["Data"].decode()] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
         return times
 
 
 def data(rows: DataFrame, column: str = "data") -> list[str]:
-    """Return the data of the rows, duplicates included."""
+    """Return the data of the rows, sorted and including duplicates."""
     return sorted(bytes(row[column]).decode() for row in rows.select(column).collect())
 
 
@@ -84,15 +84,15 @@ def test_kinesis_batch_is_cut_by_time_across_a_reshard(
         .option("kinesis.streamName", stream.name)
         .option("kinesis.endpointUrl", kinesis_url)
     )
-    whole = rows.option("minPartitions", 8).load()
-    assert whole.rdd.getNumPartitions() >= 4
-    assert data(whole) == stream.sent
-    arrived = stream.arrivals()
-    since, end = sorted(arrived.values())[20], sorted(arrived.values())[-20]
-    part = rows.option("kinesis.startingPosition", f"AT_TIMESTAMP {since}").option(
+    whole_stream = rows.option("minPartitions", 8).load()
+    assert whole_stream.rdd.getNumPartitions() >= 4
+    assert data(whole_stream) == stream.sent
+    arrival_times = stream.arrivals()
+    since, end = sorted(arrival_times.values())[20], sorted(arrival_times.values())[-20]
+    time_slice = rows.option("kinesis.startingPosition", f"AT_TIMESTAMP {since}").option(
         "kinesis.endingPosition", json.dumps({"at_timestamp": end})
     )
-    assert data(part.load()) == sorted(row for row, arrival in arrived.items() if since <= arrival < end)
+    assert data(time_slice.load()) == sorted(row for row, arrival in arrival_times.items() if since <= arrival < end)
 
 
 @pytest.mark.more
@@ -103,8 +103,8 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
     stream.put(100)
     stream.split()
     stream.put(100)
-    arrived = stream.arrivals()
-    end = sorted(arrived.values())[-20]
+    arrival_times = stream.arrivals()
+    end = sorted(arrival_times.values())[-20]
     rows = spark.readStream.format("kinesis-leased").options(
         **{
             "kinesis.streamName": stream.name,
@@ -116,16 +116,16 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
     )
     received: list[str] = []
 
-    def land(batch: DataFrame, _number: int) -> None:
+    def collect_batch(batch: DataFrame, _number: int) -> None:
         received.extend(data(batch))
 
     def start(name: str) -> StreamingQuery:
-        writer = rows.load().writeStream.foreachBatch(land).option("checkpointLocation", str(tmp_path / name))
+        writer = rows.load().writeStream.foreachBatch(collect_batch).option("checkpointLocation", str(tmp_path / name))
         return writer.trigger(availableNow=True).start()
 
     queries = [start_query(partial(start, name)) for name in ("one", "two")]
     assert [query.awaitTermination(WAIT) for query in queries] == [True, True]
-    assert sorted(received) == sorted(row for row, arrival in arrived.items() if arrival < end)
+    assert sorted(received) == sorted(row for row, arrival in arrival_times.items() if arrival < end)
 
 
 @pytest.mark.more
@@ -138,13 +138,15 @@ def test_event_hub_batch_is_cut_by_time_and_shows_no_secret(spark: SparkSession,
         for first in range(0, 60, 20):
             hubs.put("flights", "0", sent[first : first + 20])
         rows = spark.read.format("eventhubs-leased").option("eventhubs.connectionStringFile", str(secret))
-        whole = rows.option("minPartitions", 4).load()
-        assert data(whole, "body") == sent
-        shown = whole._jdf.queryExecution().toString()  # noqa: SLF001  the plan as Spark shows it
-        assert hubs.key not in shown
-        times = sorted(row.ms for row in whole.selectExpr("unix_millis(enqueuedTime) AS ms").collect())
-        middle = json.dumps({"enqueuedTime": f"{datetime.fromtimestamp(times[30] / 1000, UTC).isoformat()}"})
-        early = rows.option("eventhubs.endingPosition", middle).load()
-        late = rows.option("eventhubs.startingPosition", middle).option("eventhubs.endingPosition", "@latest").load()
-        assert sorted(data(early, "body") + data(late, "body")) == sent
-        assert len(data(late, "body")) == sum(each >= times[30] for each in times)
+        whole_hub = rows.option("minPartitions", 4).load()
+        assert data(whole_hub, "body") == sent
+        shown_plan = whole_hub._jdf.queryExecution().toString()  # noqa: SLF001  the plan as Spark shows it
+        assert hubs.key not in shown_plan
+        times = sorted(row.ms for row in whole_hub.selectExpr("unix_millis(enqueuedTime) AS ms").collect())
+        middle_time = json.dumps({"enqueuedTime": f"{datetime.fromtimestamp(times[30] / 1000, UTC).isoformat()}"})
+        rows_before = rows.option("eventhubs.endingPosition", middle_time).load()
+        rows_after = (
+            rows.option("eventhubs.startingPosition", middle_time).option("eventhubs.endingPosition", "@latest").load()
+        )
+        assert sorted(data(rows_before, "body") + data(rows_after, "body")) == sent
+        assert len(data(rows_after, "body")) == sum(each >= times[30] for each in times)

@@ -1,4 +1,4 @@
-"""A batch of a slice of a stream: each record is in exactly one part, and each part ends by itself."""
+"""A batch query over a slice of a stream: each record is in exactly one part, and each part ends by itself."""
 
 from pathlib import Path
 from threading import Thread
@@ -29,17 +29,18 @@ from leasehold.errors import SourceUnavailable
 from leasehold.stores.urls import open_store
 from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords, create_shard
 
-SINCE, UNTIL, NOW, TOLD_MS = 1_000_000, 1_060_000, 1_120_000, 10_000
+SINCE, UNTIL, NOW, REPORTED_AGO_MS = 1_000_000, 1_060_000, 1_120_000, 10_000
 
 Times = list[float]
 
 
 @define
 class Stream(ListSource):
-    """A stream whose records arrived at given times; a start time stands for the first record that arrived then.
+    """A stream whose records arrived at given times.
 
-    tells_last   whether it knows its last number, as a hub does, or only its time
-    unreachable  how many openings fail
+    Reading from a time begins at the first record that arrived then or later.
+
+    tells_last   whether it knows its last sequence number, as a hub does, or only its time
     """
 
     now: float = NOW / 1000
@@ -49,8 +50,8 @@ class Stream(ListSource):
     def put(self, name: str, times: Times, size: int = 3, *, ended: bool = False) -> None:
         """Add a shard with a record for each of these times, in seconds after `SINCE`."""
         rows = [
-            Record(f"{name}-{number}".encode(), str(number), arrived=SINCE / 1000 + each)
-            for number, each in enumerate(times, 1)
+            Record(f"{name}-{number}".encode(), str(number), arrived=SINCE / 1000 + seconds)
+            for number, seconds in enumerate(times, 1)
         ]
         self.listed.append(create_shard(name, 0, 9, open=not ended))
         self.shard_logs[name] = ShardRecords(rows, size=size, ended=ended, wait_seconds=0)
@@ -65,11 +66,11 @@ class Stream(ListSource):
         return SettledShard(rows[-1].position, rows[-1].arrived) if rows else SettledShard(TRIM_HORIZON)
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock
-        """Return the present time, as reported a while ago."""
-        return at_timestamp(int(self.now * 1000) - TOLD_MS)
+        """Return the present time, as the service reported it a while ago."""
+        return at_timestamp(int(self.now * 1000) - REPORTED_AGO_MS)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Open just after the record, or at the time."""
+        """Open a reader just after the record, or at the time."""
         self.unreachable -= 1
         if self.unreachable >= 0:
             raise SourceUnavailable("not now")
@@ -77,14 +78,14 @@ class Stream(ListSource):
         if start.sequence == "AT_TIMESTAMP":
             rows = self.shard_logs[lease.shard].records
             reader.at = next(
-                (index for index, each in enumerate(rows) if (each.arrived or 0) >= start.sub / 1000), len(rows)
+                (index for index, record in enumerate(rows) if (record.arrived or 0) >= start.sub / 1000), len(rows)
             )
         return reader
 
 
 @define
 class Ground:
-    """The source of the batch."""
+    """A source of a batch query, over a stream."""
 
     stream: Stream = field(factory=Stream)
     columns: SourceColumns = field(factory=lambda: make_columns("fake"))
@@ -98,21 +99,23 @@ class Ground:
 
 
 def rows_in(batches: list[pa.RecordBatch]) -> list[str]:
-    return [each.decode() for batch in batches for each in batch["data"].to_pylist()]
+    return [value.decode() for batch in batches for value in batch["data"].to_pylist()]
 
 
 def batch(ground: Ground, since: Position | None, until: Position | None, tasks: int) -> list[list[str]]:
     """Return the rows of each task."""
-    made = SlicedReader(ground, ReadBounds(since, until, tasks, "kinesis"), cores=1)
-    parts = made.partitions()
-    rows = [rows_in(list(made.read(part))) for part in parts]
-    assert rows == [rows_in(list(made.read(part))) for part in parts]  # a task that is run again
+    sliced_reader = SlicedReader(ground, ReadBounds(since, until, tasks, "kinesis"), cores=1)
+    parts = sliced_reader.partitions()
+    rows = [rows_in(list(sliced_reader.read(part))) for part in parts]
+    assert rows == [
+        rows_in(list(sliced_reader.read(part))) for part in parts
+    ]  # a task that is run again gets the same rows
     return rows
 
 
 def in_time(stream: Stream, since: int, until: int) -> list[str]:
-    rows = (each for shard_log in stream.shard_logs.values() for each in shard_log.records)
-    return sorted(each.data.decode() for each in rows if since / 1000 <= (each.arrived or 0) < until / 1000)
+    rows = (record for shard_log in stream.shard_logs.values() for record in shard_log.records)
+    return sorted(record.data.decode() for record in rows if since / 1000 <= (record.arrived or 0) < until / 1000)
 
 
 positions = st.builds(lambda number, sub: Position(str(number), sub), st.integers(1, 30), st.integers(0, 2))
@@ -122,11 +125,11 @@ positions = st.builds(lambda number, sub: Position(str(number), sub), st.integer
 def test_parts_follow_one_another_without_a_gap(
     begins: Position, marks: list[Position], ends: Position | None, record: Position
 ) -> None:
-    """Each record is in exactly one task."""
+    """Each record belongs to exactly one task."""
     parts = split_range(begins, marks, ends)
     last = (ends or SHARD_END).order
-    holding = [part for part in parts if part[0].order < record.order <= (part[1] or SHARD_END).order]
-    assert len(holding) == (begins.order < record.order <= last)
+    parts_with_record = [part for part in parts if part[0].order < record.order <= (part[1] or SHARD_END).order]
+    assert len(parts_with_record) == (begins.order < record.order <= last)
     assert {part[0] for part in parts} - {begins} <= set(marks)
 
 
@@ -149,37 +152,40 @@ def test_batch_has_each_record_of_its_time_once(
         ground.stream.put(f"s{number}", times, size, ended=not number)
     for since in (at_timestamp(SINCE), None):
         rows_by_task = batch(ground, since, until, tasks)
-        first = 0 if since is None else SINCE
-        expected = in_time(ground.stream, first, UNTIL if until == at_timestamp(UNTIL) else 2**53)
+        since_ms = 0 if since is None else SINCE
+        expected = in_time(ground.stream, since_ms, UNTIL if until == at_timestamp(UNTIL) else 2**53)
         if not tells_last and until != at_timestamp(UNTIL):
-            expected = in_time(ground.stream, first, NOW - TOLD_MS + 1000)
-        assert sorted(each for rows in rows_by_task for each in rows) == expected
+            expected = in_time(ground.stream, since_ms, NOW - REPORTED_AGO_MS + 1000)
+        assert sorted(row for rows in rows_by_task for row in rows) == expected
 
 
 @given(st.lists(st.floats(-100, 200), max_size=25), st.integers(2, 12), st.integers(1, 9), st.booleans())
 def test_arrival_times_cause_neither_overlaps_nor_gaps(times: Times, tasks: int, size: int, ended: bool) -> None:
-    """Even if the clocks of a service are far apart, parts repeat no row and leave none out."""
+    """Even if the clocks of a service differ widely, parts repeat no row and omit none."""
     ground = Ground()
     ground.stream.put("s", times, size, ended=ended)
-    whole = batch(ground, None, at_timestamp(UNTIL), 1)
-    parts = [each for rows in batch(ground, None, at_timestamp(UNTIL), tasks) for each in rows]
+    rows_of_one_task = batch(ground, None, at_timestamp(UNTIL), 1)
+    parts = [row for rows in batch(ground, None, at_timestamp(UNTIL), tasks) for row in rows]
     assert len(parts) == len(set(parts))
     assert set(parts) <= set(in_time(ground.stream, 0, UNTIL))
     # One task stops at a record that came far too late, but other parts may contain records after it.
-    assert {each for rows in whole for each in rows} - set(parts) <= _behind_the_first_late(ground.stream)
+    assert {row for rows in rows_of_one_task for row in rows} - set(parts) <= _rows_after_first_late(ground.stream)
 
 
-def _behind_the_first_late(stream: Stream) -> set[str]:
+def _rows_after_first_late(stream: Stream) -> set[str]:
     rows = stream.shard_logs["s"].records
-    over = next(
-        (index for index, each in enumerate(rows) if (each.arrived or 0) >= UNTIL / 1000 + ARRIVAL_MARGIN_SECONDS),
+    first_late_index = next(
+        (index for index, record in enumerate(rows) if (record.arrived or 0) >= UNTIL / 1000 + ARRIVAL_MARGIN_SECONDS),
         len(rows),
     )
-    return {each.data.decode() for each in rows[over:]}
+    return {record.data.decode() for record in rows[first_late_index:]}
 
 
 def test_only_few_shards_are_cut_into_parts() -> None:
-    """A few shards keep all cores busy, and a thousand shards are not looked up in vain."""
+    """If there are few shards, they are cut so that all cores are busy.
+
+    The records of a thousand shards are not looked up in vain.
+    """
     ground = Ground()
     ground.stream.put("a", [*range(60)])
     ground.stream.put("b", [*range(60)])
@@ -212,17 +218,17 @@ def test_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.
     assert batch(ground, None, None, 4) == []
     monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
     assert batch(ground, at_timestamp(2**52), None, 4) == []
-    made = SlicedReader(ground, ReadBounds(None, None, 1, "kinesis"), cores=1)
-    assert list(made.read(InputPartition(None))) == []
+    sliced_reader = SlicedReader(ground, ReadBounds(None, None, 1, "kinesis"), cores=1)
+    assert list(sliced_reader.read(InputPartition(None))) == []
 
 
 def test_part_resumes_once_its_source_responds() -> None:
     ground = Ground()
     ground.stream.put("a", [*range(9)])
-    made = SlicedReader(ground, ReadBounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
-    (part,) = made.partitions()
+    sliced_reader = SlicedReader(ground, ReadBounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
+    (part,) = sliced_reader.partitions()
     ground.stream.unreachable = 1
-    assert rows_in(list(made.read(part))) == in_time(ground.stream, 0, UNTIL)
+    assert rows_in(list(sliced_reader.read(part))) == in_time(ground.stream, 0, UNTIL)
 
 
 def test_part_without_any_response_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,13 +243,13 @@ def test_part_without_any_response_fails(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch does not wait for its end, because it does not see shards that a reshard adds meanwhile."""
+    """A batch query does not wait for its end, because it does not see shards that a reshard adds in the meantime."""
     ground = Ground()
     ground.stream.put("a", [1.0])
     monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
-    made = SlicedReader(ground, ReadBounds(None, at_timestamp(NOW + 60_000), 1, "kinesis"), cores=1)
+    sliced_reader = SlicedReader(ground, ReadBounds(None, at_timestamp(NOW + 60_000), 1, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"^option kinesis\.endingPosition: it lies in the future; use readStream"):
-        made.partitions()
+        sliced_reader.partitions()
 
 
 @pytest.mark.parametrize(
@@ -264,13 +270,13 @@ def test_empty_bounds_are_rejected(since: Position, until: Position, message: st
 
 
 def test_batch_starting_at_the_tip_is_rejected() -> None:
-    made = SlicedReader(Ground(), ReadBounds(LATEST, None, 0, "kinesis"), cores=1)
+    sliced_reader = SlicedReader(Ground(), ReadBounds(LATEST, None, 0, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"must begin at the oldest record or at a time, not at LATEST$"):
-        made.partitions()
+        sliced_reader.partitions()
 
 
 def test_slice_query_requires_an_end_time() -> None:
-    """The end of a query must be a time, because the latest record differs for each worker of a group."""
+    """The end of a streaming query must be a time, because the latest record differs between the workers of a group."""
     with pytest.raises(
         ValueError, match=r"^option eventhubs\.endingPosition: a query needs a time here, because LATEST"
     ):
@@ -282,16 +288,18 @@ def test_slice_query_requires_an_end_time() -> None:
     }
 
 
-def query_of(ground: Ground, path: Path, cut: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:
-    """Return a query over the slice, with its leases in this file."""
-    spec = SourceSpec(lambda: ground.stream, ground.columns, 0.01, 2**53, rereadable=True, stream="kinesis://s")
+def query_of(ground: Ground, path: Path, time_slice: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:
+    """Return a query over the slice that has its leases in this file."""
+    source_spec = SourceSpec(lambda: ground.stream, ground.columns, 0.01, 2**53, rereadable=True, stream="kinesis://s")
     settings = OptionReader({"lease.durationMs": "2000"}, ALL_SOURCES, KINESIS_SOURCE)
-    position = {"initial_position": start, "timestamp_ms": cut.since_ms}
-    return SlicedQuery(spec, parse_lease_options(settings, f"sqlite:///{path}", position, "maxRowsPerTrigger"), cut)
+    position = {"initial_position": start, "timestamp_ms": time_slice.since_ms}
+    return SlicedQuery(
+        source_spec, parse_lease_options(settings, f"sqlite:///{path}", position, "maxRowsPerTrigger"), time_slice
+    )
 
 
 def run_query(query: SlicedQuery) -> list[str]:
-    """Return all rows, making Spark's calls in order."""
+    """Return all rows, making the calls of Spark in their order."""
     query.prepareForTriggerAvailableNow()
     offset, rows = query.initialOffset(), []
     try:
@@ -306,60 +314,62 @@ def run_query(query: SlicedQuery) -> list[str]:
 
 
 def test_queries_and_workers_share_a_slice_across_a_split(tmp_path: Path) -> None:
-    ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
+    ground, time_slice = Ground(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "q", "c"):
-        ground.stream.put(name, [float(each) for each in range(-9, 100)], size=20)
+        ground.stream.put(name, [float(record) for record in range(-9, 100)], size=20)
     ground.stream.listed = [create_shard("p", 0, 9), create_shard("q", 10, 19)]
     ground.stream.end("p", create_shard("c", 0, 9, "p"))
     path, handled = tmp_path / "leases.db", list[str]()
-    config = Config(initial_position=cut.since, lease_seconds=2.0)
+    config = Config(initial_position=time_slice.since, lease_seconds=2.0)
     worker = Worker(
-        store=cut.store(open_store(f"sqlite:///{path}")),
-        source=cut.source(ground.stream),
+        store=time_slice.store(open_store(f"sqlite:///{path}")),
+        source=time_slice.source(ground.stream),
         me="b-1",
         config=config,
     )
 
     def handle(delivery: Delivery) -> None:
-        handled.extend(each.data.decode() for each in delivery.records)
+        handled.extend(record.data.decode() for record in delivery.records)
 
-    beside = Thread(target=run_slice, args=(worker, handle), kwargs={"check_seconds": 0.1})
-    beside.start()
-    rows = run_query(query_of(ground, path, cut))
+    worker_thread = Thread(target=run_slice, args=(worker, handle), kwargs={"check_seconds": 0.1})
+    worker_thread.start()
+    rows = run_query(query_of(ground, path, time_slice))
     leases = open_store(f"sqlite:///{path}").list().leases
-    assert {lease.key for lease in leases} >= {"q", "c"}  # a parent's may be gone already
-    assert {(lease.ended, lease.annotation(NOTE)) for lease in leases} == {(True, cut.note)}
-    beside.join(60)
-    assert not beside.is_alive()
+    assert {lease.key for lease in leases} >= {"q", "c"}  # the lease of a parent may already be deleted
+    assert {(lease.ended, lease.annotation(NOTE)) for lease in leases} == {(True, time_slice.note)}
+    worker_thread.join(60)
+    assert not worker_thread.is_alive()
     assert sorted({*rows, *handled}) == in_time(ground.stream, SINCE, UNTIL)
-    assert run_query(query_of(ground, path, cut)) == []
+    assert run_query(query_of(ground, path, time_slice)) == []
 
 
 def test_lone_query_reads_a_slice_whole_and_once(tmp_path: Path) -> None:
-    """A query alone in its group also reads the children of a split, and repeats no row."""
-    ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
+    """A query that is alone in its group also reads the children of a split, and repeats no row."""
+    ground, time_slice = Ground(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "c"):
-        ground.stream.put(name, [float(each) for each in range(-9, 100)], size=20)
+        ground.stream.put(name, [float(seconds) for seconds in range(-9, 100)], size=20)
     ground.stream.listed = [create_shard("p", 0, 9)]
     ground.stream.end("p", create_shard("c", 0, 9, "p"))
-    assert sorted(run_query(query_of(ground, tmp_path / "leases.db", cut))) == in_time(ground.stream, SINCE, UNTIL)
+    assert sorted(run_query(query_of(ground, tmp_path / "leases.db", time_slice))) == in_time(
+        ground.stream, SINCE, UNTIL
+    )
 
 
 def test_query_that_would_never_end_is_rejected(tmp_path: Path) -> None:
-    """A query over a past slice idles forever with this trigger, so it is refused."""
+    """With this trigger, a query over a past slice would idle forever, so it is rejected."""
     query = query_of(Ground(), tmp_path / "leases.db", Slice(TRIM_HORIZON, UNTIL))
     with pytest.raises(ValueError, match=r"would not end with this trigger; use trigger\(availableNow=True\)$"):
         query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
 
 
 def test_checkpoint_of_another_slice_is_rejected(tmp_path: Path) -> None:
-    """A query goes on from the ends in its checkpoint, and those of another slice skip its first records."""
+    """A query continues at the ends in its checkpoint, and the ends of another slice would skip its first records."""
     ground = Ground()
     ground.stream.put("a", [1.0])
-    before = query_of(ground, tmp_path / "a.db", Slice(TRIM_HORIZON, UNTIL - 1)).initialOffset()
+    offset_of_other_slice = query_of(ground, tmp_path / "a.db", Slice(TRIM_HORIZON, UNTIL - 1)).initialOffset()
     query = query_of(ground, tmp_path / "b.db", Slice(TRIM_HORIZON, UNTIL))
     query.prepareForTriggerAvailableNow()
     with pytest.raises(
         ValueError, match=r"is of kinesis://s 0\.\.1059999, but the query reads kinesis://s 0\.\.1060000"
     ):
-        query.latestOffset(before, query.getDefaultReadLimit())
+        query.latestOffset(offset_of_other_slice, query.getDefaultReadLimit())

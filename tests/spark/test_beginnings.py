@@ -1,4 +1,4 @@
-"""Queries that cannot begin: each says why in one sentence, and leaves nothing behind."""
+"""Queries that cannot start. Each gives the reason in one sentence, and leaves nothing behind."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ from leasehold.stores.urls import open_store
 
 
 def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options: dict[str, str]) -> str:
-    """Return the error that a query ends with, without Spark's own account of it."""
+    """Return the error that the query ends with, without the description that Spark appends."""
     all_options = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1", **options}
     rows = spark.readStream.format("kinesis-leased").options(**all_options)
 
@@ -47,9 +47,9 @@ def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options
 @pytest.mark.xdist_group("spark")
 def test_unusable_lease_table_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
     error = refusal(spark, tmp_path, {"availableNow": True}, {"lease.store": f"sqlite://{tmp_path}/no/leases.db"})
-    sentence, *more = error.splitlines()
+    sentence, *more_lines = error.splitlines()
     assert f"StoreError: {tmp_path}/no/leases.db: unable to open database file; check the folder" in sentence
-    assert [line for line in more if "SQLSTATE" not in line] == []
+    assert [line for line in more_lines if "SQLSTATE" not in line] == []
 
 
 @pytest.mark.more
@@ -59,18 +59,18 @@ def test_unusable_lease_table_is_one_sentence(spark: SparkSession, tmp_path: Pat
 def test_wrong_stream_is_one_sentence_and_creates_no_table(
     spark: SparkSession, tmp_path: Path, kinesis_url: str
 ) -> None:
-    leases, name = tmp_path / "leases.db", f"none-{uuid4().hex[:8]}"
-    options = {"kinesis.streamName": name, "kinesis.endpointUrl": kinesis_url, "lease.store": f"sqlite:///{leases}"}
+    lease_file, name = tmp_path / "leases.db", f"none-{uuid4().hex[:8]}"
+    options = {"kinesis.streamName": name, "kinesis.endpointUrl": kinesis_url, "lease.store": f"sqlite:///{lease_file}"}
     error = refusal(spark, tmp_path, {"availableNow": True}, options)
     assert f"SourceError: stream '{name}': " in error.splitlines()[0]
     assert "Traceback" not in error
-    assert not leases.exists()
+    assert not lease_file.exists()
 
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_once_trigger_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
-    """With that trigger a query ends without a row, so that a job never makes progress."""
+    """With this trigger, a query would end without a row, so a job would never make progress."""
     error = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
     assert "use trigger(availableNow=True), which reads what exists now" in error.splitlines()[0]
     assert "Traceback" not in error
@@ -90,31 +90,31 @@ class Unlisted(Stream):
 
 
 def test_throttled_stream_does_not_keep_a_query_from_starting(tmp_path: Path) -> None:
-    busy = Unlisted(SourceUnavailable("slow down"))
-    open_lease_table(open_store, f"sqlite://{tmp_path}/leases.db", busy, create=True).close()
+    busy_stream = Unlisted(SourceUnavailable("slow down"))
+    open_lease_table(open_store, f"sqlite://{tmp_path}/leases.db", busy_stream, create=True).close()
     assert (tmp_path / "leases.db").exists()
 
 
 def test_existing_table_is_opened_without_listing_shards(tmp_path: Path) -> None:
-    """A restart needs no right to list shards."""
-    none, url = Unlisted(SourceError("no such stream")), f"sqlite://{tmp_path}/leases.db"
+    """A restart does not need the permission to list shards."""
+    missing_stream, url = Unlisted(SourceError("no such stream")), f"sqlite://{tmp_path}/leases.db"
     with pytest.raises(StoreError, match="there is no file"):
-        open_lease_table(open_store, url, none, create=False)
+        open_lease_table(open_store, url, missing_stream, create=False)
     with pytest.raises(SourceError, match="no such stream"):
-        open_lease_table(open_store, url, none, create=True)
+        open_lease_table(open_store, url, missing_stream, create=True)
     open_store(url).close()
-    open_lease_table(open_store, url, none, create=True).close()
+    open_lease_table(open_store, url, missing_stream, create=True).close()
 
 
 def test_unresponsive_table_is_asked_once() -> None:
     openings: list[bool] = []
 
-    def opened(_url: str, *, create: bool) -> Store:
+    def open_and_record(_url: str, *, create: bool) -> Store:
         openings.append(create)
         raise OutcomeUnknown("no answer")
 
     with pytest.raises(OutcomeUnknown):
-        open_lease_table(opened, "dynamodb://leases", Stream({}), create=True)
+        open_lease_table(open_and_record, "dynamodb://leases", Stream({}), create=True)
     assert openings == [False]
 
 
@@ -133,8 +133,8 @@ def test_missing_package_error_says_what_to_set(tmp_path: Path) -> None:
     reader = LeasedReader(spec, lease)
     (tmp_path / "task").write_bytes(dumps((source, reader)))  # type: ignore[no-untyped-call]  # Spark has no types there
     assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own
-    bare = [sys.executable, "-S", "-c", "import pickle, pyspark.cloudpickle; pickle.load(open('task', 'rb'))"]
-    completed = subprocess.run(bare, check=False, cwd=tmp_path, capture_output=True, text=True)
+    bare_python = [sys.executable, "-S", "-c", "import pickle, pyspark.cloudpickle; pickle.load(open('task', 'rb'))"]
+    completed = subprocess.run(bare_python, check=False, cwd=tmp_path, capture_output=True, text=True)
     expected = (
         f"ImportError: No module named 'leasehold': the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON"
     )

@@ -1,8 +1,8 @@
-"""The law of Spark's commit: no checkpoint passes a record that Spark has not finished with, whatever happens.
+"""The law of Spark's commit: whatever happens, no checkpoint passes a record that Spark has not finished.
 
-Spark's part is played by a log of offsets, a log of commits and a sink that runs every batch and then skips it if it
-knows its number. Faults, throttling, steals and kills come as drawn. After each step the leases are compared with what
-the sink has, and in the end every record must be there.
+Spark is simulated by a log of offsets, a log of commits, and a sink that runs every batch and then skips it if it knows
+its number. Hypothesis draws faults, throttling, steals and kills. After each step the checkpoints are compared with the
+sink's contents. In the end, the sink must have every record.
 """
 
 import json
@@ -30,15 +30,15 @@ from leasehold.stores.writes import AnnotateLease, CheckpointLease, ClaimLease, 
 pytestmark = pytest.mark.slow
 
 Row = tuple[str, int, str]
-"""Shard, number, and when the stream was made, since a recreated stream has the same shards and numbers again."""
+"""Shard, number, and the stream's creation time, because a recreated stream has the same shards and numbers again."""
 FAULTS = (StoreError, SourceError, TimeoutError)
 LOOKS, BATCHES_MOST = 30, 60
 
 shards = st.sampled_from("ab")
 
 
-class Shaky(KillableStore):
-    """A store as one process sees it; the next `lost` responses get lost."""
+class UnreliableStore(KillableStore):
+    """A store as one process sees it. The next `lost` responses are lost."""
 
     lost = 0
 
@@ -49,12 +49,12 @@ class Shaky(KillableStore):
         return attribute
 
     def _losing(self, call: Any) -> Any:  # noqa: ANN401  as above
-        def called(*arguments: Any, **named: Any) -> None:  # noqa: ANN401  as above
+        def call_and_lose_response(*arguments: Any, **kwargs: Any) -> None:  # noqa: ANN401  as above
             self.lost -= 1
-            call(*arguments, **named)
+            call(*arguments, **kwargs)
             raise OutcomeUnknown("the answer was lost")
 
-        return called
+        return call_and_lose_response
 
 
 class Killed(Exception):
@@ -62,7 +62,7 @@ class Killed(Exception):
 
 
 class Spark(RuleBasedStateMachine):
-    """One query over two shards, killed and started again."""
+    """One query over two shards that is killed and restarted."""
 
     rereadable = True
     made = 0
@@ -70,14 +70,14 @@ class Spark(RuleBasedStateMachine):
 
     @initialize(flush=st.sampled_from(["true", "false"]), packed_from=st.sampled_from([2, 64]))
     def begin(self, flush: str, packed_from: int) -> None:
-        """Begin with nothing read; offsets have the readable form, or both forms in turn."""
+        """Begin with nothing read. `packed_from` decides from how many ranges on offsets are packed."""
         self.patch = pytest.MonkeyPatch()
         self.clock: Clock = stepped(self.patch)
         self.patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", packed_from)
         self.flush = flush
         self.stream = Stream({"a": [], "b": []}, numbers=not self.rereadable, made=self.made)
         self.store = MemoryStore()
-        self.life = Shaky(self.store)
+        self.life = UnreliableStore(self.store)
         self.reader: LeasedReader | None = None
         self.offsets: dict[int, dict[str, Any]] = {}
         self.commits: set[int] = set()
@@ -89,7 +89,10 @@ class Spark(RuleBasedStateMachine):
 
     @rule(dies=st.sampled_from([None, None, "planned", "logged", "said", "run", "sunk"]), limit=st.integers(1, 30))
     def batch(self, dies: str | None, limit: int) -> None:
-        """Repeat what was planned and not done, or plan a batch, as Spark does; the process may die on the way."""
+        """Repeat a batch that was planned but not committed, or plan a new one, as Spark does.
+
+        The process may die on the way.
+        """
         try:
             self._batch(dies, limit)
         except (Killed, *FAULTS) as fault:
@@ -98,19 +101,19 @@ class Spark(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """Kill the query, so that nothing it still does reaches the table."""
+        """Kill the query, so that none of its later writes reaches the table."""
         self.life.dead, self.reader = True, None
 
     @rule(seconds=st.sampled_from([0.5, 3.0]))
     def passes(self, seconds: float) -> None:
-        """Let the query idle, or be suspended for longer than its leases last."""
+        """Let time pass, possibly longer than the query's leases last."""
         self.clock.now += seconds
 
     # What happens to others
 
     @rule(shard=shards, count=st.integers(1, 12))
     def put(self, shard: str, count: int) -> None:
-        """Put records, into the children if the shard was split."""
+        """Put records into the shard, or into its children if it was split."""
         for key in self.stream.children.get(shard, (shard,)):
             self.stream.put(key, *[str(self.stream.made)] * count)
 
@@ -130,12 +133,12 @@ class Spark(RuleBasedStateMachine):
 
     @rule(shard=shards)
     def falls_silent(self, shard: str) -> None:
-        """Stop responding for this shard, or respond again; the query cannot wait that long."""
+        """Stop responding for this shard, or respond again. The query cannot wait that long."""
         self.stream.silent ^= {shard}
 
     @rule(shard=shards)
     def refuse(self, shard: str) -> None:
-        """Have the service respond that this shard has no more records, or respond normally again."""
+        """Respond that this shard has no more records, or respond normally again."""
         self.stream.refuses ^= {shard}
         self.doubles_allowed = True
 
@@ -146,10 +149,10 @@ class Spark(RuleBasedStateMachine):
 
     @rule(shard=shards, count=st.integers(0, 8), stays=st.booleans())
     def steal(self, shard: str, count: int, *, stays: bool) -> None:
-        """Have another worker take a lease and go on from its checkpoint, until it expires or is released."""
+        """Have another worker take a lease and continue from its checkpoint. It then holds the lease or releases it."""
         for lease in self.store.get([shard]):
             if not self._of_this(lease):
-                continue  # our workers do not read leases of a former stream
+                continue  # our workers don't read leases of a former stream
             outcome = (
                 self.store.write(StealLease(lease, "thief"))
                 if lease.owner
@@ -158,14 +161,18 @@ class Spark(RuleBasedStateMachine):
             if lease.ended or not isinstance(outcome, Done):
                 return
             self.doubles_allowed = True
-            noted = self.store.write(AnnotateLease(outcome.lease, INCARNATION, self.stream.incarnation() or SETTLED))
-            assert isinstance(noted, Done)
-            begins = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
-            handled = list(range(begins + 1, len(self.stream.records[shard]) + 1))[:count]
-            if handled:
-                moved = self.store.write(CheckpointLease(noted.lease, type(lease.checkpoint)(str(handled[-1]))))
-                assert isinstance(moved, Done)
-                self.reject_renamed |= {(shard, number, str(self.stream.made)) for number in handled}
+            annotated = self.store.write(
+                AnnotateLease(outcome.lease, INCARNATION, self.stream.incarnation() or SETTLED)
+            )
+            assert isinstance(annotated, Done)
+            checkpoint_number = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
+            handled_numbers = list(range(checkpoint_number + 1, len(self.stream.records[shard]) + 1))[:count]
+            if handled_numbers:
+                checkpointed = self.store.write(
+                    CheckpointLease(annotated.lease, type(lease.checkpoint)(str(handled_numbers[-1])))
+                )
+                assert isinstance(checkpointed, Done)
+                self.reject_renamed |= {(shard, number, str(self.stream.made)) for number in handled_numbers}
             if not stays:
                 self.store.write(ReleaseLease(self.store.get([shard])[0], "thief"))
 
@@ -173,26 +180,26 @@ class Spark(RuleBasedStateMachine):
 
     @invariant()
     def no_checkpoint_passes_an_unfinished_record(self) -> None:
-        """Each record before a checkpoint is committed with the sink, or was done by another worker."""
+        """Each record before a checkpoint is in a committed batch of the sink, or was processed by another worker."""
         if not hasattr(self, "store"):
             return
         finished = {row for number in self.commits for row in self.sink[number]} | self.reject_renamed
         for lease in self.store.list().leases:
-            behind = self._behind(lease)
-            assert behind <= finished, (
-                f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(behind - finished)}"
+            checkpointed_rows = self._behind(lease)
+            assert checkpointed_rows <= finished, (
+                f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(checkpointed_rows - finished)}"
             )
 
     @invariant()
     def no_record_is_repeated_to_a_sink_that_skips_known_batches(self) -> None:
-        """Records may repeat only if another worker had the lease in between, or a range was given up."""
+        """Records may be repeated only if another worker had the lease in between, or if a range was given up."""
         if not hasattr(self, "sink") or not self.rereadable or self.doubles_allowed:
             return
         rows = [row for batch_rows in self.sink.values() for row in batch_rows]
         assert len(rows) == len(set(rows)), f"twice: {sorted(row for row in rows if rows.count(row) > 1)}"
 
     def teardown(self) -> None:
-        """With all faults cleared, every record arrives."""
+        """Clear all faults, and check that every record arrives."""
         if not hasattr(self, "store"):
             return
         self.stream.silent.clear()
@@ -211,7 +218,7 @@ class Spark(RuleBasedStateMachine):
 
     def _batch(self, dies: str | None, limit: int) -> None:
         if self.reader is None:
-            self.life = Shaky(self.store)
+            self.life = UnreliableStore(self.store)
             query_options: dict[str, Any] = {"rereadable": self.rereadable, "flush": self.flush, **self.anew}
             self.reader = new_reader(self.stream, self.life, **query_options)
         number = max(self.offsets, default=0)
@@ -238,8 +245,8 @@ class Spark(RuleBasedStateMachine):
         return None
 
     def _run(self, reader: LeasedReader, number: int, dies: str | None) -> None:
-        before = self.offsets[number - 1] if number > 1 else reader.initialOffset()
-        parts = reader.partitions(before, self.offsets[number])
+        start_offset = self.offsets[number - 1] if number > 1 else reader.initialOffset()
+        parts = reader.partitions(start_offset, self.offsets[number])
         rows = sorted(row for part in parts for row in _rows(reader, part))
         self._alive(dies, "run")
         self.sink.setdefault(number, rows)
@@ -259,43 +266,43 @@ class Spark(RuleBasedStateMachine):
     def _behind(self, lease: Lease) -> set[Row]:
         if not self._of_this(lease):
             return set()
-        last = len(self.stream.records[lease.key]) if lease.checkpoint.ended else 0
-        last = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else last
-        return {(lease.key, number, str(self.stream.made)) for number in range(1, last + 1)}
+        last_number = len(self.stream.records[lease.key]) if lease.checkpoint.ended else 0
+        last_number = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else last_number
+        return {(lease.key, number, str(self.stream.made)) for number in range(1, last_number + 1)}
 
     def _missing(self) -> set[Row]:
         records = self.stream.records.items()
-        existing = {(key, number, text) for key, texts in records for number, text in enumerate(texts, 1)}
-        return existing - self.reject_renamed - {row for number in self.commits for row in self.sink[number]}
+        existing_rows = {(key, number, text) for key, texts in records for number, text in enumerate(texts, 1)}
+        return existing_rows - self.reject_renamed - {row for number in self.commits for row in self.sink[number]}
 
 
 class EventHubsSpark(Spark):
-    """The same where only one reader may read a shard, so the last batch before a kill may come once more."""
+    """The same for a source whose shards only one reader may read, so the last batch before a kill may be repeated."""
 
     rereadable = False
 
 
 class RecreatedSpark(Spark):
-    """The same over a stream that is deleted and recreated, by a query whose leases then begin again."""
+    """The same over a stream that is deleted and recreated. The leases of the query then begin again."""
 
     made = 1000
     anew: ClassVar = {"lease.ifRecreated": "TRIM_HORIZON"}
 
     @rule(more=st.sampled_from([(), ("e",)]))
     def recreate(self, more: tuple[str, ...]) -> None:
-        """Recreate the stream: its records are gone, and it has the same shards and perhaps one more."""
+        """Recreate the stream. Its records are gone, and it has the same shards and perhaps one more."""
         self.stream.recreate("a", "b", *more)
         self.doubles_allowed = True
 
     @rule()
-    def shards_are_due(self) -> None:
+    def let_listing_become_due(self) -> None:
         """Let enough time pass for the shards to be listed again."""
         self.clock.now += SAFETY_SECONDS
 
     def teardown(self) -> None:
-        """Once the shards were listed again, every record of the current stream arrives."""
+        """After the shards were listed again, every record of the current stream arrives."""
         if hasattr(self, "store"):
-            self.shards_are_due()
+            self.let_listing_become_due()
         super().teardown()
 
 

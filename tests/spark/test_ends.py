@@ -18,15 +18,17 @@ from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.timeout(60)
 
-WAIT = 30.0  # not from a module of the tests: this file is a program of its own, too
+WAIT = 30.0  # not imported from a module of the tests, because this file is also a program of its own
 SHARDS = ("a", "b")
 ANSWERS = "answers"
-"""The file whose lock stands for the service, which responds to no read while the test holds it."""
+"""The name of a file whose lock represents the service. While the test holds the lock, the service responds to no
+read.
+"""
 
 
 @define
 class Process:
-    """The process of a reader that holds both leases, and waits for a response of the service in each shard."""
+    """The process of a reader that holds both leases and waits for a response for each shard."""
 
     process: "subprocess.Popen[str]"
     folder: Path
@@ -36,12 +38,12 @@ class Process:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def hangs_up(self) -> None:
+    def close_channel(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def held_in_the_end(self) -> list[str | None]:
-        """Have the service respond, and return the owners of the leases once the process has ended."""
+    def owners_after_end(self) -> list[str | None]:
+        """Let the service respond. Return the owners of the leases after the process has ended."""
         flock(self.answers, LOCK_UN)
         assert self.process.wait(WAIT) == 0
         return [lease.owner for lease in open_store(f"sqlite:///{self.folder}/leases.db").list().leases]
@@ -49,46 +51,46 @@ class Process:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Process]:
-    """Return a process that has just begun to read."""
+    """Yield a process that has just started to read."""
     command = [sys.executable, __file__, str(tmp_path)]
     with (tmp_path / ANSWERS).open("w") as answers:
         flock(answers, LOCK_EX)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            reading = Process(process, tmp_path, answers)
-            assert reading.told() == "reads"
-            yield reading
+            reader_process = Process(process, tmp_path, answers)
+            assert reader_process.told() == "reads"
+            yield reader_process
             process.kill()
 
 
 @pytest.mark.slow
 def test_signal_during_shutdown_interrupts_no_release(reader: Process) -> None:
-    """Spark sends SIGTERM just after it has closed the channel, and the leases are released all the same."""
-    reader.hangs_up()
+    """Spark sends SIGTERM just after it has closed the channel, and the leases are still released."""
+    reader.close_channel()
     assert reader.told() == "stops"
     for _ in range(2):  # Spark sometimes sends it twice
         reader.process.send_signal(signal.SIGTERM)
-    assert reader.held_in_the_end() == [None] * len(SHARDS)
+    assert reader.owners_after_end() == [None] * len(SHARDS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_alone_releases_the_leases_and_ends(reader: Process, number: signal.Signals) -> None:
     reader.process.send_signal(number)
-    assert reader.held_in_the_end() == [None] * len(SHARDS)
+    assert reader.owners_after_end() == [None] * len(SHARDS)
 
 
 # The process itself
 
 
-class Slow(Stream):
-    """A stream whose reads return once the file can be locked."""
+class SlowStream(Stream):
+    """A stream whose reads return when the file can be locked."""
 
     def open(self, lease: Lease, start: Position) -> FakeReader:  # noqa: ARG002  as in the protocol
         return SlowReader(self, lease.shard, 0)
 
 
 class SlowReader(FakeReader):
-    """Reads like any other reader, but later."""
+    """A reader whose reads wait until the file can be locked."""
 
     def read(self) -> Batch:
         self.stream.readings += 1
@@ -98,9 +100,9 @@ class SlowReader(FakeReader):
 
 
 def main(folder: Path) -> None:
-    """Wait for the channel to end as Spark's process does, and then stop the reader."""
+    """Wait for the channel to be closed, as Spark's process does, and then stop the reader."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that started the tests may ignore it
-    stream = Slow({shard: [] for shard in SHARDS})
+    stream = SlowStream({shard: [] for shard in SHARDS})
     query = Place(stream, folder / "leases.db").query()
     try:
         while stream.readings < len(SHARDS):
@@ -113,7 +115,7 @@ def main(folder: Path) -> None:
 
 
 def tell(word: str) -> None:
-    """Send the text to the process that started this one."""
+    """Send this word to the process that started this one."""
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 

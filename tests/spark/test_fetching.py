@@ -1,4 +1,4 @@
-"""Tasks fetch exactly their rows from the reading process, and no other client fetches any."""
+"""Tasks fetch exactly their rows from the process that reads, and no other client can fetch any."""
 
 import io
 import socket
@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import evolve
 from fake_stream import Place, Stream
-from row_servers import answering
+from row_servers import serving_bytes
 
 from leasehold.adapters.spark import fetching
 from leasehold.adapters.spark.fetching import (
@@ -34,8 +34,8 @@ def rows(*numbers: int) -> pa.RecordBatch:
 
 
 def fetched_rows(part: FetchedRows) -> list[int]:
-    """Return what a task makes of its rows."""
-    return [int(each) for batch in read_task_rows(part) for each in batch["data"].to_pylist()]
+    """Return the rows that a task reads from its partition."""
+    return [int(value) for batch in read_task_rows(part) for value in batch["data"].to_pylist()]
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def test_each_task_gets_its_own_rows_at_every_request(tmp_path: Path, limit: int
 
 
 def test_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
-    """A large batch does not take the driver's memory twice, while it waits and while it is planned."""
+    """A large batch does not need the driver's memory twice, for waiting and for being planned."""
     part = rows(*range(10))
     server = RowServer(ADDRESS, 3 * part.nbytes, str(tmp_path))
-    for place in range(8):
-        server.keep_rows(1, place, [part])
+    for index in range(8):
+        server.keep_rows(1, index, [part])
     assert server.memory_bytes == 3 * part.nbytes
     server.discard_batch(1)
     server.keep_rows(2, 0, [part])
@@ -79,7 +79,10 @@ def test_no_rows_are_served_without_the_token(server: RowServer) -> None:
 
 
 def test_finished_batch_is_not_sent(server: RowServer) -> None:
-    """A task left over from an earlier attempt gets an error; it doesn't hang or take no rows for all rows."""
+    """A task that is left over from an earlier attempt gets an error.
+
+    It neither hangs nor takes an empty response for all its rows.
+    """
     parts = [server.keep_rows(number, 0, [rows(number)]) for number in (1, 2)]
     server.discard_batch(1)
     with pytest.raises(RuntimeError, match=r"batch 1 is done"):
@@ -88,7 +91,7 @@ def test_finished_batch_is_not_sent(server: RowServer) -> None:
 
 
 def accepted_by_arrow(sent: bytes) -> bool:
-    """Return whether Arrow alone takes this for the complete rows."""
+    """Return whether Arrow alone accepts these bytes as the complete rows."""
     try:
         return bool(pa.ipc.open_stream(pa.py_buffer(sent)).read_all())
     except (OSError, pa.ArrowInvalid):
@@ -96,30 +99,30 @@ def accepted_by_arrow(sent: bytes) -> bool:
 
 
 def test_task_whose_connection_ends_early_fails() -> None:
-    """Arrow alone takes a connection that ends between two batches for the end of the rows."""
-    with io.BytesIO() as sent:
-        TaskRows.from_batches([rows(1, 2), rows(3)]).write(sent)
-        stream = sent.getvalue()
-    cuts = [cut for cut in range(len(stream) + 1) if accepted_by_arrow(stream[:cut])]
-    assert len(cuts) > 2
-    for cut in (0, 1, len(stream) // 2, *cuts):
-        with answering(FOUND + stream[:cut]) as part, pytest.raises(RuntimeError, match="rows cannot be fetched"):
+    """Arrow alone treats a connection that ends between two batches as the end of the rows."""
+    with io.BytesIO() as buffer:
+        TaskRows.from_batches([rows(1, 2), rows(3)]).write(buffer)
+        stream = buffer.getvalue()
+    accepted_cuts = [cut for cut in range(len(stream) + 1) if accepted_by_arrow(stream[:cut])]
+    assert len(accepted_cuts) > 2
+    for cut in (0, 1, len(stream) // 2, *accepted_cuts):
+        with serving_bytes(FOUND + stream[:cut]) as part, pytest.raises(RuntimeError, match="rows cannot be fetched"):
             fetched_rows(part)
-    with answering(FOUND + stream + COMPLETE) as part:
+    with serving_bytes(FOUND + stream + COMPLETE) as part:
         assert fetched_rows(part) == [1, 2, 3]
 
 
 def test_unreachable_driver_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     expected = rf"from the driver at 127\.0\.0\.1, port {port} .*lease\.fetchPort.*lease\.transport to embedded"
     with pytest.raises(RuntimeError, match=expected):
         fetched_rows(FetchedRows("127.0.0.1", port, bytes(32), 1, 0))
 
 
 def test_queries_of_one_driver_take_successive_ports() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         server = RowServer(evolve(ADDRESS, port=port), PLENTY, "")
         assert port < server.port < port + fetching.PORT_ATTEMPTS
         server.close()
@@ -134,21 +137,21 @@ def test_unavailable_port_is_one_sentence() -> None:
 
 
 def test_no_port_is_opened_until_rows_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Any] = []
-    real = RowServer.__init__
+    openings: list[Any] = []
+    original_init = RowServer.__init__
 
-    def noted(self: RowServer, *arguments: Any) -> None:  # noqa: ANN401  as the server is made
-        opened.append(arguments)
-        real(self, *arguments)
+    def record_and_init(self: RowServer, *arguments: Any) -> None:  # noqa: ANN401  as the server is made
+        openings.append(arguments)
+        original_init(self, *arguments)
 
-    monkeypatch.setattr(RowServer, "__init__", noted)
+    monkeypatch.setattr(RowServer, "__init__", record_and_init)
     embedded, fetched = RowTransport(None), RowTransport(ADDRESS, PLENTY)
     assert embedded.make_partitions(1, [[rows(1)]]) == embedded.make_partitions(1, [[rows(1)]])
     assert fetched.make_partitions(1, []) == []
-    assert opened == []
+    assert openings == []
     (part,) = fetched.make_partitions(2, [[rows(7)]])
     assert isinstance(part, FetchedRows)
-    assert (fetched_rows(part), len(opened)) == ([7], 1)
+    assert (fetched_rows(part), len(openings)) == ([7], 1)
     fetched.close()
     with pytest.raises(RuntimeError):
         fetched_rows(part)
@@ -156,26 +159,26 @@ def test_no_port_is_opened_until_rows_are_fetched(monkeypatch: pytest.MonkeyPatc
 
 def test_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch, server: RowServer) -> None:
     monkeypatch.setattr(fetching, "REQUEST_SECONDS", 0.05)
-    with socket.create_connection(("127.0.0.1", server.port), 60.0) as silent:
-        silent.sendall(bytes(5))
-        assert silent.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", server.port), 60.0) as silent_connection:
+        silent_connection.sendall(bytes(5))
+        assert silent_connection.recv(1) == b""
 
 
 def test_memory_is_freed_with_each_batch() -> None:
     part = rows(*range(10))
     server = RowServer(ADDRESS, 2 * part.nbytes, "/not/here")
     for number in range(5):
-        for place in range(2):
-            fetchable = server.keep_rows(number, place, [part])
+        for index in range(2):
+            partition = server.keep_rows(number, index, [part])
         with pytest.raises(FileNotFoundError):
             server.keep_rows(number, 2, [part])
-        assert fetched_rows(fetchable) == list(range(10))
+        assert fetched_rows(partition) == list(range(10))
         server.discard_batch(number)
     server.close()
 
 
 def test_large_rows_arrive_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task's memory does not grow with the size of its part of the batch."""
+    """The memory that a task needs does not grow with the size of its part of the batch."""
     monkeypatch.setattr(fetching, "SLICE_BYTES", 2_000)
     batch = pa.record_batch({"data": [bytes(100)] * 1000})
     parts = TaskRows.from_batches([batch]).batches
@@ -184,24 +187,26 @@ def test_large_rows_arrive_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> None:
-    place = Place(Stream({"a": [f"a{number}" for number in range(60)]}), tmp_path / "leases.db")
-    query = place.query(maxRowsPerTrigger="5")
-    limit = 0
+    query_place = Place(Stream({"a": [f"a{number}" for number in range(60)]}), tmp_path / "leases.db")
+    query = query_place.query(maxRowsPerTrigger="5")
+    most_batches = 0
     while len(query.rows) < 60:
         query.batch()
         server = query.reader._run._transport._server  # type: ignore[union-attr]  # noqa: SLF001  what it holds
-        limit = max(limit, len({number for number, _ in server._server.task_rows}))  # type: ignore[union-attr]  # noqa: SLF001
-    place.close()
-    assert limit == 1
+        most_batches = max(most_batches, len({number for number, _ in server._server.task_rows}))  # type: ignore[union-attr]  # noqa: SLF001
+    query_place.close()
+    assert most_batches == 1
 
 
 def test_large_batches_are_sent_without_a_copy() -> None:
-    """Large batches are sent as they are, and small ones share a message."""
-    large = [pa.record_batch({"data": [b"x" * LARGE_BYTES, b"%d" % number]}) for number in range(2)]
-    (task,) = spread_over_tasks({"a": concatenate_batches(large), "b": concatenate_batches([rows(1), rows(2)])}, 1)
-    assert [each.to_pydict() for each in task] == [each.to_pydict() for each in (*large, rows(1, 2))]
-    places = [each["data"].buffers()[2].address for each in task[:2]]
-    assert places == [each["data"].buffers()[2].address for each in large]
+    """Large batches are sent without a copy, and small ones are merged."""
+    large_batches = [pa.record_batch({"data": [b"x" * LARGE_BYTES, b"%d" % number]}) for number in range(2)]
+    (task,) = spread_over_tasks(
+        {"a": concatenate_batches(large_batches), "b": concatenate_batches([rows(1), rows(2)])}, 1
+    )
+    assert [batch.to_pydict() for batch in task] == [batch.to_pydict() for batch in (*large_batches, rows(1, 2))]
+    addresses = [batch["data"].buffers()[2].address for batch in task[:2]]
+    assert addresses == [batch["data"].buffers()[2].address for batch in large_batches]
 
 
 def test_dead_planner_is_not_reported_as_a_firewall() -> None:

@@ -1,4 +1,7 @@
-"""Live reads by fan-out while a sink blocks: after a subscription ends, the next waits until the buffer has room."""
+"""Live reads by fan-out while a sink blocks.
+
+After a subscription has ended, the next one waits until the buffer has room.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,7 +10,7 @@ from typing import Any, cast
 
 from attrs import evolve
 from fake_stream import FakeReader, Stream
-from prefetchers import new_ahead, new_feed
+from prefetchers import new_prefetcher, new_read_ahead_state
 from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis.fan_out import RESUBSCRIBE_SECONDS, StreamConsumer
@@ -16,29 +19,29 @@ from leasehold.balancer.model import HASH_KEYS, Lease, Position
 
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 ROWS = 3
-"""The rows that a subscription brings before it ends, and that the buffer has room for."""
+"""The number of rows that a subscription delivers before it ends. The buffer has room for exactly these."""
 
 
-class Subscribed(Stream):
-    """A stream of one shard with subscriptions, which counts them."""
+class SubscribedStream(Stream):
+    """A stream with one shard that supports subscriptions and counts them."""
 
     def __init__(self) -> None:
         super().__init__({"a": []})
         self.clock, self.subscriptions, self._numbers = Clock(), 0, count(1)
 
-    def subscribe_to_shard(self, **_asked: object) -> dict[str, Any]:
-        """Return an event and the end of the subscription, as the service's client does."""
+    def subscribe_to_shard(self, **_request: object) -> dict[str, Any]:
+        """Return one event followed by the end of the subscription, as the service's client does."""
         self.subscriptions += 1
         numbers = [next(self._numbers) for _ in range(ROWS)]
-        rows = [{"SequenceNumber": str(each), "Data": b"x", "PartitionKey": "k"} for each in numbers]
+        rows = [{"SequenceNumber": str(number), "Data": b"x", "PartitionKey": "k"} for number in numbers]
         event = {"Records": rows, "MillisBehindLatest": 0, "ContinuationSequenceNumber": str(numbers[-1] + 1)}
         return {"EventStream": Events({"SubscribeToShardEvent": event})}
 
     def open(self, lease: Lease, start: Position) -> FakeReader:
-        """Return the reader that `kinesis.consumerType` asks for."""
+        """Return the reader that `kinesis.consumerType` selects."""
         client = cast("Any", self)
-        make = partial(ArrowFanOut, consumer=StreamConsumer(client, "orders", ARN, self.clock), clock=self.clock)
-        return cast("FakeReader", make(client, "orders", lease.shard, start, HASH_KEYS))
+        make_reader = partial(ArrowFanOut, consumer=StreamConsumer(client, "orders", ARN, self.clock), clock=self.clock)
+        return cast("FakeReader", make_reader(client, "orders", lease.shard, start, HASH_KEYS))
 
 
 class Events:
@@ -54,7 +57,7 @@ class Events:
         """End the subscription."""
 
 
-def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], object]) -> None:
+def assert_no_resubscription(stream: SubscribedStream, subscriptions: int, step: Callable[[float], object]) -> None:
     """Check that no subscription follows, however often the step is called and however long ago the last one ended."""
     for _ in range(20):
         stream.clock.now += RESUBSCRIBE_SECONDS
@@ -64,18 +67,18 @@ def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], obj
 
 def test_query_with_a_full_buffer_does_not_resubscribe() -> None:
     """The service does not send, and bill, records that a blocked sink does not take."""
-    stream, ahead = Subscribed(), new_ahead()
-    ahead.pace = evolve(ahead.pace, rows=ROWS, interval_seconds=0.0)
-    _, feed = new_feed(stream, ahead)
+    stream, read_ahead = SubscribedStream(), new_read_ahead_state()
+    read_ahead.pace = evolve(read_ahead.pace, rows=ROWS, interval_seconds=0.0)
+    _, prefetcher = new_prefetcher(stream, read_ahead)
 
-    def read() -> bool:
-        feed.step(stream.clock.now)
-        return feed.buffered_rows_and_bytes[0] == ROWS
+    def fill_buffer() -> bool:
+        prefetcher.step(stream.clock.now)
+        return prefetcher.buffered_rows_and_bytes[0] == ROWS
 
     for expected in (1, 2):
         stream.clock.now += RESUBSCRIBE_SECONDS
-        until(read)
-        stays_at(stream, expected, feed.step)
-        chunk = feed.take_rows(ROWS, 1 << 20)
+        until(fill_buffer)
+        assert_no_resubscription(stream, expected, prefetcher.step)
+        chunk = prefetcher.take_rows(ROWS, 1 << 20)
         assert chunk is not None
         assert chunk.ends == Position(str(ROWS * expected))

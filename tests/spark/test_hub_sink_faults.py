@@ -1,4 +1,4 @@
-"""A client of Event Hubs that has raised is closed, and the next attempt opens another."""
+"""If a client of Event Hubs has raised an exception, it is closed, and the next attempt opens another one."""
 
 from typing import Any, cast
 
@@ -23,8 +23,8 @@ ROWS = pa.table(
 )
 
 
-class Failing:
-    """A client whose every batch fails."""
+class FailingClient:
+    """A client that fails to create any batch."""
 
     def __init__(self, fault: BaseException) -> None:
         self.fault, self.closed = fault, False
@@ -34,7 +34,7 @@ class Failing:
         raise self.fault
 
     def close(self) -> None:
-        """Count the call, and fail as broken connections do."""
+        """Record the call, and fail as broken connections do."""
         self.closed = True
         raise OSError("it is gone")
 
@@ -43,7 +43,7 @@ class Failing:
     "fault", [KeyError("x"), MemoryError(), RecursionError(), OSError("x"), KeyboardInterrupt()], ids=repr
 )
 def test_client_that_raises_is_closed_and_discarded(fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Failing(fault)
+    client = FailingClient(fault)
     writer = HubRowWriter(cast("Any", client), "hub")
     monkeypatch.setitem(sink._writers, PLACE, writer)  # noqa: SLF001
     with pytest.raises(KeyboardInterrupt if isinstance(fault, KeyboardInterrupt) else SourceError):

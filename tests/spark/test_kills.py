@@ -1,4 +1,4 @@
-"""SIGKILLs between sink and commit, each to a process that calls the source as Spark does."""
+"""SIGKILLs between sink and commit, each sent to a process that calls the source as Spark does."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ QUERY = str(Path(__file__).with_name("killed_query.py"))
 
 
 def run_once(folder: Path, behavior: str) -> int:
-    """Run one life, and return how it ended."""
+    """Run the query once, and return its exit status."""
     completed = subprocess.run(
         [sys.executable, QUERY, str(folder), behavior], capture_output=True, text=True, check=False
     )
@@ -28,17 +28,17 @@ OFTEN = pytest.mark.more, pytest.mark.timeout(1500)
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=OFTEN)], ids=["twice", "often"])
 def test_kills_between_sink_and_commit_repeat_the_same_rows(tmp_path: Path, kills: int) -> None:
-    """A sink that skips a batch it knows loses no row that only the repetition had."""
+    """A sink that skips a batch that it knows loses no row, because the repetition has the same rows."""
     for kind in ("offsets", "commits", "sink", "repeated"):
         (tmp_path / kind).mkdir()
     records: dict[str, list[str]] = {"a": [], "b": []}
-    ends = []
-    for life in range(kills + 1):
+    exit_statuses = []
+    for run_number in range(kills + 1):
         for key, texts in records.items():
-            texts += [f"{key} {life} {each}" for each in range(20)]
+            texts += [f"{key} {run_number} {index}" for index in range(20)]
         (tmp_path / "stream.json").write_text(json.dumps(records))
-        ends.append(run_once(tmp_path, "dies" if life < kills else "lives"))
+        exit_statuses.append(run_once(tmp_path, "dies" if run_number < kills else "lives"))
     sink = [tuple(row) for rows in read(tmp_path, "sink").values() for row in rows]
-    assert ends == [-signal.SIGKILL] * kills + [0]
+    assert exit_statuses == [-signal.SIGKILL] * kills + [0]
     assert list(read(tmp_path, "repeated").values()) == [True] * kills
     assert sorted(sink) == sorted((key, n, text) for key, texts in records.items() for n, text in enumerate(texts, 1))

@@ -1,4 +1,4 @@
-"""Rows that are built directly from Kinesis responses equal the records that every other reader makes."""
+"""Rows that are built directly from Kinesis responses equal the records that every other reader returns."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -27,11 +27,11 @@ LEASE = Lease("shard-0")
 
 
 def aggregate(*keys: str) -> bytes:
-    """Return an aggregated record of this many user records."""
-    builder = Aggregate(1 << 20)
+    """Return an aggregated record with one user record for each key."""
+    aggregate_builder = Aggregate(1 << 20)
     for key in keys:
-        assert builder.add(f"data of {key}".encode(), key)
-    return builder.encode()
+        assert aggregate_builder.add(f"data of {key}".encode(), key)
+    return aggregate_builder.encode()
 
 
 def cut_short(sealed: bytes) -> bytes:
@@ -50,14 +50,14 @@ def kinesis_record(number: int, data: bytes) -> dict[str, Any]:
 
 @frozen
 class Answers:
-    """A client whose shard holds these records and has ended."""
+    """A client whose shard contains these records and has ended."""
 
     records: list[dict[str, Any]]
 
     def get_shard_iterator(self, **_place: object) -> dict[str, str]:
         return {"ShardIterator": "it"}
 
-    def get_records(self, **_asked: object) -> dict[str, Any]:
+    def get_records(self, **_request: object) -> dict[str, Any]:
         return {"Records": list(self.records), "MillisBehindLatest": 7, "ChildShards": []}
 
 
@@ -85,25 +85,35 @@ def test_rows_match_records(
     measured: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)  # as compiled, or not
+    monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)  # as in compiled code, or not
     client, (hash_range, misplaced) = cast("KinesisClient", Answers(records)), filtering
-    plain = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
-    arrow = ArrowPoller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
-    assert isinstance(arrow, ArrowBatch)
-    assert make_chunk(make_columns("s"), LEASE, arrow) == make_chunk(make_columns("s"), LEASE, plain)
-    assert arrow.count == plain.count  # as metrics show it
+    plain_batch = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
+    arrow_batch = ArrowPoller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
+    assert isinstance(arrow_batch, ArrowBatch)
+    assert make_chunk(make_columns("s"), LEASE, arrow_batch) == make_chunk(make_columns("s"), LEASE, plain_batch)
+    assert arrow_batch.count == plain_batch.count  # metrics show this number
     assert [
         (
-            each.read_to,
-            each.behind_seconds,
-            each.wait_seconds,
-            each.ended,
-            each.children,
-            each.size,
-            each.last_arrival_time,
+            batch.read_to,
+            batch.behind_seconds,
+            batch.wait_seconds,
+            batch.ended,
+            batch.children,
+            batch.size,
+            batch.last_arrival_time,
         )
-        for each in (plain, arrow)
-    ] == [(plain.read_to, 0.007, plain.wait_seconds, True, (), plain.size, plain.last_arrival_time)] * 2
+        for batch in (plain_batch, arrow_batch)
+    ] == [
+        (
+            plain_batch.read_to,
+            0.007,
+            plain_batch.wait_seconds,
+            True,
+            (),
+            plain_batch.size,
+            plain_batch.last_arrival_time,
+        )
+    ] * 2
 
 
 def test_trimmed_records_are_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,41 +126,41 @@ def test_trimmed_records_are_reported(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @frozen
-class ViewedAnswers(Answers):
-    """A client whose responses are read as a wheel reads them."""
+class ScannedClient(Answers):
+    """A client whose responses are scanned by the C code, as in a wheel."""
 
     def get_records(self, **_request: object) -> dict[str, Any]:
-        """Return all records at once, each time again."""
+        """Return all records in each response."""
         body = cbor2.dumps({"Records": self.records})
         views = scan() or pytest.skip("there is no compiler of C")
         response = views.viewed(body)
         assert response is not None
-        *shown, sealed, _begin, _end = response
+        *columns, has_aggregates, _begin, _end = response
         return super().get_records(**_request) | {
-            "Records": RowViews(body, cast("Any", shown), views.columns, has_aggregates=sealed)
+            "Records": RowViews(body, cast("Any", columns), views.columns, has_aggregates=has_aggregates)
         }
 
 
-def told_row(number: int, data: bytes) -> dict[str, Any]:
-    """Return a row as the service writes it: a time is in milliseconds or, from some stand-ins, in seconds."""
+def raw_row(number: int, data: bytes) -> dict[str, Any]:
+    """Return a row as the service writes it. Its time is in milliseconds or, as from some stand-ins, in seconds."""
     arrived = 1_795_363_072_573 if number % 2 else 1_795_363_072
     row = {"Data": data, "PartitionKey": "ü" * number, "SequenceNumber": str(number)}
     return row | {"ApproximateArrivalTimestamp": arrived}
 
 
-PLAIN = [told_row(10, b""), told_row(11, b"exactly twelv"), told_row(12, b"x" * 5000), told_row(13, b"twelve bytes")]
+PLAIN = [raw_row(10, b""), raw_row(11, b"exactly twelv"), raw_row(12, b"x" * 5000), raw_row(13, b"twelve bytes")]
 
 
-@pytest.mark.parametrize("records", [PLAIN, [*PLAIN, told_row(14, aggregate("a", "b"))], []])
+@pytest.mark.parametrize("records", [PLAIN, [*PLAIN, raw_row(14, aggregate("a", "b"))], []])
 @pytest.mark.parametrize("start", [TRIM_HORIZON, Position("11"), Position("14", 0)])
 def test_rows_scanned_in_a_response_match_records(records: list[dict[str, Any]], start: Position) -> None:
-    """A wheel brings Spark the same rows and positions as a plain worker has."""
-    client = cast("KinesisClient", ViewedAnswers(records))
-    plain = Poller(client, "s", "shard-0", start, None).read()
-    arrow = ArrowPoller(client, "s", "shard-0", start, None).read()
-    assert make_chunk(make_columns("s"), LEASE, arrow) == make_chunk(make_columns("s"), LEASE, plain)
-    assert arrow.last_arrival_time == plain.last_arrival_time  # what the annotation on the lease shows
-    assert [(each.read_to, each.count, each.size, each.arrival_times) for each in (plain, arrow)] == [
-        (plain.read_to, plain.count, sum(len(row["Data"]) for row in records), plain.arrival_times)
+    """With a wheel, Spark gets the same rows and positions as a plain worker."""
+    client = cast("KinesisClient", ScannedClient(records))
+    plain_batch = Poller(client, "s", "shard-0", start, None).read()
+    arrow_batch = ArrowPoller(client, "s", "shard-0", start, None).read()
+    assert make_chunk(make_columns("s"), LEASE, arrow_batch) == make_chunk(make_columns("s"), LEASE, plain_batch)
+    assert arrow_batch.last_arrival_time == plain_batch.last_arrival_time  # the annotation on the lease shows this time
+    assert [(batch.read_to, batch.count, batch.size, batch.arrival_times) for batch in (plain_batch, arrow_batch)] == [
+        (plain_batch.read_to, plain_batch.count, sum(len(row["Data"]) for row in records), plain_batch.arrival_times)
     ] * 2
-    assert isinstance(arrow, ArrowBatch) or (start.numbered and records)
+    assert isinstance(arrow_batch, ArrowBatch) or (start.numbered and records)

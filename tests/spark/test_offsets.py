@@ -1,4 +1,4 @@
-"""What Spark stores about a batch: exact, stable as text, and never before an earlier offset."""
+"""The offset that Spark stores for a batch: exact, stable as text, and never before an earlier offset."""
 
 import json
 import math
@@ -48,55 +48,56 @@ PACKING = pytest.mark.parametrize("least", [0, 2, 64], ids=["packed", "packed fr
 @PACKING
 @given(offset=offsets)
 def test_offset_survives_serialization(least: int, offset: Offset) -> None:
-    assert_it_comes_back(offset, least)
+    assert_survives_encoding(offset, least)
 
 
 @given(st.lists(st.from_regex(r"[0-9]{1,129}", fullmatch=True).map(Position), min_size=1))
 def test_numbers_of_any_form_survive_packing(positions: list[Position]) -> None:
-    """Leading zeros are kept, so the offset has the same text and its batch is not read again."""
-    rows = [(str(place), position, position, 1) for place, position in enumerate(positions)]
-    texts = [(key, *pack_range(begins, ends, epoch)) for key, begins, ends, epoch in rows]
+    """Leading zeros are kept, so the offset has the same text and the batch is not read again."""
+    rows = [(str(index), position, position, 1) for index, position in enumerate(positions)]
+    texts = [(key, *pack_range(start, end, epoch)) for key, start, end, epoch in rows]
     assert list(unpack_rows(json.loads(json.dumps(pack_rows(texts))))) == rows
 
 
 def test_offset_of_a_thousand_quiet_shards_is_short() -> None:
-    """Each batch writes its offset to the checkpointLocation, so it is packed to far less than 150 KB."""
-    draw = Random(1)  # noqa: S311  numbers of any kind
-    quiet = {
-        key: Position(kinesis_number(place, draw))
-        for place, key in enumerate(map("shardId-{:012}".format, range(1000)))
+    """Each batch writes its offset to the checkpointLocation, so the offset is packed to far less than 150 KB."""
+    rng = Random(1)  # noqa: S311  numbers of any kind
+    positions_by_shard = {
+        key: Position(kinesis_number(index, rng)) for index, key in enumerate(map("shardId-{:012}".format, range(1000)))
     }
     offset = Offset(
-        7, tuple((key, Range(position, position, 12)) for key, position in quiet.items()), "kinesis://orders"
+        7,
+        tuple((key, Range(position, position, 12)) for key, position in positions_by_shard.items()),
+        "kinesis://orders",
     )
     assert len(json.dumps(encode_offset(offset))) < 20_000
     assert decode_offset(encode_offset(offset)) == offset
 
 
-def kinesis_number(shard: int, draw: Random) -> str:
+def kinesis_number(shard: int, rng: Random) -> str:
     """Return a number as Kinesis composes it: version, birth, shard, count, time of the record, shard, version."""
-    count, seconds = draw.randrange(1 << 34), 1_760_000_000 - draw.randrange(86_400)
+    count, seconds = rng.randrange(1 << 34), 1_760_000_000 - rng.randrange(86_400)
     return str(int(f"2{1_500_000_000:09x}{shard % 16:x}{count:016x}00{seconds:09x}{shard:08x}2", 16))
 
 
-def assert_it_comes_back(offset: Offset, least: int) -> None:
-    """Check that an offset survives encoding, which packs it from `least` ranges on."""
+def assert_survives_encoding(offset: Offset, packed_from: int) -> None:
+    """Assert that an offset survives encoding, which packs it if it has at least `packed_from` ranges."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", max(least, 1))
+        patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", max(packed_from, 1))
         stored = json.loads(json.dumps(encode_offset(offset)))
-    assert stored["v"] == (2 if len(offset.ranges) >= max(least, 1) else 1)
-    back = decode_offset(stored)
+    assert stored["v"] == (2 if len(offset.ranges) >= max(packed_from, 1) else 1)
+    decoded = decode_offset(stored)
     tokens = [(each.begins.token, each.ends.token) for _, each in offset.ranges]
-    assert (back, [(each.begins.token, each.ends.token) for _, each in back.ranges]) == (offset, tokens)
+    assert (decoded, [(each.begins.token, each.ends.token) for _, each in decoded.ranges]) == (offset, tokens)
 
 
 @given(offsets, st.randoms())
 def test_equal_offsets_have_equal_texts(offset: Offset, random: Random) -> None:
-    """Spark compares offsets as texts, and plans empty batches as long as they differ."""
+    """Spark compares offsets as texts, and plans empty batches while they differ."""
     shuffled = list(offset.ranges)
     random.shuffle(shuffled)
-    again = evolve(offset, ranges=tuple(shuffled))
-    assert json.dumps(encode_offset(again)) == json.dumps(encode_offset(offset))
+    shuffled_offset = evolve(offset, ranges=tuple(shuffled))
+    assert json.dumps(encode_offset(shuffled_offset)) == json.dumps(encode_offset(offset))
 
 
 @pytest.mark.parametrize(
@@ -122,31 +123,33 @@ def test_offset_of_another_connector_is_rejected_with_an_explanation(stored: dic
 
 
 def test_offset_of_another_stream_is_rejected_unless_unnamed() -> None:
-    """Positions of one stream mean nothing in another."""
+    """The positions of one stream have no meaning in another."""
     part = ("a", Range(TRIM_HORIZON, Position("7"), 4))
-    named, old = (
+    named_offset, unnamed_offset = (
         Offset(3, (part,), "kinesis://orders"),
         decode_offset({"v": 1, "n": 3, "r": {"a": ["TRIM_HORIZON", "7", 4]}}),
     )
     with pytest.raises(
         ValueError, match=r"^offset: the checkpointLocation is of kinesis://orders, but the query reads kinesis://b;"
     ):
-        named.check_stream("kinesis://b")
-    assert old.check_stream("kinesis://orders") == named.check_stream("kinesis://orders") == named
-    assert advance_offset(named, {"a": RangeStart(4, Position("7"))}, {}).stream == "kinesis://orders"
+        named_offset.check_stream("kinesis://b")
+    assert (
+        unnamed_offset.check_stream("kinesis://orders") == named_offset.check_stream("kinesis://orders") == named_offset
+    )
+    assert advance_offset(named_offset, {"a": RangeStart(4, Position("7"))}, {}).stream == "kinesis://orders"
 
 
 def test_end_of_a_shard_counts_only_if_the_stream_is_named() -> None:
-    """An offset of another stream does not end our shards of the same ids."""
+    """An offset of another stream does not end our shards that have the same ids."""
     parts = (("a", Range(Position("5"), SHARD_END, 4)), ("b", Range(Position("5"), Position("7"), 4)))
     assert Offset(3, parts).continue_on_stream("kinesis://orders") == Offset(3, parts[1:], "kinesis://orders")
-    named = Offset(3, parts, "kinesis://orders")
-    assert named.continue_on_stream("kinesis://orders") == named
+    named_offset = Offset(3, parts, "kinesis://orders")
+    assert named_offset.continue_on_stream("kinesis://orders") == named_offset
 
 
 @frozen
 class Step:
-    """One thing that happens to one shard between two batches."""
+    """One event that affects one shard between two batches."""
 
     key: str
     what: str
@@ -164,49 +167,49 @@ steps = st.lists(
 @given(steps)
 def test_batches_of_one_owner_are_contiguous_and_an_end_is_final(happenings: list[Step]) -> None:
     """Each record is in exactly one batch, and a finished shard is not read again."""
-    stands: dict[str, Position] = dict.fromkeys("ab", TRIM_HORIZON)
+    shard_positions: dict[str, Position] = dict.fromkeys("ab", TRIM_HORIZON)
     epochs = dict.fromkeys("ab", 1)
     offset = Offset()
     ranges_of: dict[tuple[str, int], list[Range]] = {}
     for step in happenings:
-        stood = stands[step.key]
+        position = shard_positions[step.key]
         if step.what == "theft":
             epochs[step.key] += 1
-        elif step.what == "foreign" and not stood.ended:
-            number = 0 if not stood.numbered else int(stood.sequence)
+        elif step.what == "foreign" and not position.ended:
+            number = 0 if not position.numbered else int(position.sequence)
             previous = offset.find_range(step.key)
             epochs[step.key] += 1
             checkpoint = Position(str(number + step.count))
-            stands[step.key] = find_resume_position(checkpoint, previous, delivered=True)
+            shard_positions[step.key] = find_resume_position(checkpoint, previous, delivered=True)
         else:
-            end = _end(stood, step)
-            held = {key: RangeStart(epochs[key], stands[key]) for key in "ab"}
-            ends = {} if stood.ended else {step.key: end}
-            offset = advance_offset(offset, held, ends)
-            stands |= ends
-            for key, each in offset.ranges:
-                ranges_of.setdefault((key, epochs[key]), []).append(each)
+            end = _end(position, step)
+            held_ranges = {key: RangeStart(epochs[key], shard_positions[key]) for key in "ab"}
+            ends = {} if position.ended else {step.key: end}
+            offset = advance_offset(offset, held_ranges, ends)
+            shard_positions |= ends
+            for key, shard_range in offset.ranges:
+                ranges_of.setdefault((key, epochs[key]), []).append(shard_range)
     for ranges in ranges_of.values():
-        assert all(one.ends == two.begins for one, two in pairwise(ranges))
-        assert all(each.begins.order <= each.ends.order for each in ranges)
-        assert not any(each.ends.ended for each in ranges[:-1])
+        assert all(former.ends == later.begins for former, later in pairwise(ranges))
+        assert all(shard_range.begins.order <= shard_range.ends.order for shard_range in ranges)
+        assert not any(shard_range.ends.ended for shard_range in ranges[:-1])
 
 
-def _end(stood: Position, step: Step) -> Position:
+def _end(position: Position, step: Step) -> Position:
     if step.what == "end":
         return SHARD_END
-    return Position(str((int(stood.sequence) if stood.numbered else 0) + step.count))
+    return Position(str((int(position.sequence) if position.numbered else 0) + step.count))
 
 
 def test_flush_changes_nothing_but_the_text() -> None:
-    """The flush is a batch of its own, so Spark commits the last batch before the idle time."""
-    held = {"a": RangeStart(4, Position("7")), "b": RangeStart(2, SHARD_END)}
-    before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(Position("1"), SHARD_END, 2))))
-    flush = advance_offset(before, held, {})
+    """The flush is a batch of its own, so that Spark commits the previous batch before an idle time."""
+    held_ranges = {"a": RangeStart(4, Position("7")), "b": RangeStart(2, SHARD_END)}
+    offset = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(Position("1"), SHARD_END, 2))))
+    flush = advance_offset(offset, held_ranges, {})
     assert flush == Offset(4, (("a", Range(Position("7"), Position("7"), 4)),))
     assert [
-        is_uncommitted(before, 2),
-        is_uncommitted(before, 3),
+        is_uncommitted(offset, 2),
+        is_uncommitted(offset, 3),
         is_uncommitted(flush, 3),
         is_uncommitted(Offset(), -1),
     ] == [
@@ -218,41 +221,43 @@ def test_flush_changes_nothing_but_the_text() -> None:
 
 
 def test_quiet_shard_keeps_its_range_and_its_text() -> None:
-    """The texts of a large stream are not built again for each batch, but a new epoch changes the range."""
-    begins = Position("7")
-    first = advance_offset(Offset(), {"a": RangeStart(4, begins)}, {})
-    second = advance_offset(first, {"a": RangeStart(4, begins)}, {})
-    assert second.find_range("a") is first.find_range("a") is not None
-    assert second.find_range("b") is None
-    assert advance_offset(second, {"a": RangeStart(5, begins)}, {}).find_range("a") == Range(begins, begins, 5)
+    """The texts of a large stream are not built again for each batch. A new epoch changes the range."""
+    position = Position("7")
+    first_offset = advance_offset(Offset(), {"a": RangeStart(4, position)}, {})
+    second_offset = advance_offset(first_offset, {"a": RangeStart(4, position)}, {})
+    assert second_offset.find_range("a") is first_offset.find_range("a") is not None
+    assert second_offset.find_range("b") is None
+    assert advance_offset(second_offset, {"a": RangeStart(5, position)}, {}).find_range("a") == Range(
+        position, position, 5
+    )
 
 
 def test_range_has_the_shortest_complete_text() -> None:
-    """Later versions must find the ranges that this one noted as given up, so the text is fixed."""
+    """Later versions must recognize the ranges that this version recorded as given up, so the text is fixed."""
     assert format_range(Range(TRIM_HORIZON, Position("7"), 4)) == '["TRIM_HORIZON","7",4]'
     assert format_range(Range(Position("7", 1), Position("9", 0, "88"), 4)) == '["7:1","9:0:88",4]'
 
 
 def test_small_offset_is_plain_and_may_be_unnamed() -> None:
-    """An offset has the same text as in earlier versions."""
+    """A small offset has the same text as in earlier versions."""
     parts = (("a", Range(TRIM_HORIZON, Position("7"), 4)),)
     assert encode_offset(Offset(3, parts)) == {"v": 1, "n": 3, "r": {"a": ["TRIM_HORIZON", "7", 4]}}
     assert encode_offset(Offset(3, (), "kinesis://b")) == {"v": 1, "n": 3, "s": "kinesis://b", "r": {}}
 
 
 def test_released_shards_leave_the_offset() -> None:
-    before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(TRIM_HORIZON, Position("1"), 2))))
-    after = advance_offset(before, {"b": RangeStart(2, Position("1"))}, {"b": Position("2")})
-    assert after == Offset(4, (("b", Range(Position("1"), Position("2"), 2)),))
+    offset = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(TRIM_HORIZON, Position("1"), 2))))
+    next_offset = advance_offset(offset, {"b": RangeStart(2, Position("1"))}, {"b": Position("2")})
+    assert next_offset == Offset(4, (("b", Range(Position("1"), Position("2"), 2)),))
 
 
 def test_position_missing_from_the_leases_stays_in_the_offset() -> None:
-    """If the query is killed before the shard is taken again, its rows are not done twice."""
-    end = Range(SHARD_END, SHARD_END, 4)
-    after = advance_offset(
-        Offset(3), {"b": RangeStart(2, Position("1"))}, {"b": Position("2")}, [("a", end), ("b", end)]
+    """If the query is killed before it takes the shard again, the shard's rows are not delivered twice."""
+    ended_range = Range(SHARD_END, SHARD_END, 4)
+    next_offset = advance_offset(
+        Offset(3), {"b": RangeStart(2, Position("1"))}, {"b": Position("2")}, [("a", ended_range), ("b", ended_range)]
     )
-    assert after == Offset(4, (("a", end), ("b", Range(Position("1"), Position("2"), 2))))
+    assert next_offset == Offset(4, (("a", ended_range), ("b", Range(Position("1"), Position("2"), 2))))
 
 
 def test_no_shard_moves_backward_or_past_its_end() -> None:
@@ -265,17 +270,17 @@ def test_no_shard_moves_backward_or_past_its_end() -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "delivered", "begins"),
     [
-        (Position("40"), True, Position("50")),  # ours were written, the other worker was slower
-        (Position("60"), True, Position("60")),  # the other worker went on behind us
-        (Position("40"), False, Position("40")),  # our own could not be repeated
-        (TRIM_HORIZON, True, Position("50")),  # the table was recreated since
-        (LATEST, False, Position("30")),  # that too, and the last range could not be repeated
+        (Position("40"), True, Position("50")),  # our rows were written, and the other worker was slower
+        (Position("60"), True, Position("60")),  # the other worker continued after us
+        (Position("40"), False, Position("40")),  # our rows could not be repeated
+        (TRIM_HORIZON, True, Position("50")),  # the table was recreated in the meantime
+        (LATEST, False, Position("30")),  # likewise, and the last range could not be repeated
     ],
 )
 def test_reclaimed_shard_starts_at_the_latest_complete_prefix(
     checkpoint: Position, delivered: bool, begins: Position
 ) -> None:
-    """A lease that was stolen and comes back loses no records and repeats no batch."""
+    """If a lease was stolen and comes back, no records are lost and no batch is repeated."""
     assert find_resume_position(checkpoint, Range(Position("30"), Position("50"), 5), delivered=delivered) == begins
 
 

@@ -1,4 +1,4 @@
-"""A query as PySpark 4.0 and 4.1 drive it: they say neither where a batch starts nor that a query is to end."""
+"""A query as PySpark 4.0 and 4.1 drive it. They announce neither the start of a batch nor that a query should end."""
 
 import json
 import subprocess
@@ -40,21 +40,24 @@ class OlderSpark:
     life: KillableStore = Factory(lambda self: KillableStore(self.store), takes_self=True)
     reader: LeasedReader = Factory(lambda self: self.made(), takes_self=True)
 
-    def made(self, **more: Any) -> LeasedReader:  # noqa: ANN401  as options have it
+    def made(self, **options: Any) -> LeasedReader:  # noqa: ANN401  as options have it
         self.life = KillableStore(self.store)
-        return new_reader(self.stream, self.life, rereadable=True, flush="true", **more)
+        return new_reader(self.stream, self.life, rereadable=True, flush_on_idle="true", **options)
 
-    def restart(self, **more: Any) -> None:  # noqa: ANN401  likewise
-        """Begin as after a kill, with the last batch of the offset log, and read its rows again if need be."""
+    def restart(self, **options: Any) -> None:  # noqa: ANN401  likewise
+        """Restart as after a kill.
+
+        Begin with the last batch of the offset log, and read its rows again if they were not committed.
+        """
         self.life.dead = True
-        self.reader = self.made(**more)
+        self.reader = self.made(**options)
         if self.ends:
             assert self.reader.partitions(self.ends[-1], self.ends[-1]) == []
         if self.committed < len(self.ends):
             self.run()
 
     def plan(self) -> bool:
-        """Plan the next batch, if there is one, and write it to the log."""
+        """Plan the next batch, if there is one, and write its end to the offset log."""
         start = self.ends[-1] if self.ends else self.reader.initialOffset()
         for _ in range(TRIES):
             if json.dumps(end := self.reader.latestOffset()) != json.dumps(start):
@@ -65,7 +68,7 @@ class OlderSpark:
         return False
 
     def run(self) -> None:
-        """Have the sink read the last batch, and ignore it if the sink knows it."""
+        """Have the sink read the last batch. The sink ignores the batch if it already has it."""
         number = len(self.ends) - 1
         start = self.ends[-2] if number else self.reader.initialOffset()
         parts = self.reader.partitions(start, self.ends[-1])
@@ -88,7 +91,7 @@ def texts(prefix: str, count: int) -> list[str]:
 
 @pytest.fixture
 def older(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OlderSpark]:
-    """Return a function that makes such a Spark over these shards."""
+    """Return a function that creates such a Spark over these shards."""
     stepped(monkeypatch)
     monkeypatch.setattr("leasehold.adapters.spark.query_run.HAS_AVAILABLE_NOW", False)
     return lambda **records: OlderSpark(Stream(records))
@@ -106,30 +109,30 @@ def test_end_that_was_not_planned_is_returned_again(older: Callable[..., OlderSp
     """No rows are skipped if Spark asks twice for the end of a batch."""
     query = older(a=texts("a", 30))
     query.reader = query.made(maxRowsPerTrigger="7")
-    first = [query.reader.latestOffset() for _ in range(TRIES)]
+    unplanned_ends = [query.reader.latestOffset() for _ in range(TRIES)]
     assert query.plan()
     query.run()
-    assert first[-1] == query.ends[0]
+    assert unplanned_ends[-1] == query.ends[0]
     assert query.rows == texts("a", 7)
 
 
 @pytest.mark.parametrize("killed", ["planned", "run", "committed"])
 def test_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], killed: str) -> None:
-    """The rows of the last batch come exactly once, and under the same number."""
+    """The rows of the last batch are delivered exactly once, and under the same number."""
     query = older(a=texts("a", 30), b=texts("b", 25))
     query.restart(maxRowsPerTrigger="7")
-    for life in range(4):
+    for run_number in range(4):
         query.batch()
         if killed != "committed":
             assert query.plan()
         if killed == "run":
             query.run()
-        query.stream.put("a", f"z{life}")
+        query.stream.put("a", f"z{run_number}")
         query.restart(maxRowsPerTrigger="7")
         query.committed = len(query.ends)
     while len(query.rows) < 59:
         query.batch()
-    assert query.rows == [*texts("a", 30), *texts("b", 25), *(f"z{life}" for life in range(4))]
+    assert query.rows == [*texts("a", 30), *texts("b", 25), *(f"z{run_number}" for run_number in range(4))]
 
 
 def test_first_batch_of_a_run_has_everything_there_is(older: Callable[..., OlderSpark]) -> None:
@@ -143,19 +146,20 @@ def test_full_first_batch_is_not_delayed(older: Callable[..., OlderSpark]) -> No
     query = older(a=texts("a", 300), b=[])
     query.stream.silent.add("b")
     query.reader = query.made(maxRowsPerTrigger="20")
-    began = Stepped.clock.now
+    started_at = Stepped.clock.now
     query.batch()
-    assert (query.rows, Stepped.clock.now - began < 2.0) == (texts("a", 20), True)
+    assert (query.rows, Stepped.clock.now - started_at < 2.0) == (texts("a", 20), True)
 
 
 def test_slice_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query of a slice cannot end here, because such a Spark asks for one batch only."""
+    """A query over a slice cannot end here, because such a Spark asks for only one batch."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.HAS_AVAILABLE_NOW", False)
-    opts = OptionReader({"lease.cores": "1"}, ALL_SOURCES, KINESIS_SOURCE)
-    options = parse_lease_options(opts, "sqlite:///unused", {}, "maxRowsPerTrigger")
-    spec = new_reader(Stream({}), KillableStore(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
+    option_reader = OptionReader({"lease.cores": "1"}, ALL_SOURCES, KINESIS_SOURCE)
+    options = parse_lease_options(option_reader, "sqlite:///unused", {}, "maxRowsPerTrigger")
+    reader = new_reader(Stream({}), KillableStore(MemoryStore()), rereadable=True, flush_on_idle="true")
+    source_spec = reader._source_spec  # noqa: SLF001  what it reads
     with pytest.raises(ValueError, match=r"^option endingPosition: this version of Spark does not announce triggers"):
-        SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
+        SlicedQuery(source_spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
 
 
 def test_features_missing_in_older_pyspark_are_replaced() -> None:
@@ -174,8 +178,8 @@ def test_features_missing_in_older_pyspark_are_replaced() -> None:
 
 
 @define
-class Nights:
-    """Runs with `trigger(availableNow=True)`: such a Spark asks once in each, and takes what it gets for everything.
+class NightlyRuns:
+    """Runs with `trigger(availableNow=True)`. Such a Spark asks for one batch per run, and treats it as all there is.
 
     elsewhere  shards whose lease another worker holds and renews
     """
@@ -186,9 +190,9 @@ class Nights:
     rows: list[str] = Factory(list)
     elsewhere: set[str] = Factory(set)
 
-    def run(self, **more: Any) -> None:  # noqa: ANN401  as options have it
-        life = Renewing(self.store, self.elsewhere)
-        reader = new_reader(self.stream, life, rereadable=True, flush="true", **more)
+    def run(self, **options: Any) -> None:  # noqa: ANN401  as options have it
+        renewing_store = Renewing(self.store, self.elsewhere)
+        reader = new_reader(self.stream, renewing_store, rereadable=True, flush_on_idle="true", **options)
         start = self.ends[-1] if self.ends else reader.initialOffset()
         if self.ends:
             assert reader.partitions(start, start) == []
@@ -197,12 +201,12 @@ class Nights:
             self.rows += [text for part in parts for batch in reader.read(part) for _, _, text in rows_of(batch)]
             self.ends.append(end)
         reader.stop()
-        life.dead = True
+        renewing_store.dead = True
 
-    def until_read(self, **more: Any) -> int:  # noqa: ANN401  likewise
-        """Return after how many runs everything was read that is this query's to read."""
+    def until_read(self, **options: Any) -> int:  # noqa: ANN401  likewise
+        """Run until everything was read that this query should read. Return the number of runs."""
         for runs in range(1, NIGHTS):
-            self.run(**more)
+            self.run(**options)
             if set(self.rows) == set(self.theirs):
                 return runs
         raise AssertionError(f"never read: {set(self.theirs) - set(self.rows)}")
@@ -222,9 +226,9 @@ class Renewing(KillableStore):
 
     def list(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  as stores have it
         for lease in self._memory.get(sorted(self._keys)):
-            held = lease if lease.owner == OTHER else self._memory.write(ClaimLease(lease, OTHER)).lease
-            assert held is not None
-            assert isinstance(self._memory.write(RenewLease(held)), Done)
+            held_lease = lease if lease.owner == OTHER else self._memory.write(ClaimLease(lease, OTHER)).lease
+            assert held_lease is not None
+            assert isinstance(self._memory.write(RenewLease(held_lease)), Done)
         return self._memory.list(*arguments, **options)
 
 
@@ -256,8 +260,8 @@ LAYOUTS: dict[str, Callable[[Stream], None]] = {
 def test_nightly_runs_read_every_record_once(
     older: Callable[..., OlderSpark], layout: Callable[[Stream], None], most: str, when: str
 ) -> None:
-    """Runs read on where the last one ended, through splits and merges, and end although a shard is empty."""
-    nights = Nights(older(a=texts("a", 9), b=texts("b", 5), empty=[]).stream)
+    """Runs continue where the previous one ended, through splits and merges, and end even if a shard is empty."""
+    nights = NightlyRuns(older(a=texts("a", 9), b=texts("b", 5), empty=[]).stream)
     if when == "between runs":
         nights.run(maxRowsPerTrigger=most)
     layout(nights.stream)
@@ -268,15 +272,15 @@ def test_nightly_runs_read_every_record_once(
 
 
 def test_nightly_runs_ignore_shards_of_a_living_owner(older: Callable[..., OlderSpark]) -> None:
-    nights = Nights(older(a=texts("a", 9), b=texts("b", 5)).stream, elsewhere={"b"})
+    nights = NightlyRuns(older(a=texts("a", 9), b=texts("b", 5)).stream, elsewhere={"b"})
     assert isinstance(nights.store.write(CreateLease(Lease("b", owner=OTHER))), Done)
     nights.until_read()
     assert sorted(nights.rows) == texts("a", 9)
 
 
 def test_nightly_runs_continue_after_the_lease_table_is_deleted(older: Callable[..., OlderSpark]) -> None:
-    """The checkpointLocation knows how far the rows are in the sink, whatever the table has forgotten."""
-    nights = Nights(older(a=texts("a", 9), b=texts("b", 5)).stream)
+    """The checkpointLocation knows which rows the sink has, whatever was deleted from the table."""
+    nights = NightlyRuns(older(a=texts("a", 9), b=texts("b", 5)).stream)
     nights.until_read()
     nights.stream.put("a", "late")
     for lease in nights.store.list().leases:

@@ -1,4 +1,4 @@
-"""One range that is read again, read by read: how long it waits, when it gives up, and what it records."""
+"""One range that is read again, read by read: how long the replay waits, when it gives up, and what it records."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -22,18 +22,18 @@ from leasehold.stores.writes import AnnotateLease, ClaimLease, CreateLease, Dele
 
 PAUSE = 0.25
 WANTED = Range(TRIM_HORIZON, Position("3"), 1)
-"""The range that `ann` read, whose claim was the first write after the lease was made."""
+"""The range that `ann` read under epoch 1, from the claim right after the lease was created."""
 
 ALL_READ = Batch((), None, 0.0, 0.01)
 BEHIND = Batch((), None, 3.0, 0.01)
 MUTE = Batch((), None, None, 0.01)
-"""Empty reads in which the source reports that this is all or that there is more, or does not respond."""
+"""Empty reads: the source reports that it has no more records, that it has more, or it does not respond."""
 
 Answer = Batch | Exception
 
 
 def records(*numbers: int) -> Batch:
-    """Return a read that brings these records."""
+    """Return a read that contains these records."""
     batch_records = tuple(Record(b"r", str(number)) for number in numbers)
     return Batch(batch_records, batch_records[-1].position, 0.0, 0.01)
 
@@ -44,12 +44,9 @@ def _turns(answers: Iterable[Answer]) -> list[Answer]:
 
 @define
 class Script:
-    """A source whose readers return these responses in turn, and then nothing.
+    """A source whose readers return these responses in turn, and after that no response.
 
-    opened    the lease and the start of each opening
-    mute      the shard whose readers never respond
-    together  openings wait for as many others
-    latest_   what the source does when it is asked for the latest position
+    opened    the lease and the start position of each opening
     """
 
     answers: list[Answer] = field(converter=_turns)
@@ -60,11 +57,11 @@ class Script:
     threads: list[str] = Factory(list)
     closed: int = 0
     asked: int = 0
-    latest_: Callable[[int], None] = field(default=lambda _: None)
+    on_latest: Callable[[int], None] = field(default=lambda _: None)
     stream: str = ""
 
     def open(self, lease: Lease, start: Position) -> "Script":
-        """Open the shard at this position of the script."""
+        """Open a reader that continues the script."""
         self.opened.append((lease, start))
         self.threads.append(current_thread().name)
         if self.together is not None:
@@ -81,13 +78,13 @@ class Script:
         return answer
 
     def shards(self) -> tuple[Shard, ...]:
-        """Return two shards, and what each of them holds."""
+        """Return two shards with their hash ranges."""
         return (Shard("a", hash_range=(0, 7)), Shard("b", hash_range=(8, 15)))
 
     def latest(self, lease: Lease) -> Position:
         assert lease.key == "a"
         self.asked += 1
-        self.latest_(self.asked)
+        self.on_latest(self.asked)
         return Position("3")
 
     def close(self) -> None:
@@ -95,7 +92,7 @@ class Script:
 
 
 class Waits(Event):
-    """Records the seconds that were waited, without waiting; `at` is called before each wait with its number."""
+    """Records the requested waits without waiting. `at` is called with the number of each wait."""
 
     def __init__(self, at: Callable[[int], None] = lambda _: None) -> None:
         super().__init__()
@@ -103,7 +100,7 @@ class Waits(Event):
         self.at = at
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return at once."""
+        """Return immediately."""
         assert timeout is not None
         assert len(self.seconds) < 2000, "it waits for ever"
         self.seconds.append(timeout)
@@ -141,7 +138,7 @@ class Counted(MemoryStore):
 
 @define
 class Trial:
-    """A lease of `ann` under epoch 1, and what repeats a range of it."""
+    """A lease that `ann` holds under epoch 1, and the means to repeat a range of it."""
 
     script: Script
     exclusive: bool = False
@@ -174,15 +171,15 @@ class Trial:
 
 
 def numbers(repetition: RangeReplay) -> list[str] | None:
-    """Return the sequence numbers of the range, or None if it was given up."""
+    """Return the sequence numbers of the range, or None if the replay gave up."""
     rows = repetition.read_rows()
     return None if rows is None else list(rows["sequenceNumber"].to_pylist())
 
 
 def test_range_is_read_in_pieces_exactly_to_its_end() -> None:
     """The range ends exactly where the next batch begins, so no row is missing or doubled."""
-    expected = evolve(WANTED, epoch=7)
-    trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=expected)
+    wanted_range = evolve(WANTED, epoch=7)
+    trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=wanted_range)
     again = trial.repetition()
     assert again.problem == "the source has not responded"
     assert numbers(again) == ["1", "2", "3"]
@@ -195,20 +192,20 @@ def test_range_is_read_in_pieces_exactly_to_its_end() -> None:
 
 
 def test_longer_pause_of_a_reader_is_honored() -> None:
-    """Kinesis allows five reads a second per shard, which all workers share."""
+    """Kinesis allows five reads per second and shard, which all workers share."""
     trial = Trial(Script([evolve(ALL_READ, wait_seconds=7.0), evolve(BEHIND, wait_seconds=0.5), records(3)]))
     assert numbers(trial.repetition()) == ["3"]
     assert trial.waits.seconds == [7.0, 0.5]
 
 
 def test_unreachable_stream_is_reopened_with_growing_waits() -> None:
-    """The waits grow so that a throttled service is not flooded, and the reason shows what the batch waits for."""
+    """The waits grow so that a throttled service is not flooded. The reason explains what the batch waits for."""
     trial = Trial(Script([SourceUnavailable("slow down")] * 40 + [records(3)], refused=1))
     again = trial.repetition()
     assert numbers(again) == ["3"]
     assert again.problem == "slow down"
     assert (len(trial.script.opened), trial.script.closed, again.answered_reads) == (42, 41, 0)
-    assert all(PAUSE <= each <= 10.0 for each in trial.waits.seconds)
+    assert all(PAUSE <= seconds <= 10.0 for seconds in trial.waits.seconds)
     assert len(trial.waits.seconds) == 41
     assert max(trial.waits.seconds) > 3 * PAUSE
 
@@ -238,7 +235,7 @@ def test_range_is_given_up_after_half_a_minute_at_the_tip() -> None:
 
 @pytest.mark.parametrize("between", [[BEHIND], [records(1)]], ids=["more is there", "a record came"])
 def test_silence_is_counted_from_the_last_sign_of_more(between: list[Answer]) -> None:
-    """In a sparse part of a shard many reads are empty, although the range goes on."""
+    """In a sparse part of a shard many reads are empty, although the range continues."""
     trial = Trial(Script([*[ALL_READ] * 120, *between, *[ALL_READ] * 120, records(3)]))
     again = trial.repetition()
     sequence_numbers = numbers(again)
@@ -248,7 +245,7 @@ def test_silence_is_counted_from_the_last_sign_of_more(between: list[Answer]) ->
 
 
 def test_unanswered_read_is_neither_silence_nor_a_response() -> None:
-    """Only responses of the source count toward giving up a range; a throttled read is none."""
+    """Only responses of the source count toward giving up. A throttled read is not a response."""
     trial = Trial(Script([MUTE] * 500 + [records(3)]))
     again = trial.repetition()
     assert numbers(again) == ["3"]
@@ -256,7 +253,7 @@ def test_unanswered_read_is_neither_silence_nor_a_response() -> None:
 
 
 def test_trimmed_range_is_given_up_at_once_and_noted() -> None:
-    """Spark commits the batch, and the note tells the next run that the range is not done."""
+    """Spark commits the batch. The annotation shows the next run that the range was not delivered."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None
     assert trial.row.annotation(UNREAD) == format_range(WANTED)
@@ -275,7 +272,7 @@ def test_cancelled_repetition_stops_reading() -> None:
 
 
 def test_silent_range_of_a_living_owner_is_given_up() -> None:
-    """The query starts while another worker reads the partition, and does not disturb that worker's writes."""
+    """The query starts while another worker reads the partition, and does not disturb the writes of that worker."""
     trial = Trial(Script([ALL_READ] * 200), exclusive=True)
     trial.claim("bob")
     again = trial.repetition()
@@ -287,12 +284,12 @@ def test_silent_range_of_a_living_owner_is_given_up() -> None:
 
 
 def test_owner_is_checked_every_five_seconds_by_its_own_writes() -> None:
-    """The first write of a new owner is no sign of life of the former one."""
+    """The first write of a new owner is not a sign of life of the former owner."""
     trial = Trial(Script([]), exclusive=True)
     trial.waits.at = lambda number: trial.claim(f"w-{number}")
     assert numbers(trial.repetition()) is None
     assert (len(trial.waits.seconds), trial.script.asked) == (120, 1)
-    assert trial.store.readings == 5 + 1  # at 5.25, 10.5, 15.75, 21 and 26.25 s; and once to note it
+    assert trial.store.readings == 5 + 1  # at 5.25, 10.5, 15.75, 21 and 26.25 s, and once for the annotation
 
 
 @pytest.mark.parametrize("failing", [0, 2], ids=["its row stands still", "its row cannot be read"])
@@ -313,7 +310,7 @@ def test_silent_range_without_a_row_is_given_up_after_a_response() -> None:
 
 
 def test_write_to_a_row_without_an_owner_is_no_sign_of_life() -> None:
-    """A range of a released partition is waited for, because it can still be read."""
+    """If its partition was released, a range is awaited, because it can still be read."""
     trial = Trial(Script([MUTE] * 40 + [records(3)]), exclusive=True)
     trial.store.write(ReleaseLease(trial.row, "ann"))
     trial.waits.at = lambda _: trial.renew()
@@ -323,10 +320,10 @@ def test_write_to_a_row_without_an_owner_is_no_sign_of_life() -> None:
 def test_silent_range_is_awaited_while_the_source_is_unreachable() -> None:
     trial = Trial(Script([MUTE] * 130 + [records(3)]), exclusive=True)
 
-    def away(_: int) -> None:
+    def raise_unavailable(_: int) -> None:
         raise SourceUnavailable("no link to the hub")
 
-    trial.script.latest_ = away
+    trial.script.on_latest = raise_unavailable
     again = trial.repetition()
     assert numbers(again) == ["3"]
     assert (again.problem, trial.script.asked, trial.store.readings) == ("no link to the hub", 1, 5 + 0)
@@ -336,17 +333,17 @@ def test_silent_range_is_asked_about_every_half_minute() -> None:
     """A service in trouble gets one request per half minute, not one per read."""
     trial = Trial(Script([]), exclusive=True)
 
-    def away_twice(count: int) -> None:
+    def raise_twice(count: int) -> None:
         if count < 3:
             raise SourceUnavailable("no link to the hub")
 
-    trial.script.latest_ = away_twice
+    trial.script.on_latest = raise_twice
     assert numbers(trial.repetition()) is None
     assert (len(trial.waits.seconds), trial.script.asked, trial.store.readings) == (120 + 121 + 121, 3, 3 * 5 + 1)
 
 
 def test_record_ends_the_silence_of_a_link() -> None:
-    """A slow partition, with a record every twenty seconds, is read to the end of the range."""
+    """If a slow partition delivers a record every twenty seconds, the range is read to its end."""
     trial = Trial(Script([*[MUTE] * 100, records(1), *[MUTE] * 100, records(3)]), exclusive=True)
     again = trial.repetition()
     assert numbers(again) == ["1", "3"]
@@ -389,19 +386,22 @@ def test_deleted_lease_needs_no_note() -> None:
         (False, True, 1, True),  # any reader may read, so the batch was complete under any owner
         (True, True, 1, True),
         (True, True, 2, False),  # another reader may have been connected
-        (True, False, 1, False),  # and here that is unknown
+        (True, False, 1, False),  # here, this is unknown
         (False, False, 2, True),
     ],
 )
 def test_range_is_trusted_only_if_no_other_worker_read_it_alone(
     *, exclusive: bool, counts: bool, epoch: int, was_delivered: bool
 ) -> None:
-    """A range that another worker may have read alone is not delivered, or its rows could be lost or doubled."""
+    """If another worker may have read a range alone, it does not count as delivered.
+
+    Otherwise, rows could be lost or doubled.
+    """
     trial = Trial(Script([]), exclusive=exclusive)
     trial.store.capabilities = Capabilities(counts_owners=counts)
     for key in ("a", "gone"):
-        part = Range(TRIM_HORIZON, Position("3"), epoch if key == "a" else 7)
-        offset = Offset(1, ((key, part),))
+        shard_range = Range(TRIM_HORIZON, Position("3"), epoch if key == "a" else 7)
+        offset = Offset(1, ((key, shard_range),))
         delivered = was_delivered or (key == "gone" and counts)
         assert find_delivered_keys(offset, trial.place) == (frozenset([key]) if delivered else set())
 
@@ -414,8 +414,8 @@ def test_batch_omits_only_the_ranges_given_up() -> None:
     trial = Trial(Script([records(3)]))
     trial.store.write(CreateLease(Lease("b")))
     trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, format_range(trial.wanted)))
-    quiet = Range(Position("3"), Position("3"), 1)
-    offset = Offset(1, (("a", trial.wanted), ("b", trial.wanted), ("c", quiet)))
+    empty_range = Range(Position("3"), Position("3"), 1)
+    offset = Offset(1, (("a", trial.wanted), ("b", trial.wanted), ("c", empty_range)))
     batch = replay_batch(offset, trial.place, Watchdog(10.0))
     assert {key: rows["sequenceNumber"].to_pylist() for key, rows in batch.items()} == {"a": ["3"]}
     assert [lease.key for lease, _ in trial.script.opened] == ["a"]
@@ -426,8 +426,8 @@ def test_given_up_range_is_excluded_from_the_batch() -> None:
     assert replay_batch(Offset(1, (("a", trial.wanted),)), trial.place, Watchdog(10.0)) == {}
 
 
-class Looks(Watchdog):
-    """Records the messages, and stops the wait after some number of looks."""
+class RecordingWatchdog(Watchdog):
+    """Records the calls, and ends the wait after a number of them."""
 
     def __init__(self, most: int) -> None:
         super().__init__(10.0)
@@ -443,13 +443,13 @@ class Looks(Watchdog):
 def test_wait_names_what_is_left_and_logs_every_tenth_look(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit: int, lines: int
 ) -> None:
-    """A long wait is logged, but not at each look, and the error at its end names the shard."""
+    """A long wait is logged, but not at every check, and the error at its end names the shard."""
     monkeypatch.setattr(replay, "POLL_SECONDS", 0.0)
-    trial, looks = Trial(Script([MUTE] * 2000)), Looks(limit)
+    trial, watchdog = Trial(Script([MUTE] * 2000)), RecordingWatchdog(limit)
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="enough"):
-        replay_batch(Offset(1, (("a", trial.wanted),)), trial.place, looks)
-    assert looks.told == [({"a": "the source has not responded"}, 0)] * limit
-    messages = [each.getMessage() for each in caplog.records]
+        replay_batch(Offset(1, (("a", trial.wanted),)), trial.place, watchdog)
+    assert watchdog.told == [({"a": "the source has not responded"}, 0)] * limit
+    messages = [record.getMessage() for record in caplog.records]
     assert messages == ["the repeated batch waits for a (the source has not responded)"] * lines
 
 
@@ -463,7 +463,7 @@ def test_sixteen_ranges_are_read_in_parallel_by_named_threads() -> None:
 
 
 def test_lasting_fault_ends_the_wait_for_other_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "POLL_SECONDS", 600.0)  # it is seen without another look
+    monkeypatch.setattr(replay, "POLL_SECONDS", 600.0)  # the fault is noticed without another check
     trial = Trial(Script([SourceError("denied")], mute="b"))
     with pytest.raises(SourceError, match="denied"):
         replay_batch(Offset(1, (("a", trial.wanted), ("b", trial.wanted))), trial.place, Watchdog(10.0))
@@ -471,7 +471,7 @@ def test_lasting_fault_ends_the_wait_for_other_ranges(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("failing", [0, 1], ids=["one row is there", "none can be read"])
 def test_shard_is_opened_by_its_row_or_by_the_listing(failing: int) -> None:
-    """The reader of an event hub, or of an old table, is opened with what the shard holds."""
+    """The reader of an event hub, or of an old table, is opened with the shard's hash range."""
     trial = Trial(Script([records(3), records(3), records(3)]))
     trial.store.failing = failing
     row = Lease("a", hash_range=(0, 7), epoch=1) if failing else trial.row

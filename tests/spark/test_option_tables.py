@@ -1,4 +1,4 @@
-"""Each declared option of a Spark source or sink is read, and those of sources do what the reference says."""
+"""Each declared option of a Spark source or sink is read, and the options of sources do what the reference says."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -29,10 +29,16 @@ Options = Mapping[str, str]
 
 
 def dynamo(options: Options) -> dict[str, Any]:
-    """Return what the source over a table's stream makes of these options."""
-    spec, lease, _, bounds = DynamoLeased(dict(options)).parse_options(options)
-    opens: Any = getattr(spec.open, "args", None)
-    return {"lease": lease, "bounds": bounds, "spec": spec, "table": opens[0], "url_options": opens[1]}
+    """Return what the source for a table's stream parses from these options."""
+    source_spec, lease, _, bounds = DynamoLeased(dict(options)).parse_options(options)
+    open_arguments: Any = getattr(source_spec.open, "args", None)
+    return {
+        "lease": lease,
+        "bounds": bounds,
+        "spec": source_spec,
+        "table": open_arguments[0],
+        "url_options": open_arguments[1],
+    }
 
 
 READS: dict[str, tuple[Callable[[Options], Any], Options]] = {
@@ -40,7 +46,7 @@ READS: dict[str, tuple[Callable[[Options], Any], Options]] = {
     DYNAMO: (dynamo, {"dynamodb.tableName": "t"}),
     HUBS: (parse_event_hubs_options, {"eventhubs.namespace": "n", "eventhubs.name": "h"}),
 }
-"""How each source reads its options, and which options it requires."""
+"""How each source parses its options, and which options it requires."""
 
 KEY = StructField("partitionKey", StringType())
 SINKS: dict[str, tuple[Callable[[Options], Any], Options]] = {
@@ -57,7 +63,7 @@ SINKS: dict[str, tuple[Callable[[Options], Any], Options]] = {
         READS[HUBS][1],
     ),
 }
-"""How each sink reads its options, and which options it requires."""
+"""How each sink parses its options, and which options it requires."""
 
 DECLARED: dict[str, tuple[SparkOption, ...]] = {
     KINESIS: (*ALL_SOURCES, *KINESIS_SOURCE),
@@ -67,15 +73,15 @@ DECLARED: dict[str, tuple[SparkOption, ...]] = {
     "eventhubs-leased sink": (*ALL_SINKS, *HUB),
 }
 IGNORED = {KINESIS: WITHOUT_EFFECT, HUBS: EVENT_HUBS_WITHOUT_EFFECT}
-"""Options of other connectors that are accepted without effect."""
+"""Options of other connectors that are accepted but have no effect."""
 
 
 @pytest.mark.parametrize("reader", DECLARED)
 def test_unknown_option_error_lists_the_declared_options(reader: str) -> None:
-    read, need = (READS | SINKS)[reader]
+    parse, required_options = (READS | SINKS)[reader]
     names = sorted({option.name for option in DECLARED[reader]} | {*IGNORED.get(reader, ())})
     with pytest.raises(ValueError, match=r"^option nonsense: unknown; choose among ") as caught:
-        read({**need, "nonsense": "x"})
+        parse({**required_options, "nonsense": "x"})
     assert str(caught.value).partition("choose among ")[2].split(", ") == names
 
 
@@ -84,27 +90,27 @@ def test_unknown_option_error_lists_the_declared_options(reader: str) -> None:
 )
 def test_declared_option_is_read(reader: str, name: str) -> None:
     """An option that is declared but never read would be rejected as unknown."""
-    read, need = (READS | SINKS)[reader]
+    parse, required_options = (READS | SINKS)[reader]
     with pytest.raises(ValueError, match=f"^option {name}: it is empty"):
-        read({**need, name: " "})
+        parse({**required_options, name: " "})
 
 
 def lease(name: str) -> Callable[[Any], Any]:
-    """Read a field of the lease's options, whichever source has them."""
+    """Return a function that reads a field of the lease options, for any source."""
 
-    def read(options_object: Any) -> Any:  # noqa: ANN401  each source has a class of its own
+    def read_field(options_object: Any) -> Any:  # noqa: ANN401  each source has a class of its own
         return attrgetter(name)(options_object["lease"] if isinstance(options_object, dict) else options_object.lease)
 
-    return read
+    return read_field
 
 
 def url_option(name: str) -> Callable[[Any], Any]:
-    """Read an option of the URL by which the stream is opened."""
+    """Return a function that reads an option of the URL with which the stream is opened."""
     return lambda parsed: (parsed["url_options"] if isinstance(parsed, dict) else parsed.url_options).get(name)
 
 
-Tried = tuple[str, str, Callable[[Any], Any], object, object]
-IN_ALL: tuple[Tried, ...] = (
+OptionCase = tuple[str, str, Callable[[Any], Any], object, object]
+IN_ALL: tuple[OptionCase, ...] = (
     ("lease.store", "sqlite://x", lease("store"), "", "sqlite://x"),
     ("lease.workerId", "w-1", lease("worker"), socket.gethostname(), "w-1"),
     ("lease.rules", "kcl", lease("config.rules"), Minimal(), Kcl()),
@@ -126,7 +132,7 @@ IN_ALL: tuple[Tried, ...] = (
     ("lease.lingerMs", "250", lease("linger_seconds"), 1.0, 0.25),
     ("shardsPerTask", "3", lambda parsed: lease("count_tasks")(parsed)(6), 3, 2),
 )
-OWN: dict[str, tuple[Tried, ...]] = {
+OWN: dict[str, tuple[OptionCase, ...]] = {
     KINESIS: (
         ("lease.durationMs", "17000", lease("config.lease_seconds"), 10.0, 17.0),
         ("minPartitions", "9", attrgetter("bounds.tasks"), 0, 9),
@@ -179,7 +185,7 @@ OWN: dict[str, tuple[Tried, ...]] = {
         ("maxEventsPerTrigger", "7", lease("trigger_rows"), 2**53, 7),
     ),
 }
-"""Name, value, how to read the result, and the results by default and with the value."""
+"""For each option: name, value, how to read the result, the default result, and the result with the value."""
 
 ELSEWHERE = {
     "test_spark_roles.py": {"kinesis.dynamodb.endpointUrl"},
@@ -195,13 +201,13 @@ ELSEWHERE = {
     },
     "test_subscribed_queries.py": {"kinesis.consumerType", "kinesis.consumerName"},
 }
-"""Options that need another option, a file or a service, by the test file that tries them."""
+"""Options that need another option, a file or a service, by the test file that tests them."""
 
 
 def test_every_option_is_tested() -> None:
-    tried = {each[0] for table in (IN_ALL, *OWN.values()) for each in table}
+    tested = {row[0] for table in (IN_ALL, *OWN.values()) for row in table}
     declared = {option.name for source in READS for option in DECLARED[source] if option.in_docs}
-    assert declared == tried | set.union(*ELSEWHERE.values())
+    assert declared == tested | set.union(*ELSEWHERE.values())
     for file, names in ELSEWHERE.items():
         (path,) = TESTS.glob(f"*/{file}")
         assert [name for name in names if name not in path.read_text(encoding="utf-8")] == []
@@ -212,10 +218,10 @@ def test_every_option_is_tested() -> None:
     [(source, tried) for source in READS for tried in (*IN_ALL, *OWN[source])],
     ids=lambda part: part if isinstance(part, str) else part[0],
 )
-def test_option_does_what_the_reference_says(source: str, tried: Tried) -> None:
-    read, need = READS[source]
-    name, value, look, default, expected = tried
-    options = {"lease.cores": "5", "lease.fetchHost": "driver", **need}
-    by_default, changed = look(read(options)), look(read({**options, name: value}))
+def test_option_does_what_the_reference_says(source: str, tried: OptionCase) -> None:
+    parse, required_options = READS[source]
+    name, value, read_result, default, expected = tried
+    options = {"lease.cores": "5", "lease.fetchHost": "driver", **required_options}
+    by_default, changed = read_result(parse(options)), read_result(parse({**options, name: value}))
     assert (by_default, changed) == (default, expected)
     assert by_default != changed

@@ -1,4 +1,4 @@
-"""What users of other connectors write as options, and the errors they get if something is not possible."""
+"""Options as users of other connectors write them, and the errors for options that are not possible."""
 
 import re
 import subprocess
@@ -49,8 +49,8 @@ def test_kcl_application_is_joined_by_its_name() -> None:
 
 def test_stream_and_lease_table_have_separate_credentials() -> None:
     arn = "arn:aws:iam::123456789012:role/reader"
-    named = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
-    parsed = parse_kinesis_options({**KINESIS, **named})
+    credential_options = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
+    parsed = parse_kinesis_options({**KINESIS, **credential_options})
     assert {name: parsed.url_options[name] for name in ("role_arn", "external_id")} == {
         "role_arn": arn,
         "external_id": "x-17",
@@ -61,9 +61,9 @@ def test_stream_and_lease_table_have_separate_credentials() -> None:
         parsed.lease.store
         == "dynamodb://orders?role_arn=arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Freader&external_id=x-17"
     )
-    elsewhere = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
+    options_with_bucket = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
     with pytest.raises(ValueError, match=r"in lease\.store, write role_arn="):
-        parse_kinesis_options(elsewhere)
+        parse_kinesis_options(options_with_bucket)
 
 
 def test_query_limits_its_shards_by_its_cores() -> None:
@@ -123,7 +123,7 @@ def test_bad_option_is_named(name: str, value: str, error_text: str) -> None:
 
 
 def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Secrets do not reach logs or errors, and may also be in a file."""
+    """Secrets do not appear in logs or errors, and may also be in a file."""
     store, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", CONNECTION)
     parsed = parse_event_hubs_options(store)
@@ -146,7 +146,7 @@ def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.
 def test_secret_is_rejected_where_spark_would_show_it(
     options: dict[str, str], error_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark shows a signature in its plans, and any secret on the page of a Connect server."""
+    """Spark shows a signature in its plans, and shows any secret on the page of a Connect server."""
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", "hush")
     with pytest.raises(ValueError, match="^" + re.escape(error_text)) as caught:
         parse_event_hubs_options({**options, "lease.store": "sqlite://x"})
@@ -167,7 +167,7 @@ def test_secret_is_rejected_where_spark_would_show_it(
     ids=["unknown", "as Spark", "bound elsewhere", "not wanted"],
 )
 def test_rows_are_fetched_if_the_driver_is_known(options: dict[str, str], address: Address | None) -> None:
-    """Tasks connect to an address where the driver listens, and batches are not limited to 4 MB."""
+    """Tasks connect to an address on which the driver listens, and batches are not limited to 4 MB."""
     assert parse_kinesis_options({**KINESIS, **options}).lease.fetch == address
 
 
@@ -193,7 +193,10 @@ def test_rows_are_fetched_if_the_driver_is_known(options: dict[str, str], addres
     ids=["this machine", "a cluster", "a bound address", "IPv6", "encrypted", "unknown"],
 )
 def test_address_is_that_of_sparks_own_driver(settings: dict[str, str], expected: dict[str, str]) -> None:
-    """Rows stay on the loopback address of a single machine, and have no address if Spark encrypts its traffic."""
+    """On a single machine, rows are fetched from the loopback address.
+
+    If Spark encrypts its traffic, there is no address.
+    """
 
     class Session:
         conf = settings
@@ -215,7 +218,7 @@ def test_misplaced_option_reaches_the_source(options: dict[str, str], place: str
 
 
 def test_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
-    """A repeated batch is recognized by its leases' epochs, so after a move its rows are left out."""
+    """A repeated batch is recognized by the epochs of its leases, so after a move its rows would be omitted."""
     with pytest.raises(ValueError, match=r"^option lease\.to: queries of Spark take no part in `leasehold swap`; stop"):
         parse_kinesis_options({**KINESIS, "lease.to": "sqlite:///there.db"})
 
@@ -223,33 +226,35 @@ def test_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
 def test_missing_dependencies_are_one_sentence() -> None:
     code = "import sys; sys.modules['attrs'] = None; import leasehold.adapters.spark"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    (last,) = completed.stderr.strip().splitlines()[-1:]
-    assert last.startswith("ModuleNotFoundError: import of attrs halted")
-    assert "--py-files ships it" in last
-    assert "venv-pack and --archives" in last
+    (last_line,) = completed.stderr.strip().splitlines()[-1:]
+    assert last_line.startswith("ModuleNotFoundError: import of attrs halted")
+    assert "--py-files ships it" in last_line
+    assert "venv-pack and --archives" in last_line
 
 
 def test_package_unpacked_by_spark_finds_its_zip(tmp_path: Path) -> None:
-    """Spark does not name the path of a package that --py-files ships."""
+    """Spark does not provide the path of a package that --py-files ships."""
     home = Path(leasehold.__file__).parents[1]
-    root, zipped = str(home), str(tmp_path / "shipped.zip")
-    with ZipFile(zipped, "w") as archive:
+    root, zip_path = str(home), str(tmp_path / "shipped.zip")
+    with ZipFile(zip_path, "w") as archive:
         for path in (home / "leasehold").rglob("*.py"):
             archive.write(path, str(path.relative_to(home)))
-    apart = f"import sys; sys.path = [each for each in sys.path if each != {root!r}]; "
-    packs = (
-        f"{apart} sys.path.insert(0, {zipped!r}); from leasehold.adapters.sources.call_timeouts import Backoff; "
+    without_root = f"import sys; sys.path = [each for each in sys.path if each != {root!r}]; "
+    packing_code = (
+        f"{without_root} sys.path.insert(0, {zip_path!r}); from leasehold.adapters.sources.call_timeouts import "
+        "Backoff; "
         "from leasehold.adapters.spark.processes import make_recreator; from pyspark.cloudpickle import dumps; "
         "sys.stdout.buffer.write(dumps(make_recreator(Backoff, {})))"
     )
-    packed = subprocess.run([sys.executable, "-c", packs], cwd=tmp_path, capture_output=True, check=True).stdout
-    unpacks = (
-        f"{apart} import pickle; pickle.load(sys.stdin.buffer)(); sys.stdout.write(sys.modules['leasehold'].__file__)"
+    packed = subprocess.run([sys.executable, "-c", packing_code], cwd=tmp_path, capture_output=True, check=True).stdout
+    unpacking_code = (
+        f"{without_root} import pickle; pickle.load(sys.stdin.buffer)(); "
+        "sys.stdout.write(sys.modules['leasehold'].__file__)"
     )
     completed = subprocess.run(
-        [sys.executable, "-c", unpacks], cwd=tmp_path, input=packed, capture_output=True, check=False
+        [sys.executable, "-c", unpacking_code], cwd=tmp_path, input=packed, capture_output=True, check=False
     )
-    assert completed.stdout.decode() == f"{zipped}/leasehold/__init__.py", completed.stderr.decode()[-500:]
+    assert completed.stdout.decode() == f"{zip_path}/leasehold/__init__.py", completed.stderr.decode()[-500:]
 
 
 def test_shards_start_at_their_own_positions() -> None:
@@ -265,19 +270,19 @@ def test_shards_start_at_their_own_positions() -> None:
         "shardId-3": at_timestamp(1_700_000_000_000),
     }
     assert parsed.bounds.begins == TRIM_HORIZON
-    for wrong in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):
+    for invalid_text in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):
         with pytest.raises(ValueError, match=r"^option kinesis.startingPosition: shardId-1 begins at"):
-            parse_kinesis_options({**KINESIS, "kinesis.startingPosition": wrong})
+            parse_kinesis_options({**KINESIS, "kinesis.startingPosition": invalid_text})
     with pytest.raises(ValueError, match=r"shardId-1 needs iteratorType and iteratorPosition$"):
         parse_kinesis_options({**KINESIS, "kinesis.startingPosition": '{"shardId-1": {"type": "x"}}'})
 
 
 @pytest.mark.parametrize("absent", ["boto3", "azure"])
 def test_formats_are_registered_without_another_clouds_library(absent: str) -> None:
-    """If only one of the two extras is installed, `register` still offers that cloud's formats."""
+    """If only one of the two extras is installed, `register` still offers the formats of that cloud."""
     formats = ("kinesis.data_source", "kinesis.table_changes", "event_hubs.data_source")
     missing = "; ".join(f"sys.modules[{name!r}] = None" for name in {absent, absent.replace("boto3", "botocore")})
-    imports = ", ".join(f"leasehold.adapters.spark.{each}" for each in formats)
+    imports = ", ".join(f"leasehold.adapters.spark.{format_name}" for format_name in formats)
     completed = subprocess.run(
         [sys.executable, "-c", f"import sys; {missing}; import {imports}"], capture_output=True, text=True, check=False
     )

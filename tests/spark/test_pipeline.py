@@ -1,4 +1,4 @@
-"""`leasehold pipeline` lands a stream and reports its batches, and queries are begun on busy machines."""
+"""`leasehold pipeline` lands a stream and reports its batches, and queries start even on busy machines."""
 
 import json
 from contextlib import nullcontext
@@ -38,7 +38,10 @@ PROGRESS = [
 
 
 def test_batch_is_printed_once_although_the_query_idled_before() -> None:
-    """Spark gives an idle trigger the number of the batch it waits for, and no rows may be missed because of that."""
+    """Spark gives an idle trigger the number of the batch that it waits for.
+
+    This must not make us miss the rows of that batch.
+    """
     assert list(select_finished_batches(PROGRESS, 2)) == [
         {"query": "main", "batch": 3, "rows": 9, "seconds": 0.25},
         {"query": "main", "batch": 4, "rows": 9, "seconds": 0.0},
@@ -46,7 +49,7 @@ def test_batch_is_printed_once_although_the_query_idled_before() -> None:
 
 
 class Late:
-    """A query whose Python process did not start in time for Spark, or one that runs."""
+    """A query whose Python process did not start in time for Spark, or a query that runs."""
 
     status: ClassVar = {"message": "Waiting for data to arrive"}
 
@@ -60,13 +63,13 @@ class Late:
 @pytest.mark.parametrize("busy", [0, 2, 4], ids=["at once", "later", "at last"])
 @pytest.mark.parametrize("when", ["loads", "starts"])
 def test_query_is_restarted_if_python_did_not_start_in_time(when: str, busy: int) -> None:
-    tries, late = list[int](), "Python worker failed to connect back."
+    tries, timeout_message = list[int](), "Python worker failed to connect back."
 
     def start() -> StreamingQuery:
         tries.append(0)
         if len(tries) <= busy and when == "loads":
-            raise OSError(late)
-        return cast("StreamingQuery", Late(late if len(tries) <= busy else None))
+            raise OSError(timeout_message)
+        return cast("StreamingQuery", Late(timeout_message if len(tries) <= busy else None))
 
     assert start_query(start).isActive
     assert len(tries) == busy + 1
@@ -92,17 +95,17 @@ def test_query_is_not_restarted_for_other_faults_or_forever(when: str, fault: st
 def test_stream_lands_in_files_once(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
 ) -> None:
-    """The command lands every record once, as it came, also if it is run again."""
+    """The command lands every record exactly once and unchanged, even if it is run again."""
     kinesis_client.create_stream(StreamName="piped", ShardCount=1)
     kinesis_client.get_waiter("stream_exists").wait(StreamName="piped", WaiterConfig=AT_ONCE)
     options = {"streamName": "piped", "endpointUrl": kinesis_url, "region": "eu-west-1", "startingPosition": "EARLIEST"}
-    sets = [f"--set=kinesis.{name}={value}" for name, value in options.items()]
-    sets.append(f"--set=lease.store=sqlite:///{tmp_path}/leases.db")
+    option_arguments = [f"--set=kinesis.{name}={value}" for name, value in options.items()]
+    option_arguments.append(f"--set=lease.store=sqlite:///{tmp_path}/leases.db")
     texts = ["one", "two", "three", "four"]
     for number in range(2):
         for text in texts[2 * number : 2 * number + 2]:
             kinesis_client.put_record(StreamName="piped", Data=text.encode(), PartitionKey="k")
-        result = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
+        result = CliRunner().invoke(app, ["kinesis-leased", *option_arguments, "--folder", str(tmp_path), "--once"])
         assert (result.exit_code, result.stderr) == (0, "")
         assert sum(json.loads(line)["rows"] for line in result.stdout.splitlines()) == 2
     rows = spark.read.parquet(f"{tmp_path}/rows/main").orderBy("sequenceNumber").collect()
@@ -112,20 +115,28 @@ def test_stream_lands_in_files_once(
 
 def test_bad_option_is_one_line(spark: SparkSession) -> None:
     assert spark.version
-    ends = ["--folder", "x"]
-    refused = CliRunner().invoke(app, ["eventhubs-leased", "--set", "EventHubs.connectionString=hush", *ends])
-    assert (refused.exit_code, "Spark would show it" in refused.stderr, "hush" in refused.stderr) == (2, True, False)
-    result = CliRunner().invoke(app, ["kinesis-leased", "--set", "streamName", *ends])
+    folder_arguments = ["--folder", "x"]
+    rejected_secret = CliRunner().invoke(
+        app, ["eventhubs-leased", "--set", "EventHubs.connectionString=hush", *folder_arguments]
+    )
+    assert (
+        rejected_secret.exit_code,
+        "Spark would show it" in rejected_secret.stderr,
+        "hush" in rejected_secret.stderr,
+    ) == (2, True, False)
+    result = CliRunner().invoke(app, ["kinesis-leased", "--set", "streamName", *folder_arguments])
     assert (result.exit_code, result.stderr) == (2, "leasehold pipeline: --set: 'streamName' is not NAME=VALUE\n")
-    other = CliRunner().invoke(app, ["kinesis-leased", "--set=kinesis.streamName=s", "--set=lease.readers=2", *ends])
-    assert (other.exit_code, other.stderr.count("\n")) == (1, 1)
-    assert other.stderr.startswith("leasehold pipeline: option lease.readers: unknown; choose among ")
+    unknown_option = CliRunner().invoke(
+        app, ["kinesis-leased", "--set=kinesis.streamName=s", "--set=lease.readers=2", *folder_arguments]
+    )
+    assert (unknown_option.exit_code, unknown_option.stderr.count("\n")) == (1, 1)
+    assert unknown_option.stderr.startswith("leasehold pipeline: option lease.readers: unknown; choose among ")
 
 
 def test_unusable_lease_table_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.version
-    sets = ["--set=kinesis.streamName=s", f"--set=lease.store=sqlite://{tmp_path}/no/leases.db"]
-    result = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
+    option_arguments = ["--set=kinesis.streamName=s", f"--set=lease.store=sqlite://{tmp_path}/no/leases.db"]
+    result = CliRunner().invoke(app, ["kinesis-leased", *option_arguments, "--folder", str(tmp_path), "--once"])
     assert result.exit_code == 1
     assert result.stderr.startswith(
         f"leasehold pipeline: {tmp_path}/no/leases.db: unable to open database file; check "

@@ -30,9 +30,9 @@ def test_many_lost_shards_are_logged_in_a_short_line(place: Place, caplog: pytes
     query.until(lambda _: not loop._prefetchers)  # noqa: SLF001  likewise
     with caplog.at_level(logging.WARNING):
         loop.commit({shard: Position("1") for shard in place.stream.records})
-    shown = ", ".join(f"shard-{number}" for number in range(5))
+    listed_shards = ", ".join(f"shard-{number}" for number in range(5))
     assert (
-        f"leases were lost to other workers, which write their checkpoints from now on: {shown} and 3 more"
+        f"leases were lost to other workers, which write their checkpoints from now on: {listed_shards} and 3 more"
         in caplog.messages
     )
 

@@ -1,4 +1,4 @@
-"""The reader as Spark calls it, over a stream in memory and a real lease table, without a session."""
+"""The reader as Spark calls it, over an in-memory stream and a real lease table, without a session."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def texts(prefix: str, count: int) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """Return a stream of two shards, with 35 and 15 records."""
+    """Yield a stream of two shards, with 35 and 15 records."""
     streams = Place(Stream({"a": texts("a", 35), "b": texts("b", 15)}), tmp_path / "leases.db")
     yield streams
     streams.close()
@@ -40,11 +40,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def all_rows(stream: Stream) -> list[tuple[str, int, str]]:
     """Return every record as a row."""
-    return sorted((key, place, text) for key, texts in stream.records.items() for place, text in enumerate(texts, 1))
+    return sorted((key, number, text) for key, texts in stream.records.items() for number, text in enumerate(texts, 1))
 
 
 def test_limited_batches_hold_every_record_once(place: Place) -> None:
-    """Batches keep to their limits, and what a limit cuts off comes in a later batch."""
+    """Batches respect their limits, and rows that a limit cuts off come in a later batch."""
     query = place.query()
     sizes: list[int] = []
     while len(query.rows) < 50:
@@ -54,7 +54,7 @@ def test_limited_batches_hold_every_record_once(place: Place) -> None:
 
 
 def test_planning_and_reading_twice_gives_the_same_batch(place: Place) -> None:
-    """A sink with two actions sees one batch under one number."""
+    """A sink with two actions sees the same batch twice under one number."""
     query = place.query()
     end = query.plan(ReadMaxRows(7))
     assert end is not None
@@ -67,16 +67,16 @@ def test_planning_and_reading_twice_gives_the_same_batch(place: Place) -> None:
 def test_tasks_that_could_not_be_made_are_retried_with_the_same_rows(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full for a moment does not cost a batch rows that its offset claims."""
+    """A disk that is full for a moment does not remove rows from a batch whose offset already includes them."""
     query, faults = place.query(), [OSError("no space left on device")]
-    partitions = RowTransport.make_partitions
+    original_make_partitions = RowTransport.make_partitions
 
-    def refused(transport: RowTransport, *arguments: Any) -> Any:  # noqa: ANN401  as it is
+    def fail_or_make_partitions(transport: RowTransport, *arguments: Any) -> Any:  # noqa: ANN401  as it is
         if faults:
             raise faults.pop()
-        return partitions(transport, *arguments)
+        return original_make_partitions(transport, *arguments)
 
-    monkeypatch.setattr(RowTransport, "make_partitions", refused)
+    monkeypatch.setattr(RowTransport, "make_partitions", fail_or_make_partitions)
     end = query.plan()
     assert end is not None
     with pytest.raises(OSError, match="no space"):
@@ -89,10 +89,10 @@ def test_tasks_that_could_not_be_made_are_retried_with_the_same_rows(
 def test_query_that_could_not_join_closes_what_it_opened(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     query = place.query()
 
-    def refused(*_given: object) -> Never:
+    def raise_store_error(*_args: object) -> Never:
         raise StoreError("the table is away")
 
-    monkeypatch.setattr(query_run, "find_delivered_keys", refused)
+    monkeypatch.setattr(query_run, "find_delivered_keys", raise_store_error)
     with pytest.raises(StoreError):
         query.plan()
     query.reader.stop()
@@ -105,28 +105,28 @@ def test_idle_query_commits_its_last_batch_by_an_empty_one(place: Place) -> None
     assert query.checkpoints() != {"a": "35", "b": "15"}
     assert query.batch() == []
     query.until(lambda query: query.checkpoints() == {"a": "35", "b": "15"})
-    flushed = query.offset
-    assert [query.reader.latestOffset(flushed, ReadMaxRows(9)) for _ in range(15)] == [flushed] * 15
+    flushed_offset = query.offset
+    assert [query.reader.latestOffset(flushed_offset, ReadMaxRows(9)) for _ in range(15)] == [flushed_offset] * 15
 
 
 def test_planned_batch_is_repeated_exactly(place: Place) -> None:
-    """A repeated batch has the same rows, because a sink may skip a batch it knows."""
-    first = place.query(maxRowsPerTrigger="7")
-    before = first.batch()
-    one = first.offset
-    rows = first.batch()
-    two = first.offset
-    first.reader.stop()
+    """A repeated batch has the same rows, because a sink may skip a batch that it knows."""
+    first_run = place.query(maxRowsPerTrigger="7")
+    rows_of_first_batch = first_run.batch()
+    first_offset = first_run.offset
+    rows = first_run.batch()
+    second_offset = first_run.offset
+    first_run.reader.stop()
     place.stream.put("a", *texts("late", 5))
-    second = place.query(one)
-    assert second.run(two) == rows
-    second.reader.stop()
-    place.path = place.path.with_name("another.db")  # the lease table is gone as well
-    third = place.query(one)
-    assert third.run(two) == rows
-    third.offset = two
-    third.until(lambda query: sorted({*before, *query.rows}) == all_rows(place.stream))
-    assert len(before) + len(third.rows) == 55
+    second_run = place.query(first_offset)
+    assert second_run.run(second_offset) == rows
+    second_run.reader.stop()
+    place.path = place.path.with_name("another.db")  # the lease table is lost as well
+    third_run = place.query(first_offset)
+    assert third_run.run(second_offset) == rows
+    third_run.offset = second_offset
+    third_run.until(lambda query: sorted({*rows_of_first_batch, *query.rows}) == all_rows(place.stream))
+    assert len(rows_of_first_batch) + len(third_run.rows) == 55
 
 
 def test_lease_stolen_between_plan_and_commit_costs_only_a_repetition(place: Place) -> None:
@@ -137,7 +137,7 @@ def test_lease_stolen_between_plan_and_commit_costs_only_a_repetition(place: Pla
     place.stream.put("b", "more")
     query.until(lambda query: sorted(set(query.rows)) == all_rows(place.stream))
     query.until(lambda query: query.checkpoints() == {"a": "35", "b": "16"})
-    # Rows that the sink already had are not read again, because they end after the new owner's.
+    # Rows that the sink already has are not read again, because their range ends after the new owner's checkpoint.
     assert len(query.rows) == 51
 
 
@@ -146,18 +146,18 @@ def test_commit_is_rejected_while_another_worker_owns_the_lease(place: Place) ->
     query = place.query()
     query.until(lambda query: len(query.rows) == 10)
     place.stream.put("a", "more")
-    query.until(lambda query: len(query.rows) == 11)  # the end of "a" is planned now, and not committed
+    query.until(lambda query: len(query.rows) == 11)  # the end of "a" is now planned but not committed
     steal_lease(query.store, "a")
-    before = query.store.get(["a"])[0]
+    stolen_lease = query.store.get(["a"])[0]
     query.reader.commit(query.offset)
     query.until(lambda query: query.checkpoints()["b"] == "5")
-    assert query.store.get(["a"])[0] == before
-    assert before.owner == "thief"
-    assert before.checkpoint.sequence != "6"
+    assert query.store.get(["a"])[0] == stolen_lease
+    assert stolen_lease.owner == "thief"
+    assert stolen_lease.checkpoint.sequence != "6"
 
 
 def test_shard_that_cannot_be_repeated_resumes_at_its_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If another worker reads the partition of an event hub, the query goes on, and the range is read later."""
+    """If another worker reads the partition of an event hub, the query continues, and the range is read later."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
     end = {"v": 1, "n": 1, "r": {key: ["TRIM_HORIZON", "5", 1] for key in "ab"}}
@@ -170,7 +170,7 @@ def test_shard_that_cannot_be_repeated_resumes_at_its_checkpoint(place: Place, m
 
 
 def test_children_follow_the_commit_of_their_parents_end(place: Place) -> None:
-    """A crash at the end of a shard then loses nothing, and no child is read before its parent."""
+    """A crash at the end of a shard then loses no record, and no child is read before its parent."""
     place.stream.split("a", "c", "d")
     place.stream.put("c", "first of c")
     query = place.query()
@@ -198,7 +198,7 @@ def test_available_now_query_ends_with_all_committed_and_released(place: Place) 
         sizes.append(len(query.batch()))
         place.stream.put("b", "too late")
     query.reader.stop()
-    leases = [(each.key, each.owner, each.checkpoint.sequence) for each in query.store.list().leases]
+    leases = [(lease.key, lease.owner, lease.checkpoint.sequence) for lease in query.store.list().leases]
     assert sizes[-1] == 0
     assert 0 not in sizes[:-1]
     assert {row for row in query.rows if row[2] != "too late"} == {
@@ -209,22 +209,22 @@ def test_available_now_query_ends_with_all_committed_and_released(place: Place) 
 
 def test_query_reports_how_far_behind_its_shards_are(place: Place) -> None:
     place.stream.put("a", *texts("x", 4000))
-    query = place.query(buffer="100")
+    query = place.query(buffer_rows="100")
     assert query.reader.reportLatestOffset() is None
     progress: dict[str, Any] = {}
 
-    def both_are_told(query: Query) -> bool:
+    def reports_both_shards(query: Query) -> bool:
         progress.update(query.reader.reportLatestOffset() or {})
         return progress.get("shards") == 2 and progress["behindMsByShard"].keys() == {"a"}
 
-    query.until(both_are_told)
+    query.until(reports_both_shards)
     assert progress["behindMs"] == progress["behindMsByShard"]["a"] > 0
     json.dumps(progress)
 
 
 def test_reading_ahead_stops_at_a_full_buffer(place: Place) -> None:
     place.stream.put("a", *texts("x", 4000))
-    query = place.query(buffer="100")
+    query = place.query(buffer_rows="100")
     query.batch()
     query.batch()
     assert len(query.batch()) <= 100 + 2 * PAGE
@@ -275,68 +275,68 @@ def test_empty_batch_of_an_earlier_run_is_not_read_again(place: Place, caplog: p
 
 
 def test_ending_query_waits_for_no_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query that ends releases shards even if Spark will not commit their rows any more."""
-    query, ending, stop = place.query(), list[bool](), Runner.stop
+    """A query that ends releases its shards even if Spark will not commit their rows any more."""
+    query, ending_flags, stop = place.query(), list[bool](), Runner.stop
     query.plan()
     run = query.reader._run  # noqa: SLF001  what its shards look at
     assert run is not None
 
-    def note(runner: Runner) -> None:
-        ending.append(run._loop._shared_tables.ending)  # noqa: SLF001  likewise
+    def record_and_stop(runner: Runner) -> None:
+        ending_flags.append(run._loop._shared_tables.ending)  # noqa: SLF001  likewise
         stop(runner)
 
-    monkeypatch.setattr(Runner, "stop", note)
+    monkeypatch.setattr(Runner, "stop", record_and_stop)
     query.reader.stop()
-    assert ending == [True]
+    assert ending_flags == [True]
 
 
 def test_ending_query_sends_its_last_metrics(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = list[bool]()
+    exports_ended = list[bool]()
 
     @contextmanager
     def exporting(_meter: object) -> Iterator[None]:
         yield
-        ended.append(True)
+        exports_ended.append(True)
 
     monkeypatch.setattr(lease_loop, "exporting", exporting)
     query = place.query()
     query.plan()
-    assert ended == []
+    assert exports_ended == []
     query.reader.stop()
-    assert ended == [True]
+    assert exports_ended == [True]
 
 
 def test_query_raises_what_ended_its_worker(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_runner: Runner) -> Never:
+    def raise_store_error(_runner: Runner) -> Never:
         raise StoreError("the table is away")
 
-    monkeypatch.setattr(Runner, "run", refused)
+    monkeypatch.setattr(Runner, "run", raise_store_error)
     with pytest.raises(StoreError, match=r"^the table is away$"):
         place.query().plan()
 
 
 def test_query_is_closed_once_even_if_closing_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed close, the signal that follows a closed channel does not close again."""
-    query, closed = place.query(), list[Callable[[], None]]()
+    """After a failed close, the signal that follows a closed channel does not close the query again."""
+    query, closings = place.query(), list[Callable[[], None]]()
     query.plan()
     run = query.reader._run  # noqa: SLF001  what it closes
     assert run is not None
     close = run.close
 
-    def refused() -> Never:
-        closed.append(close)
+    def fail_to_close() -> Never:
+        closings.append(close)
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(run, "close", refused)
+    monkeypatch.setattr(run, "close", fail_to_close)
     with pytest.raises(OSError, match="the disk is full"):
         query.reader.stop()
     query.reader.stop()
-    assert closed == [close]
+    assert closings == [close]
     close()
 
 
 def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`behindMs` does not grow with the time that buffered rows wait for a slow sink."""
+    """`behindMs` does not grow with the time for which buffered rows wait for a slow sink."""
     clock, stream = stepped(monkeypatch), Stream({"a": texts("a", 500)})
     query_options: dict[str, Any] = {"rereadable": True, "flush": "true", "lease.bufferRows": "20"}
     reader = new_reader(stream, KillableStore(MemoryStore()), **query_options)
@@ -352,9 +352,9 @@ def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.
 
 
 def test_available_now_query_knows_what_it_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduled query waits for each shard that is to be read, except those that another worker reads."""
+    """A scheduled query waits for each shard that it must read, except for those that another worker reads."""
     clock, store = stepped(monkeypatch), MemoryStore()
-    reader = new_reader(Stream({"a": ["x"]}), KillableStore(store), rereadable=True, flush="true")
+    reader = new_reader(Stream({"a": ["x"]}), KillableStore(store), rereadable=True, flush_on_idle="true")
     reader.prepareForTriggerAvailableNow()
     run = reader._get_or_start_run()  # noqa: SLF001  what it asks
     loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise

@@ -1,4 +1,4 @@
-"""The recipe for a cluster, run from the code blocks of the page, on a master and two workers of this machine."""
+"""The recipe for a cluster, run from the code blocks of the page, on a master and two workers on this machine."""
 
 import os
 import subprocess
@@ -28,24 +28,24 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 STREAM = "orders"
 TABLE = "spark-app"
-"""The names on the page. The stream is recreated for each test, and a lease table belongs to one stream."""
+"""These names are used on the page. The stream is recreated for each test, and a lease table belongs to one stream."""
 Recipe = Callable[..., "subprocess.CompletedProcess[str]"]
-"""Runs the text of a recipe, with additional environment variables."""
+"""Runs the text of a recipe with additional environment variables."""
 
 
-def block(kind: str, sign: str) -> str:
+def block(kind: str, text: str) -> str:
     """Return the only code block of this kind on the pages that contains this text."""
     pages = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("spark.md", "spark-cluster.md"))
     tokens = MarkdownIt().parse(pages)
     (code,) = [
-        token.content for token in tokens if token.type == "fence" and token.info == kind and sign in token.content
+        token.content for token in tokens if token.type == "fence" and token.info == kind and text in token.content
     ]
     return code
 
 
 @pytest.fixture
 def orders(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[Path]:
-    """Return the stream that the page reads, with five records, and a folder with its program."""
+    """Create the stream that the page reads, with five records. Yield a folder that contains the page's program."""
     kinesis_client.create_stream(StreamName=STREAM, ShardCount=2)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
     for number in range(5):
@@ -57,7 +57,7 @@ def orders(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[Path]:
 
 
 def wheel(folder: Path) -> Path:
-    """Return the wheel of this project, as an index would have it."""
+    """Build the wheel of this project, as a package index would have it, and return its path."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, env={**os.environ, "LEASEHOLD_PURE": "1"}, check=True, capture_output=True)
     (path,) = folder.glob("*.whl")
@@ -68,26 +68,26 @@ def wheel(folder: Path) -> Path:
 def cluster(
     orders: Path, environment: dict[str, str], kinesis_url: str, dynalite_url: str, master: str
 ) -> Iterator[Recipe]:
-    """Runs recipes of the page in the folder of their program, on a master and two workers, with this environment."""
-    python = environment.pop("PYSPARK_PYTHON")  # the recipe says which
+    """Yield a function that runs the page's recipes in the program's folder, on a master and two workers."""
+    python = environment.pop("PYSPARK_PYTHON")  # the recipe sets it
     names = ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
-    small = {name: ON_CLUSTER[name] for name in names} | {"spark.driver.host": "127.0.0.1"}
+    spark_settings = {name: ON_CLUSTER[name] for name in names} | {"spark.driver.host": "127.0.0.1"}
     (orders / "conf").mkdir()
-    lines = "".join(f"{name} {value}\n" for name, value in small.items())
+    lines = "".join(f"{name} {value}\n" for name, value in spark_settings.items())
     (orders / "conf" / "spark-defaults.conf").write_text(lines, encoding="utf-8")
-    own = {
+    cluster_environment = {
         "PATH": f"{SPARK / 'bin'}:{Path(python).parent}:{os.environ['PATH']}",
         "SPARK_CONF_DIR": str(orders / "conf"),
         "AWS_ENDPOINT_URL_KINESIS": kinesis_url,
         "AWS_ENDPOINT_URL_DYNAMODB": dynalite_url,
     }
 
-    def run(recipe: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    def run(recipe: str, **variables: str) -> "subprocess.CompletedProcess[str]":
         for _ in range(3):
             completed = subprocess.run(
                 ["bash", "-e", "-c", recipe.replace("spark://master:7077", master)],
                 cwd=orders,
-                env={**os.environ, **environment, **own, **more},
+                env={**os.environ, **environment, **cluster_environment, **variables},
                 capture_output=True,
                 text=True,
                 check=False,
@@ -103,12 +103,12 @@ def cluster(
 
 
 def reasons(log: str) -> str:
-    """Return the errors in a log of Spark, without Java frames and without successes."""
+    """Return the errors in a log of Spark, without Java frames and information."""
     return "\n".join(line for line in log.splitlines() if not line.lstrip().startswith("at ") and " INFO " not in line)
 
 
-def without_anything(folder: Path) -> str:
-    """Return a Python of this version in which nothing is installed."""
+def create_bare_python(folder: Path) -> str:
+    """Create an environment with this version of Python and no packages. Return the path of its Python."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     return str(folder / "bin/python")
 
@@ -122,11 +122,13 @@ def test_shipped_environment_runs_the_query_of_the_page(orders: Path, cluster: R
 
 @pytest.fixture
 def beside(orders: Path) -> str:
-    """Return a Python that has this project's dependencies, but not the project."""
-    python = without_anything(orders / "beside")
-    (site,) = (orders / "beside").glob("lib/python*/site-packages")
-    installed = Path(pyspark.__file__).parents[1]  # .pth files in a folder that is added this way are ignored
-    (site / "installed.pth").write_text(f"{installed}\n", encoding="utf-8")
+    """Return a Python that has this project's dependencies, but not the project itself."""
+    python = create_bare_python(orders / "beside")
+    (site_packages,) = (orders / "beside").glob("lib/python*/site-packages")
+    installed_packages = Path(pyspark.__file__).parents[
+        1
+    ]  # .pth files in a folder that is added in this way are ignored
+    (site_packages / "installed.pth").write_text(f"{installed_packages}\n", encoding="utf-8")
     command = [python, "-c", "import attrs, pyarrow, boto3; import leasehold"]
     stderr = subprocess.run(command, cwd=orders, capture_output=True, text=True, check=False).stderr
     assert stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'leasehold'"
@@ -138,11 +140,13 @@ def test_package_shipped_alone_runs_or_names_what_is_missing(orders: Path, clust
     settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
     page = (ROOT / "docs" / "spark-cluster.md").read_text(encoding="utf-8").replace("\n", " ")
     assert 'ends, and says so: "leasehold is here without what it needs"' in page
-    completed = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **settings)
+    completed = cluster(recipe, PYSPARK_PYTHON=create_bare_python(orders / "none"), **settings)
     assert completed.returncode != 0
-    (*_, last) = filter(None, completed.stdout.splitlines())  # where spark-submit passes on what the program prints
-    assert "leasehold is here without what it needs" in last
-    assert last.endswith("(venv-pack and --archives, see docs/spark-cluster.md), or install it everywhere")
+    (*_, last_line) = filter(
+        None, completed.stdout.splitlines()
+    )  # to which spark-submit forwards what the program prints
+    assert "leasehold is here without what it needs" in last_line
+    assert last_line.endswith("(venv-pack and --archives, see docs/spark-cluster.md), or install it everywhere")
     completed = cluster(recipe, PYSPARK_PYTHON=beside, **settings)
     assert completed.returncode == 0, reasons(completed.stderr)
     assert [f"book-{number}" in completed.stdout for number in range(5)] == [True] * 5, completed.stdout

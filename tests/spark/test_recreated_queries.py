@@ -1,4 +1,4 @@
-"""A query over a stream that was deleted and recreated ends and reports it, or begins again if its option says so."""
+"""A query over a stream that was deleted and recreated ends and reports this, or begins again if its option says so."""
 
 from collections.abc import Mapping
 
@@ -21,30 +21,34 @@ REFUSED = r"^stream fake:1000 was deleted and made anew, and is fake:2000 now: .
 
 @define
 class Table:
-    """A stream that knows its incarnation, and the lease table of its queries."""
+    """A stream that knows its incarnation, and the lease table of the queries over it."""
 
     clock: Clock
     stream: Stream = field(factory=lambda: Stream({"a": [], "b": []}, made=1000))
     store: MemoryStore = field(factory=MemoryStore)
     starts: Mapping[str, Position] = field(factory=dict)
 
-    def query(self, before: Query | None = None, more: Mapping[str, str] = NOT_TOLD) -> Query:
-        """Return one more run, which goes on after the run `before`, which was killed."""
-        life = KillableStore(self.store)
-        if before is not None:
-            before.kill()
+    def query(self, former_run: Query | None = None, options: Mapping[str, str] = NOT_TOLD) -> Query:
+        """Return a new run. If `former_run` is given, it is killed, and the new run continues after it."""
+        killable_store = KillableStore(self.store)
+        if former_run is not None:
+            former_run.kill()
             self.clock.now += 60.0
-        reader = new_reader(self.stream, life, rereadable=True, flush="true", starts=self.starts, **more)
-        return Query(reader, self.store, life, reader.initialOffset() if before is None else before.offset)
+        reader = new_reader(
+            self.stream, killable_store, rereadable=True, flush_on_idle="true", start_positions=self.starts, **options
+        )
+        return Query(
+            reader, self.store, killable_store, reader.initialOffset() if former_run is None else former_run.offset
+        )
 
     def read_up(self, query: Query) -> list[str]:
-        """Return the texts of what the stream holds, each as often as it came."""
+        """Run the query until it has all records of the stream. Return their texts, including duplicates."""
         count = sum(map(len, self.stream.records.values()))
         query.until(lambda query: len(query.rows) >= count)
         return sorted(text for _, _, text in query.rows)
 
     def noted_incarnations(self) -> set[str | None]:
-        """Return the incarnations that the leases are of."""
+        """Return the incarnations that the leases record."""
         return {lease.annotation(INCARNATION) for lease in self.store.list().leases}
 
 
@@ -67,47 +71,47 @@ def test_recreated_stream_ends_the_query_by_default(table: Table) -> None:
     table.read_up(query)
     table.stream.recreate("a", "b")
     fill(table, "new", 8)
-    again = table.query(query)
+    new_run = table.query(query)
     for _ in range(2):
         with pytest.raises(SourceError, match=REFUSED):
-            again.reader.latestOffset(again.offset, again.reader.getDefaultReadLimit())
+            new_run.reader.latestOffset(new_run.offset, new_run.reader.getDefaultReadLimit())
     with pytest.raises(SourceError, match=REFUSED):
-        again.reader.partitions(again.reader.initialOffset(), again.offset)
+        new_run.reader.partitions(new_run.reader.initialOffset(), new_run.offset)
     assert table.noted_incarnations() == {"fake:1000"}
 
 
 def test_recreated_stream_is_read_whole_if_the_option_says_so(table: Table) -> None:
-    """The new stream's numbers begin again, so records before the old offset are not skipped."""
+    """The sequence numbers of the new stream begin again, so records before the old offset must not be skipped."""
     query = table.query()
     table.read_up(query)
     table.stream.recreate("a", "b", "c")
     fill(table, "new", 8)
-    again = table.query(query, ANEW)
-    assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "abc" for number in range(8))
-    assert (again.offset["i"], table.noted_incarnations()) == ("fake:2000", {"fake:2000"})
-    # From then on it is a stream like any other, with or without the option.
+    new_run = table.query(query, ANEW)
+    assert table.read_up(new_run) == sorted(f"new {shard}{number}" for shard in "abc" for number in range(8))
+    assert (new_run.offset["i"], table.noted_incarnations()) == ("fake:2000", {"fake:2000"})
+    # From then on, it is a stream like any other, with or without the option.
     fill(table, "newer", 1)
-    last = table.query(again)
-    last.until(lambda query: len(query.rows) >= 3)
-    assert sorted(text for _, _, text in last.rows) == ["newer a0", "newer b0", "newer c0"]
+    last_run = table.query(new_run)
+    last_run.until(lambda query: len(query.rows) >= 3)
+    assert sorted(text for _, _, text in last_run.rows) == ["newer a0", "newer b0", "newer c0"]
 
 
 def test_batch_planned_on_the_former_stream_is_repeated_empty(table: Table) -> None:
-    """Records of the new stream with the same numbers are not taken for the rows of the old batch."""
+    """Records of the new stream with the same numbers are not treated as the rows of the old batch."""
     query = table.query()
     planned = query.plan()
     assert planned is not None
     table.stream.recreate("a", "b")
     fill(table, "new", 8)
-    again = table.query(query, ANEW)
-    assert again.run(planned) == []
-    again.reader.commit(planned)
-    again.offset = planned
-    assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
+    new_run = table.query(query, ANEW)
+    assert new_run.run(planned) == []
+    new_run.reader.commit(planned)
+    new_run.offset = planned
+    assert table.read_up(new_run) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
 
 
 def test_running_query_ends_once_its_stream_is_listed_as_recreated(table: Table) -> None:
-    query = table.query(more=ANEW)
+    query = table.query(options=ANEW)
     table.read_up(query)
     table.stream.recreate("a", "b")
     table.clock.now += SAFETY_SECONDS
@@ -118,7 +122,7 @@ def test_running_query_ends_once_its_stream_is_listed_as_recreated(table: Table)
 
 
 def test_unnamed_offset_has_the_incarnation_that_its_leases_note(table: Table) -> None:
-    """A checkpointLocation of an earlier version does not skip records of the new stream."""
+    """With a checkpointLocation of an earlier version, no records of the new stream are skipped."""
     table.stream.records["c"] = ["old c0"]
     query = table.query()
     table.read_up(query)
@@ -127,10 +131,10 @@ def test_unnamed_offset_has_the_incarnation_that_its_leases_note(table: Table) -
     fill(table, "new", 8)
     with pytest.raises(SourceError, match=REFUSED):
         table.query(query).plan()
-    again = table.query(query, ANEW)
-    assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
-    # By then the leases name the new stream, but the offset without a name is still of the former one.
-    assert again.offset["r"].keys() == {"a", "b"}
+    new_run = table.query(query, ANEW)
+    assert table.read_up(new_run) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
+    # At this point the leases name the new stream, but the offset without a name still belongs to the former one.
+    assert new_run.offset["r"].keys() == {"a", "b"}
 
 
 def test_unnamed_offset_resumes_if_nothing_was_recreated(table: Table) -> None:
@@ -138,36 +142,36 @@ def test_unnamed_offset_resumes_if_nothing_was_recreated(table: Table) -> None:
     table.read_up(query)
     del query.offset["i"]
     fill(table, "more", 1)
-    again = table.query(query)
-    again.until(lambda query: len(query.rows) >= 2)
-    assert [text for _, _, text in again.rows] == ["more a0", "more b0"]
-    assert again.offset["i"] == "fake:1000"
+    new_run = table.query(query)
+    new_run.until(lambda query: len(query.rows) >= 2)
+    assert [text for _, _, text in new_run.rows] == ["more a0", "more b0"]
+    assert new_run.offset["i"] == "fake:1000"
 
 
 @pytest.mark.parametrize(("created", "message"), [(1000, "fake:2000, but the query reads fake:1000"), (0, "")])
 def test_offset_of_a_later_incarnation_is_rejected(table: Table, created: int, message: str) -> None:
-    """Even if a listing is outdated, an offset's ranges are not read from another incarnation of the stream."""
+    """Even if a listing is outdated, the ranges of an offset are not read from another incarnation of the stream."""
     table.stream.made = 2000
     query = table.query()
     table.read_up(query)
     table.stream.made = created
-    again = table.query(query, ANEW)
+    new_run = table.query(query, ANEW)
     if message:
         with pytest.raises(SourceError, match=rf"^offset: the checkpointLocation is of {message}"):
-            again.plan()
+            new_run.plan()
     else:
         fill(table, "more", 1)
-        again.until(lambda query: len(query.rows) >= 2)
-        assert again.offset["i"] == "fake:2000", "a right that was taken away does not make it another stream"
+        new_run.until(lambda query: len(query.rows) >= 2)
+        assert new_run.offset["i"] == "fake:2000", "a right that was taken away does not make it another stream"
 
 
 @pytest.mark.parametrize("more", [NOT_TOLD, ANEW])
 def test_new_query_over_leases_of_a_former_stream_fails_or_restarts(table: Table, more: Mapping[str, str]) -> None:
-    table.read_up(before := table.query())
-    before.kill()
+    table.read_up(former_run := table.query())
+    former_run.kill()
     table.stream.recreate("a", "b")
     fill(table, "new", 3)
-    query = table.query(more=more)
+    query = table.query(options=more)
     if more:
         assert table.read_up(query) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(3))
         return
@@ -176,30 +180,30 @@ def test_new_query_over_leases_of_a_former_stream_fails_or_restarts(table: Table
 
 
 def test_shard_of_a_recreated_stream_starts_where_the_option_says(table: Table) -> None:
-    """A starting position for one shard is a place in the old stream."""
+    """A starting position for one shard is a position in the old stream."""
     table.starts = {"a": Position("3")}
     query = table.query()
     query.until(lambda query: len(query.rows) >= 7)
     assert sorted(text for _, _, text in query.rows)[:2] == ["old a3", "old a4"]
     table.stream.recreate("a", "b")
     fill(table, "new", 5)
-    again = table.query(query, ANEW)
-    assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(5))
+    new_run = table.query(query, ANEW)
+    assert table.read_up(new_run) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(5))
 
 
 def test_run_waits_until_the_stream_is_identified(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each batch names the incarnation, so that it is valid for that one only."""
+    """Each batch names the incarnation, so that it is valid only for that one."""
     answers = iter([SourceUnavailable("slow down"), SourceUnavailable("slow down")])
-    real = Stream.shards
+    original_shards = Stream.shards
 
-    def shards(stream: Stream) -> tuple[Shard, ...]:
+    def shards_or_fault(stream: Stream) -> tuple[Shard, ...]:
         if fault := next(answers, None):
             raise fault
-        return real(stream)
+        return original_shards(stream)
 
-    monkeypatch.setattr(Stream, "shards", shards)
+    monkeypatch.setattr(Stream, "shards", shards_or_fault)
     query = table.query()
     assert len(table.read_up(query)) == 10
     assert query.offset["i"] == "fake:1000"
@@ -207,15 +211,15 @@ def test_run_waits_until_the_stream_is_identified(
 
 
 def test_stream_that_is_identified_by_a_listing_is_listed_first(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The offsets of a run name the incarnation, so those of an old stream do not count for the new one."""
-    listed, shards, incarnation = list[bool](), Stream.shards, Stream.incarnation
+    """The offsets of a run name the incarnation, so the offsets of an old stream do not count for the new one."""
+    listings, shards, incarnation = list[bool](), Stream.shards, Stream.incarnation
 
-    def listing(stream: Stream) -> tuple[Shard, ...]:
-        listed.append(True)
+    def list_and_record(stream: Stream) -> tuple[Shard, ...]:
+        listings.append(True)
         return shards(stream)
 
-    monkeypatch.setattr(Stream, "shards", listing)
-    monkeypatch.setattr(Stream, "incarnation", lambda stream: incarnation(stream) if listed else "")
+    monkeypatch.setattr(Stream, "shards", list_and_record)
+    monkeypatch.setattr(Stream, "incarnation", lambda stream: incarnation(stream) if listings else "")
     query = table.query()
     table.read_up(query)
     assert query.offset["i"] == "fake:1000"

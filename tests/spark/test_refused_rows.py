@@ -1,4 +1,4 @@
-"""A section is checked as a whole before any of its rows is sent, so a task that fails writes nothing of it."""
+"""A section is checked as a whole before any of its rows is sent, so a task that fails writes no row of it."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -23,37 +23,40 @@ GOOD = 3
 
 def table(columns: SinkColumns, *rows: tuple[Any, ...]) -> pa.Table:
     """Return these rows as a section has them."""
-    kinds = columns.types.items()
+    column_types = columns.types.items()
     return pa.table(
-        {name: pa.array([row[column] for row in rows], kind) for column, (name, kind) in enumerate(kinds)}
+        {
+            name: pa.array([row[column] for row in rows], column_type)
+            for column, (name, column_type) in enumerate(column_types)
+        }
     ).combine_chunks()
 
 
 @define
 class Written:
-    """A writer whose service only records what it is sent."""
+    """A writer whose service only records the rows that it is sent."""
 
     writer: RowWriter
     sent: list[object] = Factory(list)
 
 
 class OneShard:
-    """A stream of one shard, as its listings have it."""
+    """A client of a stream with one shard."""
 
-    def describe_stream_summary(self, **asked: str) -> object:
+    def describe_stream_summary(self, **request: str) -> object:
         """Return the summary of an open stream."""
-        summary = {"StreamName": asked["StreamName"], "StreamStatus": "ACTIVE"}
+        summary = {"StreamName": request["StreamName"], "StreamStatus": "ACTIVE"}
         return {"StreamDescriptionSummary": summary}
 
     def list_shards(self, **_: str) -> object:
         """Return the shard."""
-        whole = {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}
-        return {"Shards": [{"ShardId": "s", "HashKeyRange": whole, "SequenceNumberRange": {}}]}
+        hash_range = {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}
+        return {"Shards": [{"ShardId": "s", "HashKeyRange": hash_range, "SequenceNumberRange": {}}]}
 
 
 @pytest.fixture
 def kinesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
-    """Return a writer whose producer checks its rows, and sends nothing."""
+    """Yield a writer whose producer checks its rows and sends nothing."""
     sent_rows = list[object]()
 
     class Noting(producer.Producer):
@@ -95,13 +98,13 @@ def test_row_rejected_by_kinesis_keeps_its_section_unsent(
 
 @pytest.fixture
 def hub() -> Written:
-    """Return a writer with the client's own batches, which records what is sent."""
+    """Return a writer that uses the client's own batches. Its service records the rows that are sent."""
     azure = pytest.importorskip("azure.eventhub")
     sent_rows = list[object]()
 
     class Client:
-        def create_batch(self, **where: str) -> object:
-            return azure.EventDataBatch(max_size_in_bytes=5000, **where)
+        def create_batch(self, **target: str) -> object:
+            return azure.EventDataBatch(max_size_in_bytes=5000, **target)
 
         def send_batch(self, batch: Any) -> None:  # noqa: ANN401  an extra has the type
             sent_rows.extend(event.body_as_str() for event in batch._internal_events)  # noqa: SLF001

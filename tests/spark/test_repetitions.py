@@ -1,4 +1,4 @@
-"""Batches that Spark repeats while the stream does not respond: no row is changed or skipped later."""
+"""Batches that Spark repeats while the stream does not respond. No row is changed, and none is skipped later."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ SUNK = pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "a
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """Return a stream of two shards with a record each, where silence is soon believed."""
+    """Yield a stream of two shards with one record each. Silence soon counts as the end of a range."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS_OWNED", 0.3)
     streams = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
@@ -36,33 +36,33 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     streams.close()
 
 
-def once_more(
+def run_once_more(
     place: Place, crash: Crash, flush: str, *, rereadable: bool = True, missing: tuple[Row, ...] = ()
 ) -> None:
-    """Kill the query before it plans another batch, and check that the next run finds every record except `gone`."""
+    """Kill the query before it plans another batch, and check that the next run finds every record except `missing`."""
     place.queries[-1].kill()
-    last = place.query(crash.planned, rereadable=rereadable, **{"lease.flushOnIdle": flush})
-    drain(last, crash.sink, place.stream, also=missing)
+    last_run = place.query(crash.planned, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    drain(last_run, crash.sink, place.stream, also=missing)
 
 
 @pytest.mark.sampled(3)
 @SUNK
 @FLUSHING
 def test_throttled_range_is_awaited(place: Place, flush: str, *, sunk: bool) -> None:
-    """Spark commits no batch that lacks a range, so that a second kill neither loses nor doubles it."""
-    crash = crash_query(place, sunk=sunk)
+    """Spark must not commit a batch without a range. Then a second kill neither loses nor doubles it."""
+    crash = crash_query(place, reaches_sink=sunk)
     place.stream.throttled["a"] = 8
     query = restarted_query(place, crash, **{"lease.flushOnIdle": flush})
     assert query.rows == crash.rows
-    once_more(place, crash, flush)
+    run_once_more(place, crash, flush)
     assert crash.sink.rows == all_rows(place.stream)
 
 
 def test_range_is_read_again_under_its_original_epoch() -> None:
-    """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
-    stream, planned = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
-    where = replay.ReplayContext(MemoryStore(), stream, make_columns("fake"), exclusive=True)
-    rows = replay.RangeReplay(Lease("a", epoch=9), planned, where, Event()).read_rows()
+    """On Event Hubs, a reader under the current epoch would disconnect the shard's owner."""
+    stream, planned_range = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
+    context = replay.ReplayContext(MemoryStore(), stream, make_columns("fake"), exclusive=True)
+    rows = replay.RangeReplay(Lease("a", epoch=9), planned_range, context, Event()).read_rows()
     assert rows is not None
     assert (rows.num_rows, stream.opened) == (2, [("a", 3)])
 
@@ -71,7 +71,7 @@ def test_range_is_read_again_under_its_original_epoch() -> None:
 def test_range_unanswered_for_too_long_fails_the_query(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str
 ) -> None:
-    crash = crash_query(place, sunk=False)
+    crash = crash_query(place, reaches_sink=False)
     place.stream.silent.add("a")
     with monkeypatch.context() as patched:
         patched.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 0.5)
@@ -83,7 +83,7 @@ def test_range_unanswered_for_too_long_fails_the_query(
         assert lease.checkpoint.order <= Position(crash.planned["r"][lease.key][0]).order
     place.stream.silent.clear()
     assert restarted_query(place, crash, **{"lease.flushOnIdle": flush}).rows == crash.rows
-    once_more(place, crash, flush)
+    run_once_more(place, crash, flush)
     assert crash.sink.rows == all_rows(place.stream)
 
 
@@ -92,13 +92,13 @@ def test_range_unanswered_for_too_long_fails_the_query(
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
 def test_range_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
     """If the query is killed before the next offset, the range is not skipped as if the sink had it."""
-    crash = crash_query(place, sunk=False, rereadable=rereadable)
+    crash = crash_query(place, reaches_sink=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
     place.stream.refuses.add("a")
     query = restarted_query(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
     assert query.rows == [row for row in crash.rows if row[0] == "b"]
     place.stream.refuses.clear()
-    once_more(place, crash, flush, rereadable=rereadable)
+    run_once_more(place, crash, flush, rereadable=rereadable)
     assert set(crash.sink.rows) == set(all_rows(place.stream))
     if rereadable:
         assert crash.sink.rows == all_rows(place.stream)
@@ -111,9 +111,9 @@ def test_range_given_up_is_remembered_by_the_next_run(place: Place, flush: str, 
 def test_range_given_up_stays_out_of_its_repeated_batch(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str, *, counts: bool, rereadable: bool
 ) -> None:
-    """A sink that has the batch without the range skips a repetition that has it."""
+    """If a sink has the batch without the range, it skips a repetition that contains it."""
     monkeypatch.setattr(SqliteStore, "capabilities", Capabilities(counts_owners=counts))
-    crash = crash_query(place, sunk=False, rereadable=rereadable)
+    crash = crash_query(place, reaches_sink=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
     place.stream.refuses.add("a")
     restarted_query(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
@@ -127,41 +127,45 @@ def test_range_given_up_stays_out_of_its_repeated_batch(
 
 
 def test_trimmed_range_is_left_out_and_the_rest_arrives(place: Place) -> None:
-    """A query starts although part of its last batch is past retention."""
-    crash = crash_query(place, sunk=False)
+    """A query starts even if part of its last batch is past retention."""
+    crash = crash_query(place, reaches_sink=False)
     oldest = min(row[1] for row in crash.rows if row[0] == "a")
     place.stream.trimmed["a"] = oldest
     query = restarted_query(place, crash)
     assert query.rows == [row for row in crash.rows if row[0] == "b" or row[1] > oldest]
     missing = tuple(row for row in all_rows(place.stream) if row[0] == "a" and row[1] == oldest)
-    once_more(place, crash, "true", missing=missing)
+    run_once_more(place, crash, "true", missing=missing)
     assert crash.sink.rows == [row for row in all_rows(place.stream) if row not in missing]
 
 
 def test_late_commit_does_not_pass_a_range_left_out_earlier(place: Place) -> None:
-    crash = crash_query(place, sunk=False, rereadable=False)
+    crash = crash_query(place, reaches_sink=False, rereadable=False)
     place.stream.numbers = True
     place.stream.refuses.add("a")
     restarted_query(place, crash, rereadable=False).kill()
     place.stream.refuses.clear()
     place.stream.silent.add("b")
     query = place.query(crash.planned, rereadable=False)
-    begins, ends, _ = crash.planned["r"]["a"]
+    start, end, _ = crash.planned["r"]["a"]
     assert query.plan(ReadMaxRows(1)) is not None
     query.reader.commit(crash.planned)
     query.reader.stop()
-    assert query.store.get(["a"])[0].checkpoint.order <= Position(begins).order < Position(ends).order
+    assert query.store.get(["a"])[0].checkpoint.order <= Position(start).order < Position(end).order
 
 
 @pytest.mark.parametrize("call", ["latestOffset", "partitions", "commit"])
 def test_offset_of_another_stream_is_rejected_before_anything_opens(tmp_path: Path, call: str) -> None:
-    other = {"v": 1, "n": 3, "s": "kinesis://orders", "r": {"a": ["TRIM_HORIZON", "5", 1]}}
+    offset_of_other_stream = {"v": 1, "n": 3, "s": "kinesis://orders", "r": {"a": ["TRIM_HORIZON", "5", 1]}}
     source_spec = SourceSpec(_never, make_columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
     reader = LeasedReader(source_spec, options(tmp_path / "leases.db", "LATEST"), _never)
-    more = {"latestOffset": (reader.getDefaultReadLimit(),), "partitions": (other,), "commit": ()}[call]
+    arguments = {
+        "latestOffset": (reader.getDefaultReadLimit(),),
+        "partitions": (offset_of_other_stream,),
+        "commit": (),
+    }[call]
     with pytest.raises(ValueError, match=r"is of kinesis://orders, but the query reads kinesis://flights; [^\n]*$"):
-        getattr(reader, call)(other, *more)
+        getattr(reader, call)(offset_of_other_stream, *arguments)
 
 
-def _never(*_asked: object, **_more: object) -> NoReturn:
+def _never(*_args: object, **_kwargs: object) -> NoReturn:
     raise AssertionError("it was opened")

@@ -1,4 +1,4 @@
-"""How the Spark sources show an exception within a message of their own."""
+"""Exceptions that the Spark sources show within messages of their own."""
 
 import ast
 from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from attrs import Factory, define
 from botocore.exceptions import ClientError
 from fake_stream import Stream
-from prefetchers import new_ahead, new_feed
+from prefetchers import new_prefetcher, new_read_ahead_state
 
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import Lease, Position
@@ -28,25 +28,25 @@ def rejection(code: str) -> ClientError:
 
 
 def idle(_asked: int) -> dict[str, Any]:
-    """Return nothing, with nothing waiting."""
+    """Return no records, at the tip of the shard."""
     return {"Records": [], "MillisBehindLatest": 0, "NextShardIterator": "it"}
 
 
 def busy(count: int) -> dict[str, Any]:
-    """Return as much as a request may hold, with more waiting."""
-    rows = [{"Data": b"x", "PartitionKey": "k", "SequenceNumber": str(100 * count + each)} for each in range(100)]
+    """Return as many records as a response may contain, with more waiting."""
+    rows = [{"Data": b"x", "PartitionKey": "k", "SequenceNumber": str(100 * count + index)} for index in range(100)]
     return {"Records": rows, "MillisBehindLatest": 60_000, "NextShardIterator": "it"}
 
 
 def throttled(count: int) -> dict[str, Any]:
-    """Reject every second request as one too many."""
+    """Reject every second request because there are too many."""
     if count % 2:
         raise rejection("ProvisionedThroughputExceededException")
     return busy(count)
 
 
 def expiring(count: int) -> dict[str, Any]:
-    """Expire each iterator soon."""
+    """Reject every third request because its iterator has expired."""
     if count % 3 == 0:
         raise rejection("ExpiredIteratorException")
     return busy(count)
@@ -54,7 +54,7 @@ def expiring(count: int) -> dict[str, Any]:
 
 @define
 class Client:
-    """Answers requests for one shard, and records when they came."""
+    """Responds to requests for one shard, and records their times."""
 
     answer: Answer
     now: float = 0.0
@@ -66,14 +66,14 @@ class Client:
         self.iterators.append(self.now)
         return {"ShardIterator": "it"}
 
-    def get_records(self, **_wanted: object) -> dict[str, Any]:
+    def get_records(self, **_request: object) -> dict[str, Any]:
         self.records.append(self.now)
         return self.answer(next(self._asked))
 
 
 @define
 class PolledStream(Stream):
-    """A stream of one shard that is read as Kinesis is."""
+    """A stream with one shard that is polled as Kinesis is."""
 
     client: Client = Factory(lambda: Client(idle))
 
@@ -82,21 +82,21 @@ class PolledStream(Stream):
         return ArrowPoller(cast("KinesisClient", self.client), "s", lease.shard, start, None)
 
 
-def most_within(times: list[float], seconds: float) -> int:
-    """Return the largest number of requests within any span of this length."""
-    return max((bisect_left(times, time + seconds) - place for place, time in enumerate(times)), default=0)
+def most_requests_within(times: list[float], seconds: float) -> int:
+    """Return the largest number of requests within any period of this length."""
+    return max((bisect_left(times, time + seconds) - index for index, time in enumerate(times)), default=0)
 
 
 @pytest.mark.parametrize("answer", [idle, busy, throttled, expiring])
 def test_shard_gets_at_most_four_and_a_half_requests_a_second(answer: Answer) -> None:
-    """All readers of a shard share five requests a second (K5)."""
+    """All readers of a shard share five requests per second (K5)."""
     client = Client(answer)
-    _, feed = new_feed(PolledStream({"a": []}, client=client), new_ahead())
+    _, prefetcher = new_prefetcher(PolledStream({"a": []}, client=client), new_read_ahead_state())
     while client.now < SECONDS:
-        feed.take_rows(10_000, 1 << 30)
-        client.now = max(feed.step(client.now), client.now)
-    assert most_within(client.records, 10.0) <= 45
-    assert most_within(client.records, 1.0) <= 5
-    assert most_within(client.iterators, 1.0) <= 2
-    # The opposite mistake: a shard with waiting records is read as often as allowed.
+        prefetcher.take_rows(10_000, 1 << 30)
+        client.now = max(prefetcher.step(client.now), client.now)
+    assert most_requests_within(client.records, 10.0) <= 45
+    assert most_requests_within(client.records, 1.0) <= 5
+    assert most_requests_within(client.iterators, 1.0) <= 2
+    # The opposite mistake: if records are waiting, the shard is read as often as allowed.
     assert len(client.records) >= (SECONDS * 4 if answer is busy else SECONDS / 4)

@@ -1,4 +1,4 @@
-"""Queries that are killed at every bad moment and started again lose nothing, and repeat the same batches."""
+"""Queries that are killed at every bad moment and restarted lose no records, and repeat the same batches."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
-    """Return a stream of two shards with a record each."""
+    """Yield a stream of two shards with one record each."""
     caplog.set_level("INFO", "leasehold")
     streams = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
     yield streams
@@ -25,8 +25,8 @@ def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
 
 @pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "after the sink"])
 def test_uncommitted_batch_is_repeated_exactly(place: Place, caplog: pytest.LogCaptureFixture, sunk: bool) -> None:
-    """A repeated batch has the same rows, because a sink may skip a batch it knows."""
-    crash = crash_query(place, sunk=sunk)
+    """A repeated batch has the same rows, because a sink may skip a batch that it knows."""
+    crash = crash_query(place, reaches_sink=sunk)
     place.stream.put("a", "came meanwhile")
     place.stream.put("b", "this too")
     query = restarted_query(place, crash)
@@ -37,37 +37,42 @@ def test_uncommitted_batch_is_repeated_exactly(place: Place, caplog: pytest.LogC
 
 
 def test_committed_batch_is_not_repeated(place: Place) -> None:
-    """A restart does not repeat rows that Spark has committed, even if the leases lag behind."""
-    crash = crash_query(place, sunk=True)
+    """A restart does not repeat rows that Spark has committed, even if the checkpoints of the leases lag behind."""
+    crash = crash_query(place, reaches_sink=True)
     query = place.query(crash.planned)
     drain(query, crash.sink, place.stream)
     assert crash.sink.rows == all_rows(place.stream)
 
 
 def test_shard_not_reclaimed_before_the_next_kill_is_remembered(place: Place) -> None:
-    """Rows that Spark has committed before the lease was written do not come again under a new number."""
-    crash = crash_query(place, sunk=True)
+    """Rows that Spark has committed before their lease was written do not come again under a new number."""
+    crash = crash_query(place, reaches_sink=True)
     store = place.queries[0].store
-    away = store.write(StealLease(store.get(["a"])[0], "away"))
-    second = place.query(crash.planned)
+    outcome = store.write(StealLease(store.get(["a"])[0], "away"))
+    second_run = place.query(crash.planned)
     place.stream.put("b", "meanwhile")
     while ("b", len(place.stream.records["b"]), "meanwhile") not in crash.sink.rows:
-        assert isinstance(away, Done)
-        away = store.write(RenewLease(away.lease))  # or it would expire about when the other does
-        before = len(second.rows)
-        second.batch()
-        crash.sink.take(second.offset["n"], second.rows[before:])
-    second.kill()
-    begins, ends, _ = second.offset["r"]["a"]
-    assert begins == ends == crash.planned["r"]["a"][1]
-    third = place.query(second.offset)
-    drain(third, crash.sink, place.stream)
+        assert isinstance(outcome, Done)
+        outcome = store.write(
+            RenewLease(outcome.lease)
+        )  # otherwise, it would expire at about the same time as the other lease
+        row_count = len(second_run.rows)
+        second_run.batch()
+        crash.sink.take(second_run.offset["n"], second_run.rows[row_count:])
+    second_run.kill()
+    start, end, _ = second_run.offset["r"]["a"]
+    assert start == end == crash.planned["r"]["a"][1]
+    third_run = place.query(second_run.offset)
+    drain(third_run, crash.sink, place.stream)
     assert crash.sink.rows == all_rows(place.stream)
 
 
 def test_kill_at_the_end_of_a_shard_loses_neither_tail_nor_children(place: Place) -> None:
     crash = crash_query(
-        place, sunk=False, split=True, at=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END"
+        place,
+        reaches_sink=False,
+        split=True,
+        is_crash_batch=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END",
     )
     query = restarted_query(place, crash)
     assert query.rows == crash.rows
@@ -77,21 +82,21 @@ def test_kill_at_the_end_of_a_shard_loses_neither_tail_nor_children(place: Place
 
 
 def test_lease_stolen_from_a_dead_query_costs_one_batch(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """A steal in the meantime loses no batch, does not end the query, and leaves the new owner's checkpoint."""
-    crash = crash_query(place, sunk=False)
+    """A steal in the meantime loses no batch, does not end the query, and keeps the new owner's checkpoint."""
+    crash = crash_query(place, reaches_sink=False)
     store = place.queries[0].store
     outcome = store.write(StealLease(store.get(["a"])[0], "thief"))
     assert isinstance(outcome, Done)
-    begins, ends = outcome.lease.checkpoint, Position(str(len(place.stream.records["a"])))
-    moved = store.write(CheckpointLease(outcome.lease, ends))
-    assert isinstance(moved, Done)
+    stolen_checkpoint, new_checkpoint = outcome.lease.checkpoint, Position(str(len(place.stream.records["a"])))
+    checkpointed = store.write(CheckpointLease(outcome.lease, new_checkpoint))
+    assert isinstance(checkpointed, Done)
     query = restarted_query(place, crash)
     assert query.rows == crash.rows
     place.stream.put("b", "later")
-    by_thief = tuple(row for row in all_rows(place.stream) if row[0] == "a" and row[1] > begins.order[1])
+    by_thief = tuple(row for row in all_rows(place.stream) if row[0] == "a" and row[1] > stolen_checkpoint.order[1])
     drain(query, crash.sink, place.stream, also=by_thief)
     assert set(query.rows) & set(by_thief) <= set(crash.rows)
-    assert query.store.get(["a"])[0].checkpoint == ends
+    assert query.store.get(["a"])[0].checkpoint == new_checkpoint
     assert "reading its 2 ranges again" in caplog.text
 
 
@@ -101,7 +106,7 @@ def test_query_without_its_lease_table_resumes_at_sparks_offset(
     place: Place, caplog: pytest.LogCaptureFixture, start: str, rereadable: bool
 ) -> None:
     """A query over a recreated lease table does not begin at the latest records."""
-    crash = crash_query(place, sunk=True, rereadable=rereadable)
+    crash = crash_query(place, reaches_sink=True, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
     place.stream.numbers = not rereadable  # as Event Hubs report the latest position
     place.stream.put("a", "came meanwhile")
@@ -116,9 +121,9 @@ def test_query_without_its_lease_table_resumes_at_sparks_offset(
 def test_query_without_its_lease_table_and_batch_skips_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, rereadable: bool
 ) -> None:
-    """A range that cannot be read again at that moment is not skipped as if the sink had it."""
+    """If a range cannot be read again at that moment, it is not skipped as if the sink had it."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
-    crash = crash_query(place, sunk=False, rereadable=rereadable)
+    crash = crash_query(place, reaches_sink=False, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
     place.stream.numbers = True
     place.stream.refuses.add("a")
@@ -130,7 +135,7 @@ def test_query_without_its_lease_table_and_batch_skips_nothing(
 
 
 def test_query_without_sparks_checkpoint_resumes_at_its_leases(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    crash = crash_query(place, sunk=True)
+    crash = crash_query(place, reaches_sink=True)
     checkpoints = {lease.key: lease.checkpoint.order[1] for lease in place.queries[0].store.list().leases}
     query = place.query()
     tips = {key: str(len(texts)) for key, texts in place.stream.records.items()}
@@ -143,8 +148,8 @@ def test_query_without_sparks_checkpoint_resumes_at_its_leases(place: Place, cap
 def test_scheduled_runs_read_everything_with_one_empty_batch_each(place: Place) -> None:
     """A nightly job skips and repeats no record, and holds no lease between its runs."""
     offset, sink = None, Sink()
-    for more in (("early",), ("late", "later")):
-        place.stream.put("b", *more)
+    for new_texts in (("early",), ("late", "later")):
+        place.stream.put("b", *new_texts)
         query = place.query(offset)
         query.reader.prepareForTriggerAvailableNow()
         sizes = []

@@ -28,7 +28,7 @@ _names = count()
 
 @pytest.fixture
 def stream(kinesis_client: KinesisClient) -> Iterator[str]:
-    """Return a stream of two shards."""
+    """Yield a stream of two shards."""
     name = f"written-{next(_names)}"
     kinesis_client.create_stream(StreamName=name, ShardCount=2)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
@@ -43,7 +43,7 @@ def sink_options(stream: str, kinesis_url: str) -> dict[str, str]:
 
 
 def read_rows(client: KinesisClient, stream: str) -> list[Record]:
-    """Return what a reader of ours gets, shard after shard."""
+    """Return the records that one of our readers gets, shard after shard."""
     source, records = KinesisSource(client, stream), list[Record]()
     for shard in source.shards():
         reader = source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)
@@ -53,11 +53,11 @@ def read_rows(client: KinesisClient, stream: str) -> list[Record]:
 
 
 def stored_rows(client: KinesisClient, stream: str) -> list[bytes]:
-    """Return what the stream contains, as any other reader would get it."""
+    """Return the data of all user records in the stream, as any other reader would get them."""
     records = list[bytes]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
-        place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
-        response = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
+        iterator_request: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
+        response = client.get_records(ShardIterator=client.get_shard_iterator(**iterator_request)["ShardIterator"])
         records += [user.data for row in response["Records"] for user in deaggregate(row["Data"], row["PartitionKey"])]
     return records
 
@@ -66,8 +66,8 @@ def tags(client: KinesisClient, stream: str) -> list[Tag]:
     """Return the tags of all rows in the stream."""
     found_tags = list[Tag | None]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
-        place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
-        response = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
+        iterator_request: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
+        response = client.get_records(ShardIterator=client.get_shard_iterator(**iterator_request)["ShardIterator"])
         for row in response["Records"]:
             found_tags += deaggregate(row["Data"], row["PartitionKey"]).tags
     return [tag for tag in found_tags if tag is not None]
@@ -79,7 +79,7 @@ def numbered(frame: DataFrame, number: str) -> DataFrame:
 
 
 def query(spark: SparkSession, sink_options: dict[str, str], folder: Path) -> StreamingQuery:
-    """Return a query whose batches are the same each time."""
+    """Start a query whose batches are the same in every run."""
 
     def start() -> StreamingQuery:
         source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 50).option("numPartitions", 2)
@@ -89,16 +89,16 @@ def query(spark: SparkSession, sink_options: dict[str, str], folder: Path) -> St
     return start_query(start)
 
 
-def run_through(running: StreamingQuery, batch: int) -> None:
-    """Wait until this batch is done, and stop."""
+def run_until_batch(running: StreamingQuery, batch: int) -> None:
+    """Wait until this batch is done, then stop the query."""
 
-    def there() -> bool:
+    def is_done() -> bool:
         if (fault := running.exception()) is not None:
             raise fault
         progress = running.lastProgress
         return progress is not None and bool(progress["batchId"] >= batch)
 
-    until(there, "batch", 4 * WAIT)
+    until(is_done, "batch", 4 * WAIT)
     running.stop()
 
 
@@ -116,34 +116,35 @@ class TestSpark:
         sink_options: dict[str, str],
         tmp_path: Path,
     ) -> None:
-        run_through(query(spark, sink_options, tmp_path), 1)
-        last = max(int(path.name) for path in (tmp_path / "commits").glob("[0-9]*"))
-        # As if it was killed before it logged that this batch is done; then no later batch was planned either.
-        for log, first in (("commits", last), ("offsets", last + 1)):
-            for path in (tmp_path / log).iterdir():  # each number, and its checksum
+        run_until_batch(query(spark, sink_options, tmp_path), 1)
+        last_batch = max(int(path.name) for path in (tmp_path / "commits").glob("[0-9]*"))
+        # Make it look as if the query was killed before it logged that this batch is done, and before it planned a
+        # later one.
+        for log, first_deleted in (("commits", last_batch), ("offsets", last_batch + 1)):
+            for path in (tmp_path / log).iterdir():  # files of batch numbers and of their checksums
                 number = path.name.strip(".").removesuffix(".crc")
-                if number.isdigit() and int(number) >= first:
+                if number.isdigit() and int(number) >= first_deleted:
                     path.unlink()
-        before = {tag.run for tag in tags(kinesis_client, stream)}
-        run_through(query(spark, sink_options, tmp_path), last + 1)
+        runs_before = {tag.run for tag in tags(kinesis_client, stream)}
+        run_until_batch(query(spark, sink_options, tmp_path), last_batch + 1)
         runs = {tag.run for tag in tags(kinesis_client, stream)}
-        assert (len(before), len(runs)) == (1, 2)
+        assert (len(runs_before), len(runs)) == (1, 2)
         rows, records = stored_rows(kinesis_client, stream), read_rows(kinesis_client, stream)
-        assert len(rows) == len(set(rows)) + 50  # the stream has one batch twice
+        assert len(rows) == len(set(rows)) + 50  # the stream contains one batch twice
         assert sorted(record.data for record in records) == sorted(set(rows))
-        # Even and odd numbers are a partition each. Their tasks run in parallel, and each keeps its own order.
+        # Even and odd numbers are in one partition each. Their tasks run in parallel, and each keeps its own order.
         for key, part in product(map(str, range(7)), range(2)):
-            mine = [int(record.data) for record in records if record.partition_key == key]
-            numbers = [number for number in mine if number % 2 == part]
+            numbers_of_key = [int(record.data) for record in records if record.partition_key == key]
+            numbers = [number for number in numbers_of_key if number % 2 == part]
             assert numbers == sorted(numbers)
 
     def test_concurrent_jobs_of_one_name_are_read_whole(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, sink_options: dict[str, str]
     ) -> None:
-        """Batches of one `writer.name` are jobs of their own, in whichever order their rows come."""
+        """Each batch of one `writer.name` is a job of its own, in whatever order their rows arrive."""
 
         def write(batch: int) -> None:
-            spark.createDataFrame([(0,)], "n int")  # the thread has no active session, and no formats, before
+            spark.createDataFrame([(0,)], "n int")  # before this call, the thread has no active session and no formats
             frame = numbered(spark.range(batch * 500, batch * 500 + 500, 1, 2), "id").write.format("kinesis-leased")
             frame.options(**sink_options, **{"writer.name": "orders", "writer.batch": str(batch)}).mode("append").save()
 
@@ -156,7 +157,7 @@ class TestSpark:
     def test_frame_is_written_by_key_in_order(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, sink_options: dict[str, str]
     ) -> None:
-        """`df.write` loses no row, writes none twice, and keeps the order within a key."""
+        """`df.write` loses no row, writes none twice, and keeps the order of each key."""
         numbered(spark.range(0, 500, 1, 2), "id").write.format("kinesis-leased").options(**sink_options).mode(
             "append"
         ).save()
@@ -164,7 +165,7 @@ class TestSpark:
         assert sorted(int(record.data) for record in records) == [*range(500)]
         for key in map(str, range(7)):
             numbers = [int(record.data) for record in records if record.partition_key == key]
-            halves = [[n for n in numbers if n < 250], [n for n in numbers if n >= 250]]  # a partition each
+            halves = [[n for n in numbers if n < 250], [n for n in numbers if n >= 250]]  # one partition each
             assert halves == [sorted(half) for half in halves]
 
     @pytest.mark.parametrize(
@@ -186,11 +187,11 @@ class TestSpark:
 
 
 def test_sections_do_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that other readers repeat has the same sections, so its rows are recognized as duplicates."""
+    """If other readers repeat a batch, it has the same sections, so its rows are recognized as duplicates."""
     monkeypatch.setattr("leasehold.adapters.spark.sink.SECTION_BYTES", 2000)
     rows = [(b"%d" % number, str(number % 3)) for number in range(100)]
 
-    def made(order: list[tuple[bytes, str]], size: int) -> list[tuple[str, list[bytes]]]:
+    def sections_of(order: list[tuple[bytes, str]], size: int) -> list[tuple[str, list[bytes]]]:
         pieces = [order[index : index + size] for index in range(0, len(order), size)]
         batches = [
             pa.RecordBatch.from_pydict({"data": [data for data, _ in each], "PARTITIONKEY": [key for _, key in each]})
@@ -198,11 +199,11 @@ def test_sections_do_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyP
         ]
         return [(compute_edition(each), each["data"].to_pylist()) for each in split_into_sections(COLUMNS, batches)]
 
-    whole = made(rows, 100)
-    assert made(rows, 7) == whole
-    assert len({edition for edition, _ in whole}) == len(whole) > 1
-    other = made([*rows[:-1], (b"99", "9")], 100)
-    assert other[:-1] == whole[:-1]
-    assert other[-1] != whole[-1]
+    expected = sections_of(rows, 100)
+    assert sections_of(rows, 7) == expected
+    assert len({edition for edition, _ in expected}) == len(expected) > 1
+    changed = sections_of([*rows[:-1], (b"99", "9")], 100)
+    assert changed[:-1] == expected[:-1]
+    assert changed[-1] != expected[-1]
     monkeypatch.setattr("leasehold.adapters.spark.sink.SECTION_BYTES", 1 << 20)
-    assert made([row for key in "201" for row in rows if row[1] == key], 100) == made(rows, 100)
+    assert sections_of([row for key in "201" for row in rows if row[1] == key], 100) == sections_of(rows, 100)

@@ -1,7 +1,7 @@
-"""Laws of everything that buffers rows: a row comes once and in order, and in the end nothing remains.
+"""Laws of everything that buffers rows: each row comes once and in order, and in the end no resource remains open.
 
-In whatever order reads, plans, commits, faults and ends come, no mark of a shard overtakes the one before it
-(committed, acknowledged, delivered, read), the number of waiting rows is bounded, and in the end everything that was
+In whatever order reads, plans, commits, faults and ends come, no position of a shard overtakes the one before it
+(committed ≤ acknowledged ≤ delivered ≤ read). The number of waiting rows is bounded, and in the end everything that was
 opened is closed.
 """
 
@@ -21,7 +21,7 @@ from fake_stream import PAGE, Stream
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from prefetchers import new_feed, pace
+from prefetchers import new_prefetcher, pace
 from waiters import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -46,7 +46,7 @@ from leasehold.stores.writes import StealLease
 
 HOST = "127.0.0.1"
 ROOM = 30
-SIZES = 1 << 20, 300, 101  # of what is taken: anything, some rows, about one
+SIZES = 1 << 20, 300, 101  # limits for what is taken: anything, some rows, about one row
 
 
 class Refused(Exception):
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Faulty:
-    """Columns with the source's own offset; building them fails `faults` times."""
+    """Columns with the source's own offset. Building them fails `faults` times."""
 
     def __init__(self) -> None:
         self.faults = 0
@@ -63,10 +63,10 @@ class Faulty:
     def _rows(self, _lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
         self.refuse()
         names = ["data", "sequenceNumber", "offset"]
-        rows = [[each.data for each in records], [each.sequence_number for each in records]]
-        kinds = [pa.binary(), pa.string(), pa.string()]
-        columns = [*rows, [each.token for each in records]]
-        return pa.record_batch([pa.array(*each) for each in zip(columns, kinds, strict=True)], names)
+        rows = [[record.data for record in records], [record.sequence_number for record in records]]
+        column_types = [pa.binary(), pa.string(), pa.string()]
+        columns = [*rows, [record.token for record in records]]
+        return pa.record_batch([pa.array(*record) for record in zip(columns, column_types, strict=True)], names)
 
     def refuse(self) -> None:
         if self.faults:
@@ -79,17 +79,17 @@ def _position(rows: pa.RecordBatch, row: int) -> Position:
 
 
 def numbers(rows: pa.RecordBatch) -> list[int]:
-    return [int(each) for each in rows["sequenceNumber"].to_pylist()]
+    return [int(value) for value in rows["sequenceNumber"].to_pylist()]
 
 
 def behind(position: Position, stream: Stream, key: str) -> int:
-    """Return how many records lie up to this position, and check that the source's own offset was kept."""
+    """Return how many records there are up to this position, after checking that the source's own offset was kept."""
     assert not position.numbered or not stream.tokens or position.token == f"@{position.sequence}", position
     return len(stream.records[key]) if position.ended else int(position.sequence) if position.numbered else 0
 
 
 class Feeding(RuleBasedStateMachine):
-    """One shard that a query reads ahead and commits, until the lease moves elsewhere."""
+    """One shard that a query reads ahead and commits, until the lease moves to another worker."""
 
     @initialize(done=st.sampled_from([0, 5, PAGE, PAGE + 1]), end=st.sampled_from(["asked away", "stolen"]))
     def join(self, done: int, end: str) -> None:
@@ -112,7 +112,7 @@ class Feeding(RuleBasedStateMachine):
             self.split()
         self.handed, self.ends = [behind(self.committed, self.stream, "a")], list[Position]()
         self.left, self.store_faults = 0, 0
-        self.worker, self.feed = new_feed(self.stream, self.ahead, lambda: self.now, self._left)
+        self.worker, self.feed = new_prefetcher(self.stream, self.ahead, lambda: self.now, self._left)
         self.over = False
         write, get = self.worker.store.write, self.worker.store.get
         self.worker.store.write = self._failing(write)  # type: ignore[method-assign]
@@ -140,7 +140,7 @@ class Feeding(RuleBasedStateMachine):
 
     @invariant()
     def a_shard_has_one_reader(self) -> None:
-        """A second reader would disconnect the first, or count twice against the limits of the service."""
+        """A second reader would disconnect the first one, or would count twice against the limits of the service."""
         shards = self.stream.open_readers if hasattr(self, "stream") else []
         assert len(shards) == len(set(shards))
 
@@ -151,11 +151,11 @@ class Feeding(RuleBasedStateMachine):
         self.left += 1
 
     def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  as the store's own
+        def called(*arguments: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the store's own
             if self.store_faults:
                 self.store_faults -= 1
                 raise StoreError("the table is away")
-            return call(*arguments, **named)
+            return call(*arguments, **kwargs)
 
         return called
 
@@ -167,33 +167,33 @@ class Feeding(RuleBasedStateMachine):
     @precondition(lambda self: not self.over)
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
-        """Step the feed as its thread does, when it asks to be called."""
+        """Step the prefetcher when it asks to be called, as its thread does."""
         for _ in range(count):
             self.now += 0.1
-            lost, before = self.feed.holding.lost.is_set(), self.stream.readings
+            was_lost, reads_before = self.feed.holding.lost.is_set(), self.stream.readings
             try:
-                due = self.feed.step(self.now)
+                next_step = self.feed.step(self.now)
             except Refused:
-                due = self.now + 5.0  # as the caller of the steps does
-            assert not lost or (due, self.stream.readings) == (math.inf, before)
-            if due == math.inf:
+                next_step = self.now + 5.0  # as the caller of the steps does
+            assert not was_lost or (next_step, self.stream.readings) == (math.inf, reads_before)
+            if next_step == math.inf:
                 self.over = True
                 return
-            self.now = max(self.now, due)
+            self.now = max(self.now, next_step)
 
     @precondition(lambda self: not self.over and self.feed.range_start is not None)
     @rule(count=st.integers(1, 2 * PAGE), size=st.sampled_from(SIZES))
     def take(self, count: int, size: int) -> None:
-        held = self.feed.range_start
-        assert held is not None
+        range_start = self.feed.range_start
+        assert range_start is not None
         chunk = self.feed.take_rows(count, size)
         if chunk is None:
             return
-        numbers_taken, before = numbers(chunk.rows), behind(held.begins, self.stream, "a")
-        assert numbers_taken == list(range(before + 1, behind(chunk.ends, self.stream, "a") + 1))
+        numbers_taken, taken_before = numbers(chunk.rows), behind(range_start.begins, self.stream, "a")
+        assert numbers_taken == list(range(taken_before + 1, behind(chunk.ends, self.stream, "a") + 1))
         assert len(numbers_taken) <= count
-        assert before == self.handed[-1]
-        self.handed.append(before + len(numbers_taken))
+        assert taken_before == self.handed[-1]
+        self.handed.append(taken_before + len(numbers_taken))
         self.ends.append(chunk.ends)
 
     @precondition(lambda self: self.ends)
@@ -207,7 +207,7 @@ class Feeding(RuleBasedStateMachine):
     @precondition(lambda self: not self.over)
     @rule(seconds=st.sampled_from([0.0, 100.0]))
     def passes(self, seconds: float) -> None:
-        """Suspend the process or not, and then renew the lease."""
+        """Suspend the process or not, then renew the lease."""
         self.now += seconds
         if seconds:
             self.step(2)
@@ -218,7 +218,7 @@ class Feeding(RuleBasedStateMachine):
     @precondition(lambda self: not self.over and len(self.handed) > 1)
     @rule(how=st.sampled_from(["asked away", "stolen", "denied"]))
     def leave(self, how: str) -> None:
-        """Have the lease move elsewhere, or make the shard unreadable here."""
+        """Move the lease to another worker, or make the shard unreadable here."""
         self.store_faults = 0
         if how == "asked away":
             self.feed.holding.ask_release()
@@ -231,17 +231,17 @@ class Feeding(RuleBasedStateMachine):
 
     @invariant()
     def marks_follow_one_another(self) -> None:
-        """No checkpoint passes what Spark has finished with, and waiting rows are bounded."""
+        """No checkpoint passes the rows that Spark has finished, and the number of waiting rows is bounded."""
         if not hasattr(self, "worker"):
             return
         faults, self.store_faults = self.store_faults, 0
         (lease,) = self.worker.store.get(["a"])
         self.store_faults = faults
-        read = max((reader.at for reader in self.stream.readers), default=0)
-        committed = behind(self.committed, self.stream, "a")
-        assert behind(lease.checkpoint, self.stream, "a") <= committed <= self.handed[-1]
+        read_position = max((reader.at for reader in self.stream.readers), default=0)
+        committed_count = behind(self.committed, self.stream, "a")
+        assert behind(lease.checkpoint, self.stream, "a") <= committed_count <= self.handed[-1]
         assert not lease.checkpoint.ended or self.committed.ended
-        assert self.handed[-1] == self.handed[0] or self.handed[-1] <= read
+        assert self.handed[-1] == self.handed[0] or self.handed[-1] <= read_position
         assert self.feed.buffered_rows_and_bytes[0] <= ROOM + PAGE
         assert self.feed.is_opened >= (self.feed.range_start is not None)
         assert self.feed.is_opened or not self.stream.open_readers
@@ -253,7 +253,10 @@ class Feeding(RuleBasedStateMachine):
             assert (self.left, self.stream.open_readers) == (1, [])
 
     def teardown(self) -> None:
-        """With all faults cleared, all rows come, and a feed that is asked to leave closes everything at once."""
+        """Clear all faults.
+
+        Check that all rows come, and that a prefetcher that is asked to leave closes everything at once.
+        """
         if not hasattr(self, "worker"):
             return
         for faults in (self.stream.late, self.stream.unreachable, self.stream.throttled):
@@ -290,7 +293,7 @@ class Serving(RuleBasedStateMachine):
 
     @initialize(limit=st.sampled_from([0, 1 << 20]))
     def begin(self, limit: int) -> None:
-        """Open no port yet. Without memory, all rows are on disk."""
+        """Open no port yet. If the memory limit is 0, all rows are on disk."""
         self.before = self._resources()
         self.transport = RowTransport(Address(HOST, HOST), limit)
         self.number = 0
@@ -300,7 +303,7 @@ class Serving(RuleBasedStateMachine):
         """Return the threads and descriptors of this process."""
         resources: set[object] = set(threading.enumerate())
         for descriptor in Path("/proc/self/fd").iterdir():
-            with suppress(OSError):  # that of the listing itself is closed by now
+            with suppress(OSError):  # the descriptor of the listing itself is closed by now
                 resources.add(descriptor.readlink())
         return resources
 
@@ -308,16 +311,16 @@ class Serving(RuleBasedStateMachine):
     def batch(self, counts: list[int], tasks: int) -> None:
         """Plan a batch of some shards."""
         self.number += 1
-        first, rows = 1, dict[str, pa.RecordBatch]()
+        first_number, rows = 1, dict[str, pa.RecordBatch]()
         for shard, count in enumerate(counts):
-            records = [Record(b"x", str(number)) for number in range(first, first + count)]
+            records = [Record(b"x", str(number)) for number in range(first_number, first_number + count)]
             rows[str(shard)] = kinesis("fake").rows(Lease(str(shard)), records)
-            first += count
-        tasks_of = spread_over_tasks(rows, tasks)
-        expected = [[number for part in parts for number in numbers(part)] for parts in tasks_of]
-        parts = self.transport.make_partitions(self.number, tasks_of)
+            first_number += count
+        parts_by_task = spread_over_tasks(rows, tasks)
+        expected = [[number for part in parts for number in numbers(part)] for parts in parts_by_task]
+        parts = self.transport.make_partitions(self.number, parts_by_task)
         self.planned[self.number] = list(zip(parts, expected, strict=True))
-        assert sorted(number for task in expected for number in task) == list(range(1, first))
+        assert sorted(number for task in expected for number in task) == list(range(1, first_number))
 
     @rule(data=st.data())
     @precondition(lambda self: any(self.planned.values()))
@@ -341,7 +344,7 @@ class Serving(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.planned)
     def done(self, data: st.DataObject) -> None:
-        """Commit a batch; a task that is left over gets an error."""
+        """Commit a batch. A task of it that is left over gets an error."""
         number = data.draw(st.sampled_from(sorted(self.planned)))
         self.transport.discard_batch(number)
         for part, _ in self.planned.pop(number):
@@ -349,7 +352,7 @@ class Serving(RuleBasedStateMachine):
                 list(read_task_rows(part))
 
     def teardown(self) -> None:
-        """Nothing listens, runs or is open any more."""
+        """Check that no thread runs and no descriptor is open any more."""
         if not hasattr(self, "transport"):
             return
         self.transport.close()
@@ -364,5 +367,5 @@ TestFeeding, TestServing = Feeding.TestCase, Serving.TestCase
 
 @pytest.fixture(autouse=True)
 def no_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise the time limit above the test's patience, so that no connection is closed by a timeout."""
+    """Raise the time limit above the test's own, so that no connection is closed by a timeout."""
     monkeypatch.setattr(fetching, "REQUEST_SECONDS", 100 * WAIT)

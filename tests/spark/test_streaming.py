@@ -1,4 +1,4 @@
-"""Streaming queries in a real session over a real stream: what restarts, steals, shard ends and stops cost."""
+"""Streaming queries in a real session over a real stream: the effects of restarts, steals, shard ends and stops."""
 
 import json
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("
 
 @define
 class Stream:
-    """A Kinesis stream, and what was put."""
+    """A Kinesis stream, and the data that was put into it."""
 
     client: KinesisClient
     name: str
     sent: list[str] = field(factory=list)
 
     def put(self, count: int) -> None:
-        rows = [f"{len(self.sent) + each:05}" for each in range(count)]
+        rows = [f"{len(self.sent) + offset:05}" for offset in range(count)]
         for index in range(0, count, 250):
             page = [{"Data": row.encode(), "PartitionKey": row} for row in rows[index : index + 250]]
             assert self.client.put_records(StreamName=self.name, Records=page)["FailedRecordCount"] == 0  # type: ignore[arg-type]
@@ -38,8 +38,8 @@ class Stream:
     def split(self) -> str:
         """Split the first shard, and return its id."""
         shard = self.client.list_shards(StreamName=self.name)["Shards"][0]
-        ends = shard["HashKeyRange"]
-        middle = (int(ends["StartingHashKey"]) + int(ends["EndingHashKey"])) // 2
+        hash_range = shard["HashKeyRange"]
+        middle = (int(hash_range["StartingHashKey"]) + int(hash_range["EndingHashKey"])) // 2
         self.client.split_shard(StreamName=self.name, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle))
         self._settle()
         return shard["ShardId"]
@@ -66,7 +66,7 @@ def stream(kinesis_client: KinesisClient) -> Stream:
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -> Iterator[Job]:
-    """Return queries over the stream, from its beginning."""
+    """Yield a job of queries over the stream, from its beginning."""
     options = {
         "kinesis.streamName": stream.name,
         "kinesis.endpointUrl": kinesis_url,
@@ -85,9 +85,9 @@ def test_scheduled_queries_read_everything_across_a_split_and_hold_nothing(job: 
     query = job.parquet("out", now=True)
     assert job.written("out") == stream.sent
     assert '"behindMs"' in query.recentProgress[-1]["sources"][0]["latestOffset"]
-    # Freed by the reader process, for which Spark does not wait; no other process would free them.
+    # The reader process releases the leases, and Spark does not wait for it. No other process would release them.
     until(lambda: job.owners() == ["", "", "", "", ""], "nothing held")
-    ended = {parent: "SHARD_END"}  # perhaps its row has been deleted by now, since its children are under way (L8)
+    ended = {parent: "SHARD_END"}  # the parent's row may already be deleted, because its children are being read (L8)
     assert ended | job.checkpoints() == job.tips("out") | ended
 
 
@@ -99,14 +99,14 @@ def test_scheduled_query_reads_merged_shards_and_their_child(job: Job, stream: S
     job.parquet("out", now=True)
     assert job.written("out") == stream.sent
     until(lambda: job.owners() == ["", "", ""], "nothing held")
-    assert {key for key, place in job.checkpoints().items() if place == "SHARD_END"} <= parents
+    assert {key for key, checkpoint in job.checkpoints().items() if checkpoint == "SHARD_END"} <= parents
 
 
 @pytest.mark.more
 def test_recreated_stream_is_rejected_or_read_whole(job: Job, stream: Stream) -> None:
     stream.put(300)
     job.parquet("out", now=True)
-    client, former = stream.client, stream.sent
+    client, former_records = stream.client, stream.sent
     client.delete_stream(StreamName=stream.name)
     client.get_waiter("stream_not_exists").wait(StreamName=stream.name, WaiterConfig=AT_ONCE)
     client.create_stream(StreamName=stream.name, ShardCount=2)
@@ -116,7 +116,7 @@ def test_recreated_stream_is_rejected_or_read_whole(job: Job, stream: Stream) ->
         StreamingQueryException, match=r"was deleted and made anew, and is .*; option lease\.ifRecreated"
     ):
         job.parquet("out", now=True)
-    assert job.written("out") == former[:300]
+    assert job.written("out") == former_records[:300]
     job.options["lease.ifRecreated"] = "TRIM_HORIZON"
     job.parquet("out", now=True)
     assert job.written("out") == stream.sent
@@ -144,16 +144,16 @@ def test_failed_batch_is_repeated_exactly_although_a_lease_was_stolen(job: Job, 
     outcome = job.store.write(ClaimLease(job.store.get([key])[0], "thief"))
     assert isinstance(outcome, Done)
     stream.put(300)
-    again = job.each("each", sink)
+    restarted_query = job.each("each", sink)
     until(lambda: len(batches.get(1, [])) > 1, "the batch comes again")
     assert batches[1][0] == batches[1][1]
-    # The new owner never renews, so its lease expires and is taken back. Nothing of that shard is missing.
+    # The new owner never renews, so its lease expires and is taken back. No record of that shard is missing.
 
-    def everything() -> list[str]:
+    def latest_data() -> list[str]:
         return sorted({row.split()[2] for attempts in batches.values() for row in attempts[-1]})
 
-    until(lambda: everything() == stream.sent, "every record")
-    again.stop()
+    until(lambda: latest_data() == stream.sent, "every record")
+    restarted_query.stop()
     until(lambda: "thief" not in job.owners() and set(job.owners()) == {""}, "all is released")
     rows = [row for runs in batches.values() for row in runs[-1]]
     assert len(rows) == len(set(rows))
@@ -161,18 +161,18 @@ def test_failed_batch_is_repeated_exactly_although_a_lease_was_stolen(job: Job, 
 
 def test_two_queries_share_shards_and_lose_nothing_when_one_stops(job: Job, stream: Stream) -> None:
     stream.put(200)
-    one = job.parquet("one")
+    first_query = job.parquet("one")
     until(lambda: len(set(job.owners())) == 1 and "" not in job.owners(), "the first holds all")
-    two = job.parquet("two")
+    second_query = job.parquet("two")
     until(lambda: sorted(map(job.owners().count, set(job.owners()))) == [2, 2], "each holds two")
     stream.put(200)
     until(lambda: set(job.written("one", "two")) == set(stream.sent), "all is written")
-    one.stop()
+    first_query.stop()
     stream.put(200)
     until(lambda: set(job.written("one", "two")) == set(stream.sent), "the other goes on alone")
-    two.stop()
+    second_query.stop()
     until(lambda: job.owners() == [""] * 4, "all is released")
-    # A requested lease is committed first, so moves between living workers repeat nothing.
+    # A requested lease is committed before it is handed off, so moves between living workers repeat no rows.
     assert len(job.written("one", "two")) - len(stream.sent) <= 200
 
 

@@ -33,27 +33,27 @@ GIVEN = {
 
 
 def reader_of(source: object) -> object:
-    """Return the reader that opens the query's shards, without a request."""
+    """Return the class of the reader with which the source opens shards, without a request."""
     kinesis_source = cast("KinesisSource", source)
     return getattr(kinesis_source.reader, "func", kinesis_source.reader)
 
 
 def test_live_reads_subscribe_and_repeated_reads_poll() -> None:
-    """A repeated batch does not take the subscription from the shard's owner."""
-    spec, *_ = KinesisLeased(GIVEN).parse_options(GIVEN)
-    assert spec.open_for_replay is not None
-    with closing(spec.open()) as live, closing(spec.open_for_replay()) as again:
-        assert reader_of(live) is ArrowFanOut
-        assert not issubclass(cast("type", reader_of(again)), FanOut)
+    """A repeated batch does not take the subscription away from the shard's owner."""
+    source_spec, *_ = KinesisLeased(GIVEN).parse_options(GIVEN)
+    assert source_spec.open_for_replay is not None
+    with closing(source_spec.open()) as live_source, closing(source_spec.open_for_replay()) as replay_source:
+        assert reader_of(live_source) is ArrowFanOut
+        assert not issubclass(cast("type", reader_of(replay_source)), FanOut)
 
 
 def test_stored_records_are_polled() -> None:
-    """A backfill does not wait at the pace of a subscription, and takes none from a query."""
+    """A backfill does not wait at the pace of a subscription, and takes no subscription from a query."""
     options = GIVEN | {"kinesis.endingPosition": "LATEST"}
-    spec, *_ = KinesisLeased(options).parse_options(options)
-    with closing(spec.open()) as stored:
-        assert not issubclass(cast("type", reader_of(stored)), FanOut)
-    assert spec.interval_seconds > 0
+    source_spec, *_ = KinesisLeased(options).parse_options(options)
+    with closing(source_spec.open()) as source:
+        assert not issubclass(cast("type", reader_of(source)), FanOut)
+    assert source_spec.interval_seconds > 0
 
 
 @pytest.fixture
@@ -99,22 +99,22 @@ def test_subscribing_query_gets_each_row_once(
         records: Any = [{"Data": str(each).encode(), "PartitionKey": str(each)} for each in numbers]
         client.put_records(StreamName=name, Records=records)
 
-    def there(count: int) -> None:
+    def wait_for_rows(count: int) -> None:
         until(lambda: len(rows()) >= count, f"{count} rows", 60)
 
     put(range(300))
     for run in (1, 2):
         query = start_query(start)
         try:
-            there(300 * run)
+            wait_for_rows(300 * run)
             put(range(300 * run, 300 * run + 300))
-            there(300 * run + 300)
+            wait_for_rows(300 * run + 300)
         finally:
             query.stop()
-        last = max((progress / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        last_commit = max((progress / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
         if run == 1:
-            last.unlink()  # so that the next run repeats its batch
-            (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+            last_commit.unlink()  # so that the next run repeats this batch
+            (last_commit.parent / f".{last_commit.name}.crc").unlink(missing_ok=True)
     assert rows() == [*range(900)]
     arn = summary(StreamName=name)["StreamDescriptionSummary"]["StreamARN"]
     assert [each["ConsumerName"] for each in client.list_stream_consumers(StreamARN=arn)["Consumers"]] == ["app"]

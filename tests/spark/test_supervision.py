@@ -1,4 +1,4 @@
-"""A supervised query is started again after errors that pass, with growing waits, and after no others."""
+"""A supervised query is restarted after temporary errors, with growing waits, and after no others."""
 
 import logging
 import signal
@@ -15,12 +15,9 @@ from leasehold.adapters.spark.supervision import supervise
 
 @define
 class Query:
-    """A query that ends as the test says, after some number of looks.
+    """A query that ends as the test specifies, after some number of checks.
 
-    ends    what ends it: an error, or None
-    looks   how often it is checked before it ends
-    does    the batch that it has done when it is first checked
-    status  as Spark reports it; a trigger that is active and never reports anything else stands still
+    ends    the error that ends it, or None
     """
 
     ends: BaseException | None = None
@@ -59,7 +56,7 @@ class Query:
 
 
 def of(*queries: Query) -> Callable[[], StreamingQuery]:
-    """Start these queries one after the other; there must be no more starts than queries."""
+    """Return a function that starts these queries one after the other. It must not be called more often."""
     remaining = iter(queries)
     return lambda: cast("StreamingQuery", next(remaining))
 
@@ -102,8 +99,8 @@ def test_temporary_fault_is_logged_and_the_query_restarted(
     assert all(message in record.message for record in caplog.records)
 
 
-class Captured(RuntimeError):
-    """A Java error as PySpark passes it on, with the details in its stack only."""
+class CapturedJavaError(RuntimeError):
+    """A Java error as PySpark passes it on, with the details only in its stack."""
 
     def __init__(self, text: str, *stack: str) -> None:
         super().__init__(f"[STREAM_FAILED] terminated with exception: {text}")
@@ -135,12 +132,12 @@ class Captured(RuntimeError):
 def test_killed_python_process_is_recognized_by_javas_stack(text: str, stack: tuple[str, ...]) -> None:
     """Java may be reading from the process or writing to it when it is killed."""
     waits = list[float]()
-    supervise(of(Query(Captured(text, *stack)), Query()), sleep=waits.append)
+    supervise(of(Query(CapturedJavaError(text, *stack)), Query()), sleep=waits.append)
     assert len(waits) == 1
 
 
 def test_fault_of_a_disk_is_raised() -> None:
-    full = Captured(
+    disk_full = CapturedJavaError(
         "No space left on device",
         "Caused by: java.io.IOException: No space left on device",
         "\tat java.base/java.io.FileOutputStream.write(FileOutputStream.java:1)",
@@ -148,8 +145,8 @@ def test_fault_of_a_disk_is_raised() -> None:
         "Caused by: java.lang.Error: another",
         "\tat org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStream.commit(P.scala:1)",
     )
-    with pytest.raises(Captured):
-        supervise(of(Query(full)), sleep=lambda _seconds: pytest.fail("it was started again"))
+    with pytest.raises(CapturedJavaError):
+        supervise(of(Query(disk_full)), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
 def test_lasting_fault_is_raised() -> None:
@@ -171,7 +168,7 @@ def test_interrupt_stops_the_query_and_hides_the_errors_of_a_java_that_has_ended
 
 @pytest.mark.parametrize("during", ["wait", "look", "pause"])
 def test_interrupt_is_raised_in_spite_of_the_handler_that_pyspark_has_set(during: str) -> None:
-    """PySpark's handler calls Java, which fails while the same thread waits for Java, or once Java has ended."""
+    """PySpark's handler calls Java. This fails while the same thread waits for Java, or after Java has ended."""
 
     class Interrupted(Query):
         def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  Spark's name
@@ -189,35 +186,40 @@ def test_interrupt_is_raised_in_spite_of_the_handler_that_pyspark_has_set(during
         raise RuntimeError("reentrant call")
 
     handler.__module__ = "pyspark.core.context"
-    before = signal.signal(signal.SIGINT, handler)
+    former_handler = signal.signal(signal.SIGINT, handler)
     query = Interrupted(RuntimeError("ExecutorLostFailure"), looks=1)
     try:
         with pytest.raises(KeyboardInterrupt):
             supervise(of(query), sleep=lambda _seconds: signal.raise_signal(signal.SIGINT))
         assert (query.stopped, signal.getsignal(signal.SIGINT)) == (True, handler)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, former_handler)
 
 
 def test_stalled_trigger_is_stopped_and_restarted(caplog: pytest.LogCaptureFixture) -> None:
-    still = Query(looks=10_000, active=True)
+    stalled_query = Query(looks=10_000, active=True)
     with caplog.at_level(logging.WARNING):
-        supervise(of(still, Query()), stall_seconds=60, sleep=lambda _seconds: None, clock=still.clock)
-    assert still.stopped
+        supervise(of(stalled_query, Query()), stall_seconds=60, sleep=lambda _seconds: None, clock=stalled_query.clock)
+    assert stalled_query.stopped
     assert "it made no progress for 60 s" in caplog.text
 
 
 def test_query_that_idles_between_triggers_is_left_alone() -> None:
-    idle = Query(looks=1000)
-    supervise(of(idle), stall_seconds=60, sleep=lambda _seconds: pytest.fail("it was started again"), clock=idle.clock)
-    assert idle.looks == 0
+    idle_query = Query(looks=1000)
+    supervise(
+        of(idle_query),
+        stall_seconds=60,
+        sleep=lambda _seconds: pytest.fail("it was started again"),
+        clock=idle_query.clock,
+    )
+    assert idle_query.looks == 0
 
 
 def test_waits_before_restarts_grow_until_a_batch_is_done() -> None:
-    lost = RuntimeError("ExecutorLostFailure")
+    executor_lost = RuntimeError("ExecutorLostFailure")
     waits = list[float]()
-    queries = [Query(lost) for _ in range(60)]  # waits are drawn, and eight may all be short
-    supervise(of(*queries, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
+    queries = [Query(executor_lost) for _ in range(60)]  # waits are random, and eight of them may all be short
+    supervise(of(*queries, Query(executor_lost, looks=3, does=7), Query()), sleep=waits.append)
     assert len(waits) == 61
     assert waits[-1] <= 15.0
     assert max(waits[:-1]) > 15.0

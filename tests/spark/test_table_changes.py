@@ -1,4 +1,4 @@
-"""The changes of a table in a real session: each change comes once, and those of an item in order."""
+"""The changes of a table in a real session: each change comes once, and the changes of each item come in order."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]:
-    """Return a table of two lanes of shards, and its address."""
+    """Yield a table whose stream has two open shards, and its address."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "demo")
     streams = TableStreams(open_shard_count=2)
@@ -27,7 +27,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) -> Iterator[Job]:
-    """Return queries over the table's stream, from the beginning."""
+    """Yield a job of queries over the table's stream, from the beginning."""
     options = {
         "dynamodb.tableName": "orders",
         "dynamodb.region": "eu-west-1",
@@ -39,7 +39,7 @@ def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) ->
 
 
 def changed(streams: TableStreams, first: int, count: int) -> None:
-    """Make this many changes to five items, each created, changed, and removed again."""
+    """Make this many changes to five items. Each item is created, changed and removed, again and again."""
     for number in range(first, first + count):
         streams.put(f"i-{number % 5}", None if number // 5 % 3 == 2 else {"n": {"N": str(number)}})
 
@@ -59,12 +59,12 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
     assert (len(rows), len(by_number)) == (120, 120)
     changes = [by_number[number] for number in sorted(by_number)]
     for item in range(5):
-        of_item = [row for row in changes if json.loads(row.keys) == {"id": {"S": f"i-{item}"}}]
-        assert [row.event for row in of_item] == ["INSERT", "MODIFY", "REMOVE"] * 8
-        values = [row.newImage and int(json.loads(row.newImage)["n"]["N"]) for row in of_item]
-        assert values == [number if each % 3 < 2 else None for each, number in enumerate(range(item, 120, 5))]
-        before = [row.oldImage and int(json.loads(row.oldImage)["n"]["N"]) for row in of_item]
-        assert before == [None if each % 3 == 0 else values[each - 1] for each in range(24)]
+        item_changes = [row for row in changes if json.loads(row.keys) == {"id": {"S": f"i-{item}"}}]
+        assert [row.event for row in item_changes] == ["INSERT", "MODIFY", "REMOVE"] * 8
+        values = [row.newImage and int(json.loads(row.newImage)["n"]["N"]) for row in item_changes]
+        assert values == [number if index % 3 < 2 else None for index, number in enumerate(range(item, 120, 5))]
+        old_values = [row.oldImage and int(json.loads(row.oldImage)["n"]["N"]) for row in item_changes]
+        assert old_values == [None if index % 3 == 0 else values[index - 1] for index in range(24)]
     assert {row.expired for row in rows} == {False}
     assert all(json.loads(row.data)["dynamodb"]["SequenceNumber"] == row.sequenceNumber for row in rows)
     assert None not in {row.createdTime for row in rows}
@@ -72,7 +72,7 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
 
 
 def test_table_has_no_batch_reads(job: Job, spark: SparkSession) -> None:
-    """A batch that ends at the tip might miss records after an empty response."""
+    """A batch query that ends at the tip might miss records after an empty response."""
     with pytest.raises(
         (AnalysisException, PySparkException), match=r"it does not support batches; to read what exists "
     ):

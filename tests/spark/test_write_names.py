@@ -1,4 +1,4 @@
-"""How the rows of a Spark sink are named: alike if one write repeats another, and differently if not."""
+"""The tags of a Spark sink's rows: equal if one write repeats another, and different otherwise."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ HERE = {"checkpointLocation": "s3a://bucket/here"}
 NAMED = {"writer.name": "orders", "writer.batch": "7"}
 
 Write = tuple[dict[str, str], dict[str, str]]
-"""The options of a writer, and Spark's properties of its tasks."""
+"""The options of a writer, and the Spark properties of its tasks."""
 
 CASES: dict[str, tuple[Write, Write, bool, bool]] = {
     "a batch again in one run": ((HERE, QUERY), (HERE, QUERY), True, True),
@@ -44,25 +44,25 @@ CASES: dict[str, tuple[Write, Write, bool, bool]] = {
 def test_writes_have_the_same_name_only_if_one_repeats_the_other(
     monkeypatch: pytest.MonkeyPatch, one: Write, other: Write, *, one_query: bool, one_run: bool
 ) -> None:
-    """A job's identity is its name and batch; a query's is its id and checkpointLocation."""
+    """A job is identified by its name and batch, and a query by its id and checkpointLocation."""
 
-    def tag(write: Write) -> Tag:
+    def make_tag(write: Write) -> Tag:
         options, properties = write
         context = SimpleNamespace(getLocalProperty=properties.get, partitionId=lambda: 3)
         monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
         return WriteIdentity.from_options(OptionReader(options, ALL_SINKS)).make_first_tag()
 
-    first, second = tag(one), tag(other)
-    assert (first.query == second.query, first.run == second.run) == (one_query, one_run)
-    assert len(first.context) < len(Tag("q" * 11, 10**12, 10**9, "3", "", 0).context)
+    first_tag, second_tag = make_tag(one), make_tag(other)
+    assert (first_tag.query == second_tag.query, first_tag.run == second_tag.run) == (one_query, one_run)
+    assert len(first_tag.context) < len(Tag("q" * 11, 10**12, 10**9, "3", "", 0).context)
 
 
 def test_query_that_names_its_checkpoint_location_has_names_of_its_own() -> None:
-    """Two queries with copies of one checkpoint have the same id in Spark, and the option tells them apart."""
+    """Two queries with copies of one checkpoint have the same id in Spark. The option distinguishes them."""
     schema = StructType([StructField("data", BinaryType()), StructField("partitionKey", StringType())])
     options = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1"}
     locations = [
-        KinesisLeased({**options, **more})._make_sink(schema, replaces=False)[1].location  # noqa: SLF001
-        for more in ({}, {"checkpointLocation": "s3://jobs/a/"}, {"checkpointLocation": "s3://jobs/b"})
+        KinesisLeased({**options, **more_options})._make_sink(schema, replaces=False)[1].location  # noqa: SLF001
+        for more_options in ({}, {"checkpointLocation": "s3://jobs/a/"}, {"checkpointLocation": "s3://jobs/b"})
     ]
     assert locations == ["", "s3://jobs/a", "s3://jobs/b"]

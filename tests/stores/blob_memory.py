@@ -1,4 +1,7 @@
-"""An in-memory Azure Blob service for the SDK of one worker: conditional writes, pages, the time, and faults."""
+"""An in-memory Azure Blob service for the Azure SDK of one worker.
+
+It has conditional writes, pages, a clock, and faults.
+"""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -24,7 +27,7 @@ BLOCK = "<BlobType>BlockBlob</BlobType>"
 
 @frozen
 class BlobFault:
-    """A response in place of the service's own.
+    """A response that the service sends instead of its normal one.
 
     code  the service's error code; empty if it sends none
     """
@@ -35,14 +38,9 @@ class BlobFault:
 
 @define
 class BlobMemory:
-    """A container behind the SDK's client.
+    """The in-memory container that an SDK client accesses.
 
     blobs     by name: ETag, metadata, and the time of the last write
-    requests  every request: the operation and the blob
-    heads     the headers of every request
-    faults    returned in place of the next responses; an exception is raised before anything was sent
-    now       seconds since the container was created
-    dated     whether responses contain the time
     """
 
     there: bool = True
@@ -61,23 +59,23 @@ class BlobMemory:
         pace: dict[str, Any] = {"retry_total": 2, "initial_backoff": 0, "increment_base": 0, "random_jitter_range": 0}
         return ContainerClient("https://account.invalid", "leases", transport=transport, **pace)
 
-    def answer(self, does: str, name: str, query: dict[str, list[str]], heads: dict[str, str]) -> Response:
-        """Return the response to one request."""
-        self.requests.append(f"{does} {name}".strip())
-        self.heads.append(heads)
+    def answer(self, operation: str, name: str, query: dict[str, list[str]], headers: dict[str, str]) -> Response:
+        """Record the request, and return the response to it, or the next fault."""
+        self.requests.append(f"{operation} {name}".strip())
+        self.heads.append(headers)
         if self.faults:
             fault = self.faults.pop(0)
             if isinstance(fault, Exception):
                 raise fault
             return self.said(fault.status, {"x-ms-error-code": fault.code} if fault.code else {})
-        if does == "create":
+        if operation == "create":
             existed, self.there = self.there, True
             return self.refused(409, "ContainerAlreadyExists") if existed else self.said(201)
         if not self.there:
             return self.refused(404, "ContainerNotFound")
-        return self.listed(query) if does == "list" else self.of_blob(does, name, heads)
+        return self.listed(query) if operation == "list" else self.blob_response(operation, name, headers)
 
-    def of_blob(self, does: str, name: str, heads: dict[str, str]) -> Response:
+    def blob_response(self, does: str, name: str, heads: dict[str, str]) -> Response:
         """Return the response to a request for one blob."""
         stored = self.blobs.get(name)
         if does == "new" and heads.get("if-none-match") == "*" and stored:
@@ -104,33 +102,34 @@ class BlobMemory:
         with_metadata = query.get("include") == ["metadata"]
         page = [(name, *self.blobs[name]) for name in names[first : first + PAGE]]
         rows = "".join(
-            self.row(name, etag, metadata if with_metadata else {}, written) for name, etag, metadata, written in page
+            self.row(name, etag, metadata if with_metadata else {}, last_write)
+            for name, etag, metadata, last_write in page
         )
         marker = str(first + PAGE) if first + PAGE < len(names) else ""
         prefix_element = f"<Prefix>{escape(prefix)}</Prefix>"  # the SDK uses it to request the next page
-        shown = f"{prefix_element}<Blobs>{rows}</Blobs><NextMarker>{marker}</NextMarker>"
-        text = f"<EnumerationResults>{shown}</EnumerationResults>"
-        return self.said(200, {"content-type": "application/xml"}, text.encode())
+        elements = f"{prefix_element}<Blobs>{rows}</Blobs><NextMarker>{marker}</NextMarker>"
+        document = f"<EnumerationResults>{elements}</EnumerationResults>"
+        return self.said(200, {"content-type": "application/xml"}, document.encode())
 
     @staticmethod
-    def row(name: str, etag: str, fields: dict[str, str], written: float) -> str:
+    def row(name: str, etag: str, fields: dict[str, str], last_write: float) -> str:
         """Return a blob as a listing shows it, with a bare ETag and None for an empty value."""
-        metadata = "".join(f"<{word}>{escape(text)}</{word}>" for word, text in fields.items())
-        dated = f"<Last-Modified>{date(written)}</Last-Modified>"
-        properties = f"<Properties>{dated}<Etag>{etag.strip(chr(34))}</Etag>{BLOCK}</Properties>"
+        metadata = "".join(f"<{field_name}>{escape(value)}</{field_name}>" for field_name, value in fields.items())
+        last_modified = f"<Last-Modified>{date(last_write)}</Last-Modified>"
+        properties = f"<Properties>{last_modified}<Etag>{etag.strip(chr(34))}</Etag>{BLOCK}</Properties>"
         return f"<Blob><Name>{escape(name)}</Name>{properties}<Metadata>{metadata}</Metadata></Blob>"
 
     def refused(self, status: int, code: str) -> Response:
         return self.said(status, {"x-ms-error-code": code})
 
-    def said(self, status: int, heads: Mapping[str, str] | None = None, body: bytes = b"") -> Response:
+    def said(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Response:
         """Return a response that includes the time."""
-        answer = Response()
-        answer.status_code = status
-        all_headers = {**(heads or {}), **({"Date": date(self.now)} if self.dated else {})}
-        answer.headers = CaseInsensitiveDict(all_headers)
-        answer.raw = HTTPResponse(BytesIO(body), headers=all_headers, status=status, preload_content=False)
-        return answer
+        response = Response()
+        response.status_code = status
+        all_headers = {**(headers or {}), **({"Date": date(self.now)} if self.dated else {})}
+        response.headers = CaseInsensitiveDict(all_headers)
+        response.raw = HTTPResponse(BytesIO(body), headers=all_headers, status=status, preload_content=False)
+        return response
 
 
 def date(seconds: float) -> str:
@@ -144,19 +143,21 @@ class BlobService(BaseAdapter):
 
     memory: BlobMemory
 
-    def send(self, request: PreparedRequest, *_more: Any, **_settings: Any) -> Response:  # noqa: ANN401
+    def send(self, request: PreparedRequest, *_arguments: Any, **_settings: Any) -> Response:  # noqa: ANN401
         address = urlsplit(str(request.url))
         query = parse_qs(address.query)
         container, _, name = unquote(address.path).strip("/").partition("/")
         assert container == "leases"
-        heads = {str(head).lower(): str(text) for head, text in request.headers.items()}
+        headers = {str(header).lower(): str(value) for header, value in request.headers.items()}
         if name:
-            does = {"HEAD": "get", "DELETE": "delete", "PUT": "over" if "comp" in query else "new"}[str(request.method)]
+            operation = {"HEAD": "get", "DELETE": "delete", "PUT": "over" if "comp" in query else "new"}[
+                str(request.method)
+            ]
         else:
-            does = "list" if request.method == "GET" else "create"
-        answer = self.memory.answer(does, name, query, heads)
-        answer.request, answer.url = request, str(request.url)
-        return answer
+            operation = "list" if request.method == "GET" else "create"
+        response = self.memory.answer(operation, name, query, headers)
+        response.request, response.url = request, str(request.url)
+        return response
 
     def close(self) -> None:
         self.memory.requests.append("closed")

@@ -1,4 +1,4 @@
-"""A service of AWS's JSON protocol that sends canned responses, and a client whose calls go past boto3 to it."""
+"""A service with AWS's JSON protocol that sends canned responses, and a client whose calls bypass boto3."""
 
 import json
 import socket
@@ -18,20 +18,22 @@ from leasehold.stores.aws_calls.calls import DirectCalls
 JSON = "application/x-amz-json-1.1"
 
 
-def answer(body: bytes = b'{"ShardIterator": "i"}', status: str = "200 OK", *more: str, form: str = JSON) -> bytes:
-    """Return a response as a service writes it."""
-    lines = [f"HTTP/1.1 {status}", f"Content-Type: {form}", f"Content-Length: {len(body)}", *more]
+def answer(
+    body: bytes = b'{"ShardIterator": "i"}', status: str = "200 OK", *more_headers: str, form: str = JSON
+) -> bytes:
+    """Return the bytes of an HTTP response."""
+    lines = [f"HTTP/1.1 {status}", f"Content-Type: {form}", f"Content-Length: {len(body)}", *more_headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def refusal(code: str) -> bytes:
-    """Return an error response as a service writes it."""
+    """Return the bytes of an error response."""
     return answer(json.dumps({"__type": code, "message": "as told"}).encode(), "400 Bad Request")
 
 
 @frozen
 class CannedResponse:
-    """What a service does for one request: it writes these bytes, and may then close the connection."""
+    """How the service responds to one request: it sends these bytes, and then may close the connection."""
 
     what: bytes = b""
     ends: bool = False
@@ -39,7 +41,7 @@ class CannedResponse:
 
 @define
 class CannedServer:
-    """A service that responds with given bytes.
+    """A service that responds to each request with the next of its canned responses.
 
     requests     the head and the body of each request
     connections  the number of connections accepted
@@ -66,10 +68,10 @@ class CannedServer:
                 connection = self.tls.wrap_socket(connection, server_side=True)
             self.connections += 1
             self._open.append(connection)
-            with connection, connection.makefile("rb") as come:
-                while come.readline():
-                    head = parse_headers(come)
-                    self.requests.append((head, come.read(int(head["Content-Length"]))))
+            with connection, connection.makefile("rb") as stream:
+                while stream.readline():
+                    head = parse_headers(stream)
+                    self.requests.append((head, stream.read(int(head["Content-Length"]))))
                     response = self.answers.pop(0)
                     connection.sendall(response.what)
                     if response.ends:
@@ -92,7 +94,7 @@ class CannedServer:
 
 @contextmanager
 def service(*answers: bytes | CannedResponse, tls: ssl.SSLContext | None = None) -> Iterator[CannedServer]:
-    """Run such a service on the loopback interface."""
+    """Run a `CannedServer` on the loopback interface."""
     canned = CannedServer(
         [response if isinstance(response, CannedResponse) else CannedResponse(response) for response in answers], tls
     )
@@ -105,29 +107,29 @@ def service(*answers: bytes | CannedResponse, tls: ssl.SSLContext | None = None)
             yield canned
         finally:
             canned.hang_up()
-            with suppress(OSError):  # gone already
+            with suppress(OSError):  # it is already closed
                 server.shutdown(socket.SHUT_RDWR)
             thread.join()
 
 
 class DirectClient:
-    """A client of boto3 whose GetShardIterator goes past it, and a way to call it."""
+    """A client whose GetShardIterator calls bypass boto3 where they can."""
 
     def __init__(self, url: str, session: Any = None, **config: Any) -> None:  # noqa: ANN401  boto3 has no type for it
         options = {"read_timeout": 5, "retries": {"mode": "standard", "total_max_attempts": 2}, **config}
         self.client = (session or boto3.Session()).client("kinesis", endpoint_url=url, config=Config(**options))
         self.calls = DirectCalls(self.client, ["GetShardIterator"])
-        self.through_boto3 = 0
+        self.boto3_call_count = 0
 
     def __call__(self, *, repeatable: bool = True, shard: str = "s-0") -> str:
         """Return the iterator from the response."""
-        question: Any = {"StreamName": "orders", "ShardId": shard, "ShardIteratorType": "LATEST"}
+        request: Any = {"StreamName": "orders", "ShardId": shard, "ShardIteratorType": "LATEST"}
 
         def by_boto() -> Any:  # noqa: ANN401  as boto3
-            self.through_boto3 += 1
-            return self.client.get_shard_iterator(**question)
+            self.boto3_call_count += 1
+            return self.client.get_shard_iterator(**request)
 
-        body = json.dumps(question).encode()
+        body = json.dumps(request).encode()
         parsed = self.calls.call(
             "GetShardIterator", body, JSON, parse=json.loads, boto3_call=by_boto, repeatable=repeatable
         )

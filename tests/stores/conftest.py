@@ -27,8 +27,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a self-signed certificate for localhost with its key."""
     folder = tmp_path_factory.mktemp("tls")
     pem = folder / "both.pem"
-    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    keys = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
-    subprocess.run(["openssl", *words.split(), *keys], check=True, capture_output=True)
+    arguments = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    output_options = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
+    subprocess.run(["openssl", *arguments.split(), *output_options], check=True, capture_output=True)
     pem.write_text((folder / "key.pem").read_text() + (folder / "certificate.pem").read_text())
     return pem

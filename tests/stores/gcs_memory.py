@@ -1,4 +1,7 @@
-"""The parts of Google Cloud Storage that leases use, in memory, behind the session of Google's own library."""
+"""The parts of Google Cloud Storage that leases use, in memory.
+
+Google's own client library reaches them through its HTTP session.
+"""
 
 import json
 import re

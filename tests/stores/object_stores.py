@@ -1,4 +1,4 @@
-"""Containers and buckets for one test, with stores whose leases compare as whole values."""
+"""Containers and buckets for one test, and stores in them whose leases can be compared as whole values."""
 
 import json
 from uuid import uuid4
@@ -16,26 +16,26 @@ from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored
 
 
 class _Ageless:
-    """Objects whose age is always zero, so that a lease read a second later equals itself."""
+    """A mixin that sets the age of every object to zero, so that a lease that is read a second later is equal."""
 
     def list(self, prefix: str) -> tuple[StoredObject, ...]:
-        return tuple(evolve(one, age=0.0) for one in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
+        return tuple(evolve(stored, age=0.0) for stored in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
 
     def get(self, name: str) -> StoredObject | None:
-        one: StoredObject | None = super().get(name)  # type: ignore[misc]  # likewise
-        return one and evolve(one, age=0.0)
+        stored: StoredObject | None = super().get(name)  # type: ignore[misc]  # likewise
+        return stored and evolve(stored, age=0.0)
 
 
 class AgelessBlobs(_Ageless, BlobObjects):
-    """A container of such objects."""
+    """A blob container whose objects have age zero."""
 
 
 class AgelessS3(_Ageless, S3Objects):
-    """A bucket of such objects."""
+    """An S3 bucket whose objects have age zero."""
 
 
 class AgelessGcs(GcsObjects):
-    """A Google bucket of such objects."""
+    """A Google bucket whose objects have age zero."""
 
     def _parse_blob(self, blob: object) -> StoredObject:
         return evolve(super()._parse_blob(blob), age=0.0)
@@ -56,7 +56,10 @@ def bucket(endpoint: str) -> AgelessS3:
 
 
 def try_conditions(objects: Objects) -> None:
-    """Write, overwrite and delete "a/b" under conditions that hold and that do not; at the end it is gone."""
+    """Write, overwrite and delete "a/b" under conditions that hold and under conditions that don't.
+
+    The object is gone afterwards.
+    """
     first = objects.put_if_absent("a/b", {"counter": "1"})
     assert first is not None
     assert objects.put_if_absent("a/b", {"counter": "2"}) is None
@@ -74,8 +77,8 @@ def try_conditions(objects: Objects) -> None:
 class RoomyLayout(EventHubLayout):
     """The Azure SDKs' layout, extended to hold what no partition has, so that every clause can be tested.
 
-    Any key is a partition; constant fields are stored in one more field. A number without an offset gets a made-up
-    offset, which encodes the sub-sequence number.
+    Any key is accepted as a partition, and the constant fields are stored in one additional field. A number without an
+    offset gets a made-up offset, which encodes the sub-sequence number.
     """
 
     def name(self, key: str, part: Part) -> str:
@@ -83,7 +86,7 @@ class RoomyLayout(EventHubLayout):
         return self.prefix(part) + key
 
     def key(self, name: str, part: Part) -> str | None:
-        """Return the key that the clause uses."""
+        """Return the key that the clause of the contract uses."""
         return name.removeprefix(self.prefix(part))
 
     def lease(self, key: str, parts: Parts) -> Lease | None:

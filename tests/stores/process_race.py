@@ -1,4 +1,4 @@
-"""Lets several processes claim the same leases at the same moment."""
+"""Has several processes claim the same leases at the same moment."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -15,40 +15,42 @@ from leasehold.stores.writes import ClaimLease, CreateLease
 PROCESSES = 4
 KEYS = tuple(f"shard-{number:02}" for number in range(20))
 STORES = ("dynamodb.store", "embedded.sqlite", "postgres", "objects.blob")
-CLEAN = get_context("forkserver")
-"""Children of a process that has spoken with no service: of the tests' own they would share the connections."""
-# Imported once in the fork server, because an import per child took a second of CPU time.
-CLEAN.set_forkserver_preload(["__main__", *(f"leasehold.stores.{name}" for name in STORES)])
+FORK_SERVER = get_context("forkserver")
+"""Starts children from a process that has not connected to any service. Children forked from the test process would
+share its connections.
+"""
+# Import these modules once in the fork server, because importing them in every child took a second of CPU time.
+FORK_SERVER.set_forkserver_preload(["__main__", *(f"leasehold.stores.{name}" for name in STORES)])
 
 _gates: list[Barrier] = []
 
 
 def _prepare(gate: Barrier, environment: Mapping[str, str]) -> None:
     _gates.append(gate)
-    os.environ.update(environment)  # their environment is that of the first race
+    os.environ.update(environment)  # The fork server still has the environment of the first race.
 
 
-def _claims(url: str, me: str) -> tuple[str, ...]:
+def _claims(url: str, worker_name: str) -> tuple[str, ...]:
     store = open_store(url)
-    seen = store.get(KEYS)
+    leases = store.get(KEYS)
     _gates[0].wait(timeout=60)
-    return tuple(lease.key for lease in seen if isinstance(store.write(ClaimLease(lease, me)), Done))
+    return tuple(lease.key for lease in leases if isinstance(store.write(ClaimLease(lease, worker_name)), Done))
 
 
 def wins(url: str) -> Iterator[tuple[str, str]]:
-    """Return (key, worker) for every claim that was answered with Done, over all processes."""
+    """Yield the lease key and the worker of every successful claim, over all processes."""
     with closing(open_store(url)) as store:
         for key in KEYS:
             store.write(CreateLease(Lease(key)))
-    gate = CLEAN.Barrier(PROCESSES)
-    with ProcessPoolExecutor(PROCESSES, CLEAN, _prepare, (gate, dict(os.environ))) as pool:
+    gate = FORK_SERVER.Barrier(PROCESSES)
+    with ProcessPoolExecutor(PROCESSES, FORK_SERVER, _prepare, (gate, dict(os.environ))) as pool:
         workers = tuple(f"w-{number}" for number in range(PROCESSES))
-        for me, keys in zip(workers, pool.map(_claims, [url] * PROCESSES, workers), strict=True):
-            yield from ((key, me) for key in keys)
+        for worker_name, keys in zip(workers, pool.map(_claims, [url] * PROCESSES, workers), strict=True):
+            yield from ((key, worker_name) for key in keys)
 
 
-def assert_one_winner_each(url: str) -> None:
-    """Assert that every lease was won once, by the worker that the store shows as its owner."""
+def assert_one_winner_per_lease(url: str) -> None:
+    """Assert that every lease was claimed by exactly one worker, the one that the store shows as its owner."""
     won = sorted(wins(url))
     assert [key for key, _ in won] == list(KEYS)
     with closing(open_store(url)) as store:

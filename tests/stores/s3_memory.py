@@ -1,4 +1,4 @@
-"""An in-memory S3 for one client: conditional writes, pages, the time, and faults that a test injects."""
+"""An in-memory S3 for one client. It has conditional writes, pages, a clock, and faults that a test injects."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -24,11 +24,7 @@ def refusal(code: str, status: int) -> ClientError:
 class S3Bucket:
     """A bucket, shared by all of its clients.
 
-    requests  every call: the attempts of its client, the operation, and its arguments except for the bucket
-    faults    raised by the next calls of an operation, one after the other
-    now       seconds since the bucket was created
-    dated     whether responses contain the time
-    together  a barrier at which reads of objects wait for each other
+    requests  every call: its client's number of attempts, the operation, and the arguments except for the bucket
     """
 
     name: str | None = "leases"
@@ -42,7 +38,7 @@ class S3Bucket:
 
 @define
 class S3Memory:
-    """A client of one bucket that tries each read this many times."""
+    """A client of one bucket. It is configured to try each read `attempts` times."""
 
     service: S3Bucket
     attempts: int
@@ -51,7 +47,7 @@ class S3Memory:
 
     @property
     def meta(self) -> "S3Memory":
-        """The client's metadata."""
+        """The client itself, which also serves as its metadata."""
         return self
 
     @property
@@ -66,9 +62,9 @@ class S3Memory:
     def close(self) -> None:
         self.closed = True
 
-    def _ask(self, operation: str, Bucket: str, **named: Any) -> dict[str, Any]:  # noqa: ANN401, N803  boto3's own
+    def _ask(self, operation: str, Bucket: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401, N803  boto3's own
         service = self.service
-        service.requests.append((self.attempts, operation, named))
+        service.requests.append((self.attempts, operation, arguments))
         if service.faults.get(operation):
             raise service.faults[operation].pop(0)
         if service.name != Bucket and operation != "create_bucket":
@@ -78,29 +74,29 @@ class S3Memory:
 
     def put_object(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Store the object if its conditions hold."""
-        answer = self._ask("put_object", **arguments)
+        response = self._ask("put_object", **arguments)
         name, stored = arguments["Key"], self.objects.get(arguments["Key"])
-        self._hold(stored, arguments)
+        self._check_write_conditions(stored, arguments)
         etag = f'"e-{len(self.service.requests)}"'
         self.objects[name] = (etag, arguments["Body"], self.service.now)
-        return {**answer, "ETag": etag}
+        return {**response, "ETag": etag}
 
     def delete_object(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Remove the object if its conditions hold."""
-        answer = self._ask("delete_object", **arguments)
+        response = self._ask("delete_object", **arguments)
         stored = self.objects.get(arguments["Key"])
-        self._hold(stored, arguments)
+        self._check_write_conditions(stored, arguments)
         self.objects.pop(arguments["Key"], None)
-        return answer
+        return response
 
     def get_object(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
-        answer = self._ask("get_object", **arguments)
+        response = self._ask("get_object", **arguments)
         if self.service.together is not None:
             self.service.together.wait(WAIT)
         if arguments["Key"] not in self.objects:
             raise refusal("NoSuchKey", 404)
-        etag, body, written = self.objects[arguments["Key"]]
-        return {**answer, "ETag": etag, "Body": BytesIO(body), "LastModified": BEGAN + timedelta(seconds=written)}
+        etag, body, last_write = self.objects[arguments["Key"]]
+        return {**response, "ETag": etag, "Body": BytesIO(body), "LastModified": BEGAN + timedelta(seconds=last_write)}
 
     def list_objects_v2(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Check that the bucket exists."""
@@ -110,9 +106,9 @@ class S3Memory:
         return self._ask("head_bucket", **arguments)
 
     def create_bucket(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
-        answer = self._ask("create_bucket", **arguments)
+        response = self._ask("create_bucket", **arguments)
         self.service.name = arguments["Bucket"]
-        return answer
+        return response
 
     def get_paginator(self, operation: str) -> "S3Memory":
         assert operation == "list_objects_v2"
@@ -122,17 +118,17 @@ class S3Memory:
         """Yield pages of a few objects; an empty listing is a page without contents."""
         names = [name for name in sorted(self.objects) if name.startswith(arguments["Prefix"])]
         for first in range(0, max(1, len(names)), PAGE):
-            answer = self._ask("paginate", **arguments)
+            response = self._ask("paginate", **arguments)
             rows = [(name, self.objects[name]) for name in names[first : first + PAGE]]
             contents = [
-                {"Key": name, "ETag": etag, "LastModified": BEGAN + timedelta(seconds=written)}
-                for name, (etag, _, written) in rows
+                {"Key": name, "ETag": etag, "LastModified": BEGAN + timedelta(seconds=last_write)}
+                for name, (etag, _, last_write) in rows
             ]
-            named = {"Name": self.service.name, "Prefix": arguments["Prefix"]}
-            yield {**answer, **named, **({"Contents": contents} if contents else {})}
+            bucket_and_prefix = {"Name": self.service.name, "Prefix": arguments["Prefix"]}
+            yield {**response, **bucket_and_prefix, **({"Contents": contents} if contents else {})}
 
     @staticmethod
-    def _hold(stored: tuple[str, bytes, float] | None, arguments: dict[str, Any]) -> None:
+    def _check_write_conditions(stored: tuple[str, bytes, float] | None, arguments: dict[str, Any]) -> None:
         if arguments.get("IfNoneMatch") == "*" and stored:
             raise refusal("PreconditionFailed", 412)
         if "IfMatch" in arguments and stored is None:

@@ -1,4 +1,4 @@
-"""The tables between which leases are swapped: new, empty stores of every kind on the tests' services."""
+"""The tables between which leases are swapped: new, empty stores of every kind, on the services that the tests run."""
 
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -18,7 +18,7 @@ from leasehold_lab.standins.postgres import build_store_url
 
 _numbers = count()
 _AWS = Session()
-"""One for all, for the service's description takes long to read."""
+"""One session for all tables, because loading the service's description takes long."""
 
 
 def memory(_request: pytest.FixtureRequest) -> Store:
@@ -41,7 +41,7 @@ def blob(request: pytest.FixtureRequest) -> Store:
 
 
 def s3(request: pytest.FixtureRequest) -> Store:
-    """Open a bucket whose conditions hold in races, too."""
+    """Open a bucket of a service that also checks the conditions of concurrent writes correctly."""
     return EtagStore(bucket(request.getfixturevalue("versitygw_url")), ObjectLayout("fleet/one"))
 
 
@@ -53,14 +53,14 @@ def gcs(request: pytest.FixtureRequest) -> Store:
 
 
 def by_session(kind: Callable[[pytest.FixtureRequest], Store]) -> Callable[[pytest.FixtureRequest], Store]:
-    """Open such a table in layout `sessions`."""
+    """Return a function that opens such a table in the `sessions` layout."""
 
-    def opened(request: pytest.FixtureRequest) -> Store:
+    def open_sessions(request: pytest.FixtureRequest) -> Store:
         store = kind(request)
         assert isinstance(store, SupportsSessionsLayout)
         return SessionStore(store.cells(), gather_seconds=0.0)
 
-    return opened
+    return open_sessions
 
 
 Opening = Callable[[pytest.FixtureRequest], Store]
@@ -76,14 +76,18 @@ PAIRS: dict[str, tuple[Opening, Opening]] = {
     "azure to aws": (blob, dynamodb),
     "s3 to google": (s3, gcs),
 }
-"""By what moves where."""
+"""The opening functions of the source and the target table, by the name of the pair."""
 
 MARKS = {
     "dynamodb to postgres": (pytest.mark.services,),
     "the KCL's layout to sessions": (pytest.mark.services,),
     "aws to azure": (pytest.mark.services,),
     "azure to aws": (pytest.mark.services,),
-    "s3 to google": (pytest.mark.services, pytest.mark.more, pytest.mark.timeout(1800)),  # they may have to be built
+    "s3 to google": (
+        pytest.mark.services,
+        pytest.mark.more,
+        pytest.mark.timeout(1800),
+    ),  # the services may have to be built first
 }
 
 
@@ -96,7 +100,7 @@ def pairs(names: Iterable[str] = PAIRS, *more: pytest.MarkDecorator) -> list[obj
 
 
 def opened_pair(request: pytest.FixtureRequest) -> tuple[Store, Store]:
-    """Yield the two tables of the pair that the fixture's parameter names; close them after the test."""
+    """Return the two tables of the pair that the fixture's parameter names. They are closed after the test."""
     source, target = (opening(request) for opening in PAIRS[request.param])
     for store in (source, target):
         request.addfinalizer(store.close)

@@ -1,4 +1,4 @@
-"""How each write changes a lease, whether it is new or a KCL 3.x leader is moving it."""
+"""How each write changes a lease, both an ordinary lease and one that a KCL 3.x leader is moving."""
 
 import pytest
 from attrs import evolve
@@ -17,7 +17,7 @@ from leasehold.stores.writes import (
     lease_after_write,
 )
 
-# ann still reads the lease, and should hand it off to java-1.
+# ann is still reading this lease and is asked to hand it off to java-1.
 LEAVING = Lease("s-0", owner="ann", next_owner="java-1", leaving=True, version=Version("7"), epoch=7)
 
 
@@ -40,16 +40,16 @@ def test_a_leaders_next_owner_gets_the_checkpoint_and_no_requests() -> None:
 
 def test_a_gift_requires_the_handoff_as_seen() -> None:
     """A gift is lost if the requester of the hand-off is not the one that was seen."""
-    ours = evolve(LEAVING, leaving=False, yields=True)
-    assert lease_after_write(GiveLease(ours, Position("5")), LEAVING) is None
-    assert lease_after_write(GiveLease(LEAVING, Position("5")), ours) is None
+    requested_by_us = evolve(LEAVING, leaving=False, yields=True)
+    assert lease_after_write(GiveLease(requested_by_us, Position("5")), LEAVING) is None
+    assert lease_after_write(GiveLease(LEAVING, Position("5")), requested_by_us) is None
 
 
 def test_a_lease_that_a_leader_moves_accepts_no_request_or_withdrawal() -> None:
-    """A lease that a leader moves is not requested, which would undo the leader's decision."""
-    willing = evolve(LEAVING, yields=True)
-    assert lease_after_write(RequestLease(willing, "java-1"), willing) is None
-    assert lease_after_write(WithdrawRequest(willing, "java-1"), willing) is None
+    """A lease that a KCL leader moves is not requested by another worker, which would undo the leader's decision."""
+    lease = evolve(LEAVING, yields=True)
+    assert lease_after_write(RequestLease(lease, "java-1"), lease) is None
+    assert lease_after_write(WithdrawRequest(lease, "java-1"), lease) is None
 
 
 def test_a_new_lease_has_sorted_annotations_and_no_observed_fields() -> None:

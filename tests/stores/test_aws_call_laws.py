@@ -1,4 +1,4 @@
-"""Laws of the calls that bypass boto3, each with a test that fails if the code breaks it."""
+"""Rules for the calls that bypass boto3. Each test fails if the code breaks its rule."""
 
 import json
 import socket
@@ -31,13 +31,13 @@ SECONDS = 10.0
     ids=["wrong checksum", "other content type", "content encoding"],
 )
 def test_an_unusual_response_is_parsed_by_boto3(response: bytes) -> None:
-    """boto3 can check a checksum, an unusual form or an encoding; the direct call cannot."""
-    with service(answer(), response) as server, direct_client(server.url) as ask:
-        assert ask() == "i"
-        assert (ask.through_boto3, len(server.requests)) == (2, 2)
+    """boto3 can handle a checksum, an unusual content type or an encoding; the direct call cannot."""
+    with service(answer(), response) as server, direct_client(server.url) as get_iterator:
+        assert get_iterator() == "i"
+        assert (get_iterator.boto3_call_count, len(server.requests)) == (2, 2)
 
 
-def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
+def _fail_connections(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
     def fail(_self: HostConnections) -> socket.socket:
         raise ConnectionFailed from cause
 
@@ -45,61 +45,64 @@ def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
 
 
 def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
-        _unconnected(monkeypatch, TimeoutError())
+    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator:
+        _fail_connections(monkeypatch, TimeoutError())
         with pytest.raises(ConnectTimeoutError):
-            ask()
+            get_iterator()
 
 
 def test_boto3_makes_the_call_if_the_certificate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """boto3 decides whether a server is trusted."""
-    with service(answer(), answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
-        _unconnected(monkeypatch, ssl.SSLError())
-        assert ask() == "i"
+    with (
+        service(answer(), answer()) as server,
+        direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator,
+    ):
+        _fail_connections(monkeypatch, ssl.SSLError())
+        assert get_iterator() == "i"
         assert len(server.requests) == 2
 
 
 def test_boto3_makes_every_call_with_a_client_certificate(tmp_path: Path) -> None:
     """The direct call cannot present a client certificate."""
     with service(answer(), answer()) as server:
-        ask = DirectClient(server.url, client_cert=str(tmp_path / "client.pem"))
-        assert [ask(), ask()] == ["i", "i"]
-        assert ask.through_boto3 == 2
-        ask.close()
+        get_iterator = DirectClient(server.url, client_cert=str(tmp_path / "client.pem"))
+        assert [get_iterator(), get_iterator()] == ["i", "i"]
+        assert get_iterator.boto3_call_count == 2
+        get_iterator.close()
 
 
 def test_an_unused_outcome_does_not_reach_the_next_call() -> None:
-    """A call that fails before it is sent leaves no outcome to another call of the thread."""
-    question: Any = {"StreamName": "orders", "ShardId": "s-0", "ShardIteratorType": "LATEST"}
+    """If a call fails before it is sent, its outcome is not used for the next call of the same thread."""
+    request: Any = {"StreamName": "orders", "ShardId": "s-0", "ShardIteratorType": "LATEST"}
 
     def fail() -> Any:  # noqa: ANN401  as boto3
         raise ValueError("refused before it was sent")
 
-    odd = answer(b'{"ShardIterator": "odd"}', form="text/plain")
-    with service(answer(), odd, answer()) as server, direct_client(server.url) as ask:
+    unusual_response = answer(b'{"ShardIterator": "odd"}', form="text/plain")
+    with service(answer(), unusual_response, answer()) as server, direct_client(server.url) as get_iterator:
         with pytest.raises(ValueError, match="before it was sent"):
-            ask.calls.call(
+            get_iterator.calls.call(
                 "GetShardIterator",
-                json.dumps(question).encode(),
+                json.dumps(request).encode(),
                 "application/x-amz-json-1.1",
                 parse=json.loads,
                 boto3_call=fail,
                 repeatable=True,
             )
-        assert ask.client.get_shard_iterator(**question)["ShardIterator"] == "i"
+        assert get_iterator.client.get_shard_iterator(**request)["ShardIterator"] == "i"
 
 
 def test_a_company_authority_without_extensions_is_trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.13 rejects by default some authorities that boto3 trusts; the direct call accepts them."""
     contexts: list[ssl.SSLContext] = []
-    by_default = ssl.create_default_context
+    create_default_context = ssl.create_default_context
 
-    def strict(**named: Any) -> ssl.SSLContext:  # noqa: ANN401  as ssl's
-        contexts.append(by_default(**named))
+    def create_strict_context(**named: Any) -> ssl.SSLContext:  # noqa: ANN401  as ssl's
+        contexts.append(create_default_context(**named))
         contexts[-1].verify_flags |= ssl.VERIFY_X509_STRICT
         return contexts[-1]
 
-    monkeypatch.setattr(ssl, "create_default_context", strict)
+    monkeypatch.setattr(ssl, "create_default_context", create_strict_context)
     client = boto3.client("kinesis", region_name="eu-west-1")
     with closing(client):
         calls.DirectCalls(client, [])._get_connections("https", "localhost", 443, str(certificate), [])  # noqa: SLF001  no request is sent
@@ -113,39 +116,45 @@ def test_a_company_authority_without_extensions_is_trusted(certificate: Path, mo
 )
 def test_a_connection_is_reused_only_after_a_plain_response(response: bytes) -> None:
     """A connection is dropped if the service announces its end, or if the length of the response is in doubt."""
-    with service(answer(), response, answer()) as server, direct_client(server.url) as ask:
-        assert (ask(), ask()) == ("i", "i")
+    with service(answer(), response, answer()) as server, direct_client(server.url) as get_iterator:
+        assert (get_iterator(), get_iterator()) == ("i", "i")
         assert server.connections == 3
 
 
 def test_a_request_is_not_repeated_after_its_response_began() -> None:
-    """Once a response has begun, the service has carried out the request."""
-    with service(answer(), answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
-        assert ask() == "i"
-        server.answers[:] = [CannedResponse(answer()[:-5], ends=True), last := CannedResponse(answer())]
+    """Once a response has begun, the service has executed the request."""
+    with (
+        service(answer(), answer()) as server,
+        direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator,
+    ):
+        assert get_iterator() == "i"
+        server.answers[:] = [CannedResponse(answer()[:-5], ends=True), unused_response := CannedResponse(answer())]
         with pytest.raises(ConnectionClosedError):
-            ask()
-        assert server.answers == [last]
+            get_iterator()
+        assert server.answers == [unused_response]
 
 
 @contextmanager
 def _idle(*seconds: float) -> Iterator[tuple[HostConnections, list[socket.socket]]]:
-    """Return a pool with two kept connections, and their peers. The clock returns these seconds, then stands still."""
+    """Yield a pool with two idle connections, and the peers' ends of the connections.
+
+    The pool's clock returns these times one after another, then keeps returning the last.
+    """
     pairs = [socket.socketpair() for _ in range(2)]
     times = [*seconds]
 
     def clock() -> float:
         return times.pop(0) if len(times) > 1 else times[0]
 
-    with closing(HostConnections("", 0, None, connect_seconds=1, read_seconds=SECONDS, clock=clock)) as line:
-        line._idle_connections.extend(near for near, _ in pairs)  # noqa: SLF001  connections that are open already
-        yield line, [far for _, far in pairs]
-    for ends in pairs:
-        for end in ends:
-            end.close()
+    with closing(HostConnections("", 0, None, connect_seconds=1, read_seconds=SECONDS, clock=clock)) as pool:
+        pool._idle_connections.extend(local_end for local_end, _ in pairs)  # noqa: SLF001  connections that are open already
+        yield pool, [peer for _, peer in pairs]
+    for pair in pairs:
+        for connection in pair:
+            connection.close()
 
 
-def _answering(far: socket.socket, before: Any = None) -> Thread:  # noqa: ANN401  any function
+def _respond_in_thread(far: socket.socket, before: Any = None) -> Thread:  # noqa: ANN401  any function
     def serve() -> None:
         far.recv(1000)
         if before is not None:
@@ -158,26 +167,26 @@ def _answering(far: socket.socket, before: Any = None) -> Thread:  # noqa: ANN40
 
 
 def test_the_most_recently_used_connection_is_used_first() -> None:
-    """Spare connections stay idle, so the service closes them."""
-    with _idle(0.0) as (line, far):
-        thread = _answering(far[1])
-        assert line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
+    """Connections that are not needed stay idle, so that the service can close them."""
+    with _idle(0.0) as (pool, peers):
+        thread = _respond_in_thread(peers[1])
+        assert pool.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
         thread.join()
 
 
 def test_a_connection_in_use_at_close_is_closed_after_its_response() -> None:
-    with _idle(0.0) as (line, far):
-        near = line._idle_connections[-1]  # noqa: SLF001  the one that is used
-        thread = _answering(far[1], line.close)
-        assert line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
+    with _idle(0.0) as (pool, peers):
+        connection = pool._idle_connections[-1]  # noqa: SLF001  the one that is used
+        thread = _respond_in_thread(peers[1], pool.close)
+        assert pool.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
         thread.join()
-        assert near.fileno() == -1
+        assert connection.fileno() == -1
 
 
 def test_the_last_read_ends_at_the_response_deadline() -> None:
-    with _idle(0.0, 2.9 * SECONDS) as (line, far):
-        near = line._idle_connections[-1]  # noqa: SLF001  likewise
-        thread = _answering(far[1])
-        line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
+    with _idle(0.0, 2.9 * SECONDS) as (pool, peers):
+        connection = pool._idle_connections[-1]  # noqa: SLF001  likewise
+        thread = _respond_in_thread(peers[1])
+        pool.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
         thread.join()
-        assert near.gettimeout() == pytest.approx(0.1 * SECONDS)
+        assert connection.gettimeout() == pytest.approx(0.1 * SECONDS)

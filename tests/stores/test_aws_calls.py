@@ -1,4 +1,4 @@
-"""Calls that bypass boto3 are signed and sent as boto3 would, and boto3 handles odd responses."""
+"""Calls that bypass boto3 are signed and sent as boto3 would do it, and boto3 handles unusual responses."""
 
 import json
 import logging
@@ -54,20 +54,20 @@ VARYING = {"x-amz-date", "authorization", "amz-sdk-invocation-id", "amz-sdk-requ
 
 
 def test_a_direct_call_sends_what_boto3_sends_and_reuses_its_connection() -> None:
-    with service(*[answer()] * 4) as server, direct_client(server.url) as ask:
-        assert [ask(), ask(), ask()] == ["i"] * 3
-        (boto3s, boto3s_body), *ours = server.requests
-        expected = {name.lower(): value for name, value in boto3s.items()}
-        for head, body in ours:
+    with service(*[answer()] * 4) as server, direct_client(server.url) as get_iterator:
+        assert [get_iterator(), get_iterator(), get_iterator()] == ["i"] * 3
+        (boto3_headers, boto3_body), *direct_requests = server.requests
+        expected = {name.lower(): value for name, value in boto3_headers.items()}
+        for head, body in direct_requests:
             headers = {name.lower(): value for name, value in head.items()}
             assert headers.keys() == expected.keys()
             assert {name: headers[name] for name in headers.keys() - VARYING} == {
                 name: expected[name] for name in headers.keys() - VARYING
             }
-            assert json.loads(body) == json.loads(boto3s_body)
+            assert json.loads(body) == json.loads(boto3_body)
             assert headers["authorization"].split("/")[2:4] == expected["authorization"].split("/")[2:4]
         assert len({head["amz-sdk-invocation-id"] for head, _ in server.requests}) == 4
-        assert (ask.through_boto3, server.connections) == (1, 2)
+        assert (get_iterator.boto3_call_count, server.connections) == (1, 2)
 
 
 LARGE = json.dumps({"ShardIterator": "i", "Odd": "x" * 300_000}).encode()
@@ -90,8 +90,8 @@ OLD = b'HTTP/1.0 200 OK\r\nContent-Type: %b\r\nContent-Length: 22\r\n\r\n{"Shard
     ids=["large", "crc32", "closing", "other form", "no reason", "chunked", "HTTP/1.0", "continued"],
 )
 def test_every_form_of_a_response_is_read_without_a_second_request(response: bytes) -> None:
-    with service(answer(), response, answer()) as server, direct_client(server.url) as ask:
-        assert (ask(), ask()) == ("i", "i")
+    with service(answer(), response, answer()) as server, direct_client(server.url) as get_iterator:
+        assert (get_iterator(), get_iterator()) == ("i", "i")
         assert len(server.requests) == 3
 
 
@@ -110,108 +110,119 @@ def test_every_form_of_a_response_is_read_without_a_second_request(response: byt
 )
 @pytest.mark.parametrize("again", [True, False])
 def test_a_missing_or_truncated_response_is_no_response(response: bytes, again: bool) -> None:
-    """A part of a response is never taken for the whole, and a request that was carried out is not sent again."""
-    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
-        server.answers[:] = [CannedResponse(response, ends=True), repeated := CannedResponse(answer())]
+    """A truncated response is never taken for a whole one, and a request that was executed is not sent again."""
+    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator:
+        server.answers[:] = [CannedResponse(response, ends=True), next_response := CannedResponse(answer())]
         with pytest.raises(ConnectionClosedError):
-            ask(repeatable=again)
-        assert (len(server.requests), server.answers) == (2, [repeated])
-        assert ask() == "i"
+            get_iterator(repeatable=again)
+        assert (len(server.requests), server.answers) == (2, [next_response])
+        assert get_iterator() == "i"
 
 
 def test_a_repeatable_call_is_retried_if_its_idle_connection_ended() -> None:
-    """Pauses longer than a service keeps connections open do not look like a fault."""
-    with service(answer(), answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
-        assert ask() == "i"
-        ends = CannedResponse(ends=True)
-        server.answers[:] = [ends, CannedResponse(answer()), ends, last := CannedResponse(answer())]
-        assert (ask(), len(server.requests)) == ("i", 4)
+    """A pause longer than the service keeps connections open is not treated as a fault."""
+    with (
+        service(answer(), answer()) as server,
+        direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator,
+    ):
+        assert get_iterator() == "i"
+        closing_response = CannedResponse(ends=True)
+        server.answers[:] = [
+            closing_response,
+            CannedResponse(answer()),
+            closing_response,
+            unused_response := CannedResponse(answer()),
+        ]
+        assert (get_iterator(), len(server.requests)) == ("i", 4)
         with pytest.raises(ConnectionClosedError):
-            ask(repeatable=False)
-        assert server.answers == [last]
+            get_iterator(repeatable=False)
+        assert server.answers == [unused_response]
 
 
 def test_a_connection_closed_by_the_service_is_not_used() -> None:
-    """No write is sent on a connection that is already closed, because its outcome would be unknown."""
-    with service(*[answer()] * 3) as server, direct_client(server.url) as ask:
-        assert ask() == "i"
+    """A write is never sent on a connection that is already closed, because its outcome would be unknown."""
+    with service(*[answer()] * 3) as server, direct_client(server.url) as get_iterator:
+        assert get_iterator() == "i"
         server.hang_up()
-        assert ask(repeatable=False) == "i"
-        assert (len(server.requests), ask.through_boto3) == (3, 1)
+        assert get_iterator(repeatable=False) == "i"
+        assert (len(server.requests), get_iterator.boto3_call_count) == (3, 1)
 
 
 def test_a_rejection_raises_boto3s_error_without_a_second_request() -> None:
-    with service(answer(), refusal("ExpiredTokenException")) as server, direct_client(server.url) as ask:
+    with service(answer(), refusal("ExpiredTokenException")) as server, direct_client(server.url) as get_iterator:
         with pytest.raises(ClientError, match=r"\(ExpiredTokenException\) .* GetShardIterator operation: as told"):
-            ask()
+            get_iterator()
         assert (len(server.requests), server.connections) == (2, 2)
 
 
 @pytest.mark.parametrize("first", [refusal("ProvisionedThroughputExceededException"), answer(b"", "503 Busy")])
 def test_boto3_retries_what_it_retries_itself(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
-    with service(answer(), first, answer()) as server, direct_client(server.url) as ask:
-        assert (ask(), len(server.requests)) == ("i", 3)
+    with service(answer(), first, answer()) as server, direct_client(server.url) as get_iterator:
+        assert (get_iterator(), len(server.requests)) == ("i", 3)
 
 
 def test_a_redirect_is_followed_by_boto3() -> None:
     with (
         service(answer(), answer(b"{}", "301 Moved", "Location: http://localhost/")) as server,
-        direct_client(server.url) as ask,
+        direct_client(server.url) as get_iterator,
         pytest.raises(ClientError, match="301"),
     ):
-        ask()
+        get_iterator()
 
 
 def test_a_silent_service_raises_boto3s_timeout() -> None:
-    """A silent service releases its thread, and gets a longer timeout the next time."""
+    """A silent service does not block its thread, and the next call gets a longer timeout."""
     with service(answer(), CannedResponse()) as server:
         config: dict[str, Any] = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
-        with direct_client(server.url, **config) as ask, pytest.raises(ReadTimeoutError):
-            ask()
+        with direct_client(server.url, **config) as get_iterator, pytest.raises(ReadTimeoutError):
+            get_iterator()
         assert len(server.requests) == 2
 
 
 def test_an_unreachable_service_raises_a_connection_error() -> None:
     """The error shows that nothing was sent."""
-    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator:
         server.gone()
         with pytest.raises(EndpointConnectionError):
-            ask()
+            get_iterator()
 
 
 def foreign(**_event: object) -> None:
-    """A handler of another library."""
+    """An event handler of another library."""
 
 
 def test_boto3_makes_all_calls_if_other_code_hooks_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Code that watches calls, changes them or responds in their place is not bypassed. Each reason is logged once."""
+    """Calls are not made directly if other code watches them, changes them or responds in their place.
+
+    Each reason is logged once.
+    """
     caplog.set_level(logging.WARNING, "leasehold.calls")  # in case a command changed it
     monkeypatch.setattr(calls, "_LOGGED_FALLBACKS", set())
-    by_boto = BaseClient._make_api_call  # type: ignore[attr-defined]  # noqa: SLF001  what others wrap
+    original_api_call = BaseClient._make_api_call  # type: ignore[attr-defined]  # noqa: SLF001  what others wrap
 
     def wrapped(*arguments: Any) -> Any:  # noqa: ANN401  as boto3
-        return by_boto(*arguments)
+        return original_api_call(*arguments)
 
     session = boto3.Session()
     session.events.register("before-sign.kinesis", foreign)
     with service(*[answer()] * 8) as server:
         proxied = DirectClient(server.url, proxies={"http": server.url})
-        handled = DirectClient(server.url, session)
-        plain = DirectClient(server.url)
-        for ask in (proxied, handled):
-            assert [ask(), ask()] == ["i", "i"]
-            assert ask.through_boto3 == 2
-        again = DirectClient(server.url, session)
-        assert again() == "i"
-        again.close()
+        hooked = DirectClient(server.url, session)
+        unhooked = DirectClient(server.url)
+        for client in (proxied, hooked):
+            assert [client(), client()] == ["i", "i"]
+            assert client.boto3_call_count == 2
+        second_hooked = DirectClient(server.url, session)
+        assert second_hooked() == "i"
+        second_hooked.close()
         monkeypatch.setattr(BaseClient, "_make_api_call", wrapped)
-        assert [plain(), plain()] == ["i", "i"]
-        assert plain.through_boto3 == 2
-        for ask in (proxied, handled, plain):
-            ask.close()
+        assert [unhooked(), unhooked()] == ["i", "i"]
+        assert unhooked.boto3_call_count == 2
+        for client in (proxied, hooked, unhooked):
+            client.close()
     reasons = [record.getMessage() for record in caplog.records if "calls go through boto3" in record.getMessage()]
     assert len(reasons) == len(set(reasons)) == 2  # a proxy, and this module's own hook twice
 
@@ -219,7 +230,7 @@ def test_boto3_makes_all_calls_if_other_code_hooks_them(
 def test_boto3_connections_have_a_read_deadline_or_a_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A version of botocore with other private attributes is reported once, and its clients still work."""
+    """If a version of botocore has other private attributes, a warning is logged once, and its clients still work."""
     caplog.set_level(logging.WARNING, "leasehold.calls")  # in case a command changed it
     monkeypatch.setattr(deadlines, "_LOGGED_ERRORS", [])
     client = boto3.client("kinesis", region_name="eu-west-1")
@@ -233,18 +244,20 @@ def test_boto3_connections_have_a_read_deadline_or_a_warning_is_logged(
 
 
 def test_refreshed_credentials_are_used() -> None:
-    core = botocore.session.get_session()
-    core.set_credentials("first", "secret", "token-1")
+    botocore_session = botocore.session.get_session()
+    botocore_session.set_credentials("first", "secret", "token-1")
     with service(*[answer()] * 5) as server:
-        ask = DirectClient(server.url, boto3.Session(botocore_session=core))
-        assert [ask(), ask()] == ["i", "i"]
-        keys: Any = core.get_credentials()  # boto3 refreshes these in place
-        keys.access_key, keys.token = "second", "token-2"
-        assert [ask(), ask()] == ["i", "i"]
-        assert ask.through_boto3 == 2
-        used = [(head["Authorization"].split("/")[0][-6:], head["x-amz-security-token"]) for head, _ in server.requests]
-        assert used == [("=first", "token-1")] * 2 + [("second", "token-2")] * 2
-        ask.close()
+        get_iterator = DirectClient(server.url, boto3.Session(botocore_session=botocore_session))
+        assert [get_iterator(), get_iterator()] == ["i", "i"]
+        credentials: Any = botocore_session.get_credentials()  # boto3 refreshes these in place
+        credentials.access_key, credentials.token = "second", "token-2"
+        assert [get_iterator(), get_iterator()] == ["i", "i"]
+        assert get_iterator.boto3_call_count == 2
+        signing_keys = [
+            (head["Authorization"].split("/")[0][-6:], head["x-amz-security-token"]) for head, _ in server.requests
+        ]
+        assert signing_keys == [("=first", "token-1")] * 2 + [("second", "token-2")] * 2
+        get_iterator.close()
 
 
 def test_a_server_is_trusted_if_boto3_trusts_it(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,14 +265,14 @@ def test_a_server_is_trusted_if_boto3_trusts_it(certificate: Path, monkeypatch: 
     context.load_cert_chain(certificate)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     with service(*[answer(LARGE)] * 4, tls=context) as server:
-        with direct_client(server.url) as ask:
-            assert [ask(), ask(repeatable=False)] == ["i", "i"]
-            assert (ask.through_boto3, server.connections) == (1, 2)
+        with direct_client(server.url) as get_iterator:
+            assert [get_iterator(), get_iterator(repeatable=False)] == ["i", "i"]
+            assert (get_iterator.boto3_call_count, server.connections) == (1, 2)
         monkeypatch.delenv("AWS_CA_BUNDLE")
-        ask = DirectClient(server.url, retries={"total_max_attempts": 1})
+        get_iterator = DirectClient(server.url, retries={"total_max_attempts": 1})
         with pytest.raises(SSLError):
-            ask()
-        ask.close()
+            get_iterator()
+        get_iterator.close()
         assert len(server.requests) == 3
 
 
@@ -272,13 +285,16 @@ def test_a_duplicate_response_is_never_read_as_the_next_one(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-    twice = answer(json.dumps({"ShardIterator": "first", "Odd": odd}).encode()) * 2
+    doubled_response = answer(json.dumps({"ShardIterator": "first", "Odd": odd}).encode()) * 2
     tls = context if secure else None
-    with service(answer(), tls=tls) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
-        server.answers[:] = [CannedResponse(twice), CannedResponse(answer(b'{"ShardIterator": "second"}'))]
+    with (
+        service(answer(), tls=tls) as server,
+        direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator,
+    ):
+        server.answers[:] = [CannedResponse(doubled_response), CannedResponse(answer(b'{"ShardIterator": "second"}'))]
         with suppress(ConnectionClosedError):
-            assert ask() == "first"
-        assert ask() == "second"
+            assert get_iterator() == "first"
+        assert get_iterator() == "second"
 
 
 @pytest.mark.parametrize(
@@ -287,19 +303,23 @@ def test_a_duplicate_response_is_never_read_as_the_next_one(
     ids=["of a length", "to the end", "head"],
 )
 def test_a_slow_response_ends_at_its_deadline(head: str) -> None:
-    """A call ends within `RESPONSE_READ_TIMEOUTS` times its read timeout, however often another byte comes."""
-    ours, theirs = socket.socketpair()
+    """A call ends within `RESPONSE_READ_TIMEOUTS` times its read timeout, even if single bytes keep arriving."""
+    local_end, peer = socket.socketpair()
     seconds = -1
 
-    def looked() -> float:
+    def clock() -> float:
         nonlocal seconds
         seconds += 1
         assert seconds <= 2 * RESPONSE_READ_TIMEOUTS * 10
-        theirs.sendall({0: b"", 1: head.encode()}.get(seconds, b"x"))
+        peer.sendall({0: b"", 1: head.encode()}.get(seconds, b"x"))
         return seconds
 
-    with ours, theirs, closing(HostConnections("", 0, None, connect_seconds=1, read_seconds=10, clock=looked)) as line:
-        line._idle_connections.append(ours)  # noqa: SLF001  a connection that is open already
+    with (
+        local_end,
+        peer,
+        closing(HostConnections("", 0, None, connect_seconds=1, read_seconds=10, clock=clock)) as pool,
+    ):
+        pool._idle_connections.append(local_end)  # noqa: SLF001  a connection that is open already
         with pytest.raises(ResponseTimeout):
-            line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
+            pool.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
         assert seconds == RESPONSE_READ_TIMEOUTS * 10

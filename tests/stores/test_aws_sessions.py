@@ -1,4 +1,4 @@
-"""The AWS credentials that a URL selects: a profile, a role of another account, or the caller's own session."""
+"""The AWS credentials that a URL selects: a profile, a role in another account, or the caller's own session."""
 
 import socket
 from collections.abc import Iterator
@@ -30,13 +30,13 @@ ANSWER = """<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/
 <AccessKeyId>ASIAROLE</AccessKeyId><SecretAccessKey>role</SecretAccessKey><SessionToken>token</SessionToken>
 <Expiration>2999-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>"""
 
-Asked = list[tuple[str, dict[str, list[str]]]]
+RoleRequests = list[tuple[str, dict[str, list[str]]]]
 
 
 @pytest.fixture
-def sts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Asked]:
-    """Run a service that hands out roles, and record who requested which."""
-    requests: Asked = []
+def sts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[RoleRequests]:
+    """Run a fake STS, and record the requests for roles."""
+    requests: RoleRequests = []
 
     class Roles(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -74,19 +74,19 @@ def _key(session: boto3.Session | None) -> str:
     return str(credentials.get_frozen_credentials().access_key)
 
 
-def test_a_profile_in_a_url_overrides_the_environment(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_in_a_url_overrides_the_environment(sts: RoleRequests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     session = create_boto3_session({"profile": "team"})
     client = create_client("kinesis", None, None, 5.0, session)
     assert (_key(session), client.meta.region_name) == ("AKIATEAM", "eu-north-1")
-    # boto3 shows a client's credentials only in what it signs.
+    # boto3 shows a client's credentials only in the requests that it signs.
     assert client._request_signer._credentials.access_key == "AKIATEAM"  # noqa: SLF001
     assert create_boto3_session({}) is None
     assert sts == []
 
 
 @pytest.mark.parametrize("profile", [None, "team"])
-def test_a_role_is_assumed_on_first_use_with_its_external_id(sts: Asked, profile: str | None) -> None:
+def test_a_role_is_assumed_on_first_use_with_its_external_id(sts: RoleRequests, profile: str | None) -> None:
     options = {"role_arn": ROLE, "external_id": "x-17"} | ({} if profile is None else {"profile": profile})
     session = create_boto3_session(options)
     client = create_client("kinesis", "eu-west-1", None, 5.0, session)
@@ -128,10 +128,10 @@ def test_a_callers_session_serves_source_and_store() -> None:
 )
 @pytest.mark.usefixtures("sts")
 def test_a_meaningless_url_option_is_rejected(address: str, options: str, message: str) -> None:
-    """An option without a meaning is an error. The credentials of the environment are not used instead."""
-    opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
+    """An option without a meaning is an error. It does not make us use the credentials of the environment instead."""
+    open_url = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
     with pytest.raises(ValueError, match=rf"^(store|source) URL: {message}"):
-        opened(f"{address}?{options}")
+        open_url(f"{address}?{options}")
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,16 @@ def test_a_missing_profile_of_the_environment_is_reported(
     address: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "tema")
-    opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
+    open_url = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
     with pytest.raises(
         ValueError, match=r"^environment variable AWS_PROFILE: AWS's configuration has no profile 'tema'$"
     ):
-        opened(address)
+        open_url(address)
 
 
-def test_the_providers_of_a_properties_file_are_tried_in_order(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_providers_of_a_properties_file_are_tried_in_order(
+    sts: RoleRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     role = f"software.amazon.awssdk.Unknown.KclSTSAssumeRoleSessionCredentialsProvider|{ROLE}|me|externalId=e-2"
     assert _key(parse_credentials("ProfileCredentialsProvider|team").session()) == "AKIATEAM"
     assert _key(parse_credentials(f"{role}|endpointRegion=us-west-2").session()) == "ASIAROLE"
@@ -161,14 +163,14 @@ def test_the_providers_of_a_properties_file_are_tried_in_order(sts: Asked, monke
     assert _key(parse_credentials(either).session()) == "AKIAENVIRONMENT"
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert _key(parse_credentials(either).session()) == "AKIATEAM"
-    # Only this provider, and not the rest of the chain.
+    # Only this provider is tried, not the rest of the chain.
     session = parse_credentials("EnvironmentVariableCredentialsProvider").session()
     assert session is not None
     assert session.get_credentials() is None
     assert parse_credentials("DefaultCredentialsProvider").session() is None
 
 
-def test_a_role_can_be_assumed_at_another_endpoint(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_can_be_assumed_at_another_endpoint(sts: RoleRequests, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         endpoint = boto3.Session().client("sts").meta.endpoint_url
         patched.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
@@ -185,7 +187,7 @@ def test_a_role_can_be_assumed_at_another_endpoint(sts: Asked, monkeypatch: pyte
     ],
 )
 def test_a_wrong_region_is_suggested_only_for_endpoints_of_aws(url: str, hint: str) -> None:
-    """A local endpoint that is down has no region that could be wrong."""
+    """No region is suggested for a local endpoint that is down, because it has none."""
     assert connection_failure_hint(EndpointConnectionError(endpoint_url=url)) == hint
     assert connection_failure_hint(ReadTimeoutError(endpoint_url=url)) == ""
 

@@ -1,4 +1,4 @@
-"""How azurite (and, by its documentation, Azure Blob) responds to each condition, and bad circumstances."""
+"""How azurite (and, according to its documentation, Azure Blob) responds to each condition and to bad circumstances."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ from threading import Barrier
 import pytest
 from azure.storage.blob import ContainerClient
 from object_stores import container, try_conditions
-from process_race import assert_one_winner_each
+from process_race import assert_one_winner_per_lease
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
@@ -34,7 +34,7 @@ def blobs(azurite_connection: str) -> Iterator[ContainerClient]:
 
 @pytest.fixture
 def objects(blobs: ContainerClient) -> BlobObjects:
-    """Return the same container as the stores see it."""
+    """Return the same container through the interface that the stores use."""
     return BlobObjects(blobs)
 
 
@@ -50,31 +50,31 @@ def test_etags_are_unquoted_in_every_response(objects: BlobObjects) -> None:
     """ETags from listings, which have no quotes, equal those from other responses, which have them."""
     written = objects.put_if_absent("a", {"ownerid": ""})
     (listed,) = objects.list("a")
-    got = objects.get("a")
-    assert got is not None
-    assert written == listed.etag == got.etag
+    stored = objects.get("a")
+    assert stored is not None
+    assert written == listed.etag == stored.etag
     assert '"' not in str(written)
-    assert listed.fields == got.fields == {"ownerid": ""}
+    assert listed.fields == stored.fields == {"ownerid": ""}
 
 
 def test_a_listing_tolerates_foreign_blobs_in_the_prefix(objects: BlobObjects) -> None:
-    """One odd blob makes the SDKs' listings fail; ours succeed."""
+    """One malformed blob makes the SDKs' listings fail; our listing succeeds."""
     objects.put_if_absent(f"{PREFIX}/ownership/0", {})
     objects.put_if_absent(f"{PREFIX}/ownership/1", {"ownerid": "", "clientidentifier": "them"})
     objects.put_if_absent(f"{PREFIX}/checkpoint/1", {"offset": "no offset", "sequencenumber": "17"})
     objects.put_if_absent(f"{PREFIX}/ownership/2", {"OwnerId": "ann"})
     objects.put_if_absent(f"{PREFIX}/checkpoint/3", {"offset": "0", "sequencenumber": "x"})
-    for foreign in ("ownership/readme.txt", "ownership/0/old", "0", "ownership-old/7"):
-        objects.put_if_absent(f"{PREFIX}/{foreign}", {"ownerid": "stranger"})
+    for foreign_name in ("ownership/readme.txt", "ownership/0/old", "0", "ownership-old/7"):
+        objects.put_if_absent(f"{PREFIX}/{foreign_name}", {"ownerid": "stranger"})
     store = EtagStore(objects, HUB)
     listing = store.list()
     rows = [(lease.key, lease.owner, lease.checkpoint) for lease in listing.leases]
     assert rows == [("0", None, TRIM_HORIZON), ("1", None, Position("17")), ("2", "ann", TRIM_HORIZON)]
     assert listing.malformed == (Malformed("3", "sequencenumber", "'x' is not a decimal sequence number"),)
     expect_applied(store.write(ClaimLease(listing.leases[1], "bob")))
-    foreign_blobs = objects.get(f"{PREFIX}/ownership/1")
-    assert foreign_blobs is not None
-    assert foreign_blobs.fields == {"clientidentifier": "them", "ownerid": "bob", "handoffowner": "bob"}
+    ownership = objects.get(f"{PREFIX}/ownership/1")
+    assert ownership is not None
+    assert ownership.fields == {"clientidentifier": "them", "ownerid": "bob", "handoffowner": "bob"}
 
 
 def test_twenty_writers_keep_their_connections(
@@ -96,7 +96,7 @@ def test_twenty_writers_keep_their_connections(
 
 def test_one_winner_between_processes(connection: str, blobs: ContainerClient) -> None:
     assert connection
-    assert_one_winner_each(f"azblob://{ACCOUNT}/{blobs.container_name}?prefix=race")
+    assert_one_winner_per_lease(f"azblob://{ACCOUNT}/{blobs.container_name}?prefix=race")
 
 
 def test_a_url_creates_its_container_only_if_allowed(connection: str) -> None:
@@ -105,8 +105,8 @@ def test_a_url_creates_its_container_only_if_allowed(connection: str) -> None:
     with pytest.raises(StoreError, match="container 'made-by-url': it does not exist"):
         open_store(url, create=False)
     row = expect_applied(open_store(url).write(CreateLease(Lease("0"))))
-    again = open_store("azblob://devstoreaccount1/made-by-url?eventhub=ns/orders", create=False)
-    assert again.list().leases == (row,)
+    reopened = open_store("azblob://devstoreaccount1/made-by-url?eventhub=ns/orders", create=False)
+    assert reopened.list().leases == (row,)
     blobs = ContainerClient.from_connection_string(connection, "made-by-url")
     assert [*blobs.list_blob_names()] == [f"{PREFIX}/checkpoint/0"]
     blobs.close()
@@ -148,6 +148,6 @@ def test_a_missing_container_raises_a_fault(objects: BlobObjects, blobs: Contain
     store = EtagStore(objects, HUB)
     lease = create_lease_with_owner(store, Lease("0", owner="ann"))
     blobs.delete_container()
-    for ask in DOWN:
+    for operation in DOWN:
         with pytest.raises(StoreError, match="it does not exist"):
-            ask(store, lease)
+            operation(store, lease)

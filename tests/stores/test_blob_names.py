@@ -1,4 +1,4 @@
-"""The Azure SDKs' blobs, byte for byte: names, metadata, and what other writers store there."""
+"""The names and metadata of the Azure SDKs' blobs, byte for byte, and what other writers store in them."""
 
 import pytest
 from attrs import evolve
@@ -15,7 +15,7 @@ NOON = at_timestamp(1_700_000_000_000)
 
 
 def test_blob_names_match_the_sdks() -> None:
-    """The names are in lower case, or the official workers would not see our blobs."""
+    """The names are in lower case. Otherwise, the official workers would not see our blobs."""
     names = [HUB.name("0", "ownership"), HUB.name("12", "checkpoint"), HUB.prefix("ownership")]
     assert names == [
         "localhost:15672/hub1/$default/ownership/0",
@@ -34,8 +34,8 @@ def test_blob_names_match_the_sdks() -> None:
         ("localhost:15672/hub1/$default/ownership/", None),
         ("localhost:15672/hub1/$default/ownership/0/old", None),
         ("localhost:15672/hub1/$default/ownership/readme.txt", None),
-        ("localhost:15672/hub1/$Default/ownership/0", None),  # the Go SDK's, of another group in effect
-        ("localhost:15672/hub1/$default/0", None),  # the Event Processor Host's
+        ("localhost:15672/hub1/$Default/ownership/0", None),  # written by the Go SDK, in effect for another group
+        ("localhost:15672/hub1/$default/0", None),  # written by the Event Processor Host
     ],
 )
 def test_only_the_name_of_a_partition_is_a_lease(name: str, key: str | None) -> None:
@@ -66,18 +66,20 @@ def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
 
 
 def test_foreign_metadata_survives_and_stale_metadata_is_removed() -> None:
-    """.NET's `clientidentifier` survives our first write, and an old start position does not come back."""
+    """The `clientidentifier` of .NET is kept by our first write, and an old start position does not come back."""
     stored = {"clientidentifier": "them", "ownerid": "cat", "handoffowner": "cat", "handoffto": "dan"}
-    freed = HUB.ownership(stored, Lease("0", owner="cat"), Lease("0"))
-    moved = HUB.checkpoint({"clientidentifier": "them", "position": "AT_TIMESTAMP 1"}, Lease("0", checkpoint=AT_9))
-    assert (freed, moved) == (
+    released = HUB.ownership(stored, Lease("0", owner="cat"), Lease("0"))
+    checkpointed = HUB.checkpoint(
+        {"clientidentifier": "them", "position": "AT_TIMESTAMP 1"}, Lease("0", checkpoint=AT_9)
+    )
+    assert (released, checkpointed) == (
         {"clientidentifier": "them", "ownerid": ""},
         {"clientidentifier": "them", "offset": "4520", "sequencenumber": "9"},
     )
 
 
 def test_a_request_and_its_withdrawal_do_not_change_the_version() -> None:
-    """A dead owner that receives a request does not look alive for another `lease_seconds`."""
+    """A request to a dead owner does not make it look alive for another `lease_seconds`."""
     owned = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
     requested, renewed = evolve(owned, next_owner="bob"), evolve(owned, next_owner="bob", epoch=1)
     request = HUB.ownership({}, owned, requested)
@@ -88,7 +90,7 @@ def test_a_request_and_its_withdrawal_do_not_change_the_version() -> None:
 
 
 def test_a_version_copied_by_another_library_is_ignored() -> None:
-    """A worker that renews and preserves unknown metadata does not look dead."""
+    """A worker that renews and copies metadata that it does not know does not look dead."""
     metadata = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "0x8D"}
     lease = HUB.lease("0", Parts(StoredObject("…/ownership/0", "0x8E", metadata)))
     assert lease is not None
@@ -106,7 +108,7 @@ def test_a_version_copied_by_another_library_is_ignored() -> None:
     ],
 )
 def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: str | None, yields: bool) -> None:
-    """A released partition has no owner, and another library's owner gets no request that it cannot answer."""
+    """A released partition has no owner. An owner of another library gets no request, because it cannot answer one."""
     lease = HUB.lease("0", Parts(ownership=StoredObject("…/ownership/0", "0x8D", fields, age=7.0)))
     stream = "localhost:15672/hub1/$default"
     assert lease == Lease(
@@ -209,7 +211,7 @@ def test_a_lease_without_a_request_has_no_next_owner() -> None:
 
 
 def test_annotations_are_written_with_the_ownership() -> None:
-    """Annotations are written together with the owner, without which an SDK would see none."""
+    """Annotations are written together with the owner, because an SDK would otherwise see no owner."""
     owned = Lease("0", owner="ann", yields=True)
     fields = HUB.annotations({"theirs": "kept"}, owned, evolve(owned, annotations=(("seal", "7"),)))
     assert fields == {"theirs": "kept", "ownerid": "ann", "handoffowner": "ann", "notes": '{"seal": "7"}'}

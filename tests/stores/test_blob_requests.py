@@ -1,4 +1,4 @@
-"""Which requests Azure Blob receives, how often and under which condition, and how each response is handled."""
+"""Which requests Azure Blob receives, how often, under which condition, and how each response is handled."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -30,13 +30,13 @@ def test_conditional_writes_follow_the_matrix(objects: BlobObjects, memory: Blob
 
 
 def test_each_write_is_sent_with_its_condition(objects: BlobObjects, memory: BlobMemory) -> None:
-    """Set Metadata does not support If-None-Match everywhere, and Put Blob leaves soft-deleted copies."""
+    """Blobs are created by Put Blob because Set Metadata does not support If-None-Match everywhere."""
     etag = str(objects.put_if_absent("a", {"ownerid": "ann"}))
     objects.put_if_match("a", {"ownerid": "bob"}, etag)
     objects.delete("a", "0x2")
     assert memory.requests == ["new a", "over a", "delete a"]
     header_names = ("if-none-match", "if-match", "x-ms-blob-type", "x-ms-meta-ownerid", "content-length")
-    assert [tuple(heads.get(name) for name in header_names) for heads in memory.heads] == [
+    assert [tuple(headers.get(name) for name in header_names) for headers in memory.heads] == [
         ("*", None, "BlockBlob", "ann", "0"),
         (None, "0x1", None, "bob", "0"),
         (None, "0x2", None, None, "0"),
@@ -58,7 +58,7 @@ ASKED = pytest.mark.parametrize("ask", [*WRITES.values(), *READS.values()], ids=
 @pytest.mark.parametrize("does", WRITES)
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_an_unanswered_write_is_sent_once(objects: BlobObjects, memory: BlobMemory, does: str, status: int) -> None:
-    """A write is sent once, because a second attempt would be rejected because of the first."""
+    """A write is sent once, because a second attempt would be rejected due to the first."""
     memory.faults = [BlobFault(status, "ServerBusy")] * 9
     with pytest.raises(OutcomeUnknown, match=rf"^container 'leases': no usable response \(HTTP {status}\)$"):
         WRITES[does](objects)
@@ -87,40 +87,43 @@ def test_a_permanent_rejection_is_a_fault(
     objects: BlobObjects, memory: BlobMemory, ask: Callable[[BlobObjects], object], fault: BlobFault, says: str
 ) -> None:
     memory.faults = [fault] * 9
-    with pytest.raises(StoreError, match=f"^container 'leases': {says}") as refused:
+    with pytest.raises(StoreError, match=f"^container 'leases': {says}") as caught:
         ask(objects)
-    assert not isinstance(refused.value, OutcomeUnknown)
+    assert not isinstance(caught.value, OutcomeUnknown)
 
 
 def test_a_rejection_without_an_error_code_is_a_fault(memory: BlobMemory) -> None:
     """A proxy sends none of the service's error codes."""
-    refused = HttpResponseError("no")
-    refused.status_code = 418
+    rejection = HttpResponseError("no")
+    rejection.status_code = 418
     with (
         pytest.raises(StoreError, match=r"^container 'leases': the service refused: None \(HTTP 418\)$"),
         translate_errors(memory.client()),
     ):
-        raise refused
+        raise rejection
 
 
 @ASKED
 def test_an_unreachable_service_is_an_unknown_outcome(
     objects: BlobObjects, memory: BlobMemory, ask: Callable[[BlobObjects], object]
 ) -> None:
-    """The request may have been carried out although no response came, and an address may contain a signature."""
+    """The request may have been executed although no response came.
+
+    The error does not show the address, which may contain a signature.
+    """
     memory.faults = [ServiceRequestError("https://account.invalid/leases?sig=secret")] * 9
-    says = r"^container 'leases': the service cannot be reached \(ServiceRequestError\)$"
-    with pytest.raises(OutcomeUnknown, match=says) as unknown:
+    message = r"^container 'leases': the service cannot be reached \(ServiceRequestError\)$"
+    with pytest.raises(OutcomeUnknown, match=message) as caught:
         ask(objects)
-    assert unknown.value.__cause__ is None
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("code", ["BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"])
 def test_a_failed_condition_is_no_fault(objects: BlobObjects, memory: BlobMemory, code: str) -> None:
     objects.put_if_absent("a", {})
-    for does, refused in (("new", None), ("over", None), ("delete", False)):
+    for operation, expected in (("new", None), ("over", None), ("delete", False)):
         memory.faults = [BlobFault(412, code)]
-        assert WRITES[does](objects) is refused
+        assert WRITES[operation](objects) is expected
 
 
 def test_a_listing_reads_all_pages_and_uses_the_services_clock(objects: BlobObjects, memory: BlobMemory) -> None:
@@ -135,7 +138,10 @@ def test_a_listing_reads_all_pages_and_uses_the_services_clock(objects: BlobObje
 
 
 def test_metadata_names_are_lowercased_and_empty_values_are_none(objects: BlobObjects, memory: BlobMemory) -> None:
-    """A writer in another language may use another case, and a released partition has no owner with an empty name."""
+    """A writer in another language may use another case.
+
+    The owner of a released partition has an empty name, which means no owner.
+    """
     memory.blobs["a"] = ('"0x1"', {"OwnerId": "", "Offset": "7"}, 0.0)
     (listed,) = objects.list("")
     assert listed.fields == {"ownerid": "", "offset": "7"}
@@ -143,10 +149,10 @@ def test_metadata_names_are_lowercased_and_empty_values_are_none(objects: BlobOb
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: BlobObjects, memory: BlobMemory) -> None:
-    """By this machine's clock, a live owner might look dead."""
+    """If we judged by this machine's clock, a live owner might look dead."""
     objects.put_if_absent("a", {})
     memory.now, memory.dated = 3600.0, False
-    assert [one.age for one in (*objects.list(""), objects.get("a")) if one] == [0.0, 0.0]
+    assert [stored.age for stored in (*objects.list(""), objects.get("a")) if stored] == [0.0, 0.0]
 
 
 def test_a_clock_far_off_is_logged(memory: BlobMemory, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Which container an Azure Blob URL names, with which credentials it is accessed, and with which timeouts."""
+"""Which container an Azure Blob URL names, which credentials are used for it, and which timeouts."""
 
 import base64
 from collections.abc import Callable
@@ -24,7 +24,7 @@ layout: Callable[[dict[str, str]], object] = blob._parse_layout  # noqa: SLF001 
 
 
 @pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+def _identity_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONNECTION_STRING_VARIABLE, raising=False)
     monkeypatch.setattr("azure.identity.DefaultAzureCredential", Identity)
 
@@ -86,16 +86,19 @@ def test_a_url_needs_an_account_and_a_container(place: str) -> None:
 
 
 def settings(client: ContainerClient) -> dict[str, Any]:
-    config: Any = client._config  # noqa: SLF001  the SDK exposes it nowhere else
+    client_config: Any = client._config  # noqa: SLF001  the SDK exposes it nowhere else
     transport: Any = client._pipeline._transport  # noqa: SLF001
-    inner = getattr(transport, "_transport", transport)
-    retry: Any = config.retry_policy
+    requests_transport = getattr(transport, "_transport", transport)
+    retry: Any = client_config.retry_policy
     return {
         "retries": retry.total_retries,
         "backoff": (retry.initial_backoff, retry.increment_base, retry.random_jitter_range),
-        "connect": inner.connection_config.timeout,
-        "read": inner.connection_config.read_timeout,
-        "pools": [vars(inner.session.get_adapter(scheme))["_pool_maxsize"] for scheme in ("https://x", "http://x")],
+        "connect": requests_transport.connection_config.timeout,
+        "read": requests_transport.connection_config.read_timeout,
+        "pools": [
+            vars(requests_transport.session.get_adapter(scheme))["_pool_maxsize"]
+            for scheme in ("https://x", "http://x")
+        ],
     }
 
 
@@ -111,29 +114,29 @@ def test_without_a_key_the_identity_of_the_machine_is_used() -> None:
 
 
 def test_the_timeouts_of_a_client_come_from_the_url() -> None:
-    usual = {"backoff": (0.2, 2, 1), "pools": [64, 64]}
-    assert settings(create_client("acc/c", None)) == {**usual, "retries": 2, "connect": 5, "read": 10}
-    short = blob.TIMEOUTS.within(2.5)
-    expected = {"retries": short.attempts - 1, "connect": short.connect_seconds, "read": short.read_seconds}
-    assert settings(create_client("acc/c", None, 2.5)) == {**usual, **expected}
-    assert short != Timeouts(5, 10, 3)
+    common = {"backoff": (0.2, 2, 1), "pools": [64, 64]}
+    assert settings(create_client("acc/c", None)) == {**common, "retries": 2, "connect": 5, "read": 10}
+    timeouts = blob.TIMEOUTS.within(2.5)
+    expected = {"retries": timeouts.attempts - 1, "connect": timeouts.connect_seconds, "read": timeouts.read_seconds}
+    assert settings(create_client("acc/c", None, 2.5)) == {**common, **expected}
+    assert timeouts != Timeouts(5, 10, 3)
 
 
 def test_the_account_of_a_key_must_match_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker writes only into the account in its URL, and no error repeats the key."""
+    """A worker writes only to the account in its URL, and no error message contains the key."""
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, SECRET)
     client = create_client("acc/c", None)
     assert (client.url, client.account_name) == ("https://acc.blob.core.windows.net/c", "acc")
     assert settings(client)["retries"] == 2
-    says = f"^store URL: {CONNECTION_STRING_VARIABLE} is for account 'acc', not 'other'$"
-    with pytest.raises(ValueError, match=says):
+    message = f"^store URL: {CONNECTION_STRING_VARIABLE} is for account 'acc', not 'other'$"
+    with pytest.raises(ValueError, match=message):
         create_client("other/c", None)
     with pytest.raises(
         ValueError, match=f"^store URL: option 'endpoint' requires an identity; {CONNECTION_STRING_VARIABLE}"
     ):
         create_client("acc/c", "https://blobs.example")
-    signed = "BlobEndpoint=https://acc.blob.core.windows.net;SharedAccessSignature=sv=1&sig=a@b"
-    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, signed)
+    connection_string = "BlobEndpoint=https://acc.blob.core.windows.net;SharedAccessSignature=sv=1&sig=a@b"
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, connection_string)
     assert create_client("acc/c", None).account_name == "acc"
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, "nonsense")
     with pytest.raises(StoreError, match=f"^{CONNECTION_STRING_VARIABLE}: it is not a storage connection string$"):
@@ -141,9 +144,9 @@ def test_the_account_of_a_key_must_match_the_url(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(
         CONNECTION_STRING_VARIABLE, SECRET.replace("EndpointSuffix", "BlobEndpoint=https://me:pw@h/acc;X")
     )
-    with pytest.raises(StoreError, match="credentials") as refused:
+    with pytest.raises(StoreError, match="credentials") as caught:
         create_client("acc/c", None)
-    assert "pw" not in str(refused.value)
+    assert "pw" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +173,19 @@ def test_a_secret_may_end_with_a_newline(secret: str, monkeypatch: pytest.Monkey
 
 @define
 class Container:
-    """A container that exists or not, or that is created in between."""
+    """A container that exists, does not exist, or is created by another worker between two calls."""
 
     answers: list[Exception | None]
     requests: list[str] = field(factory=list)
     container_name: str = "c"
 
-    def _answer(self, does: str) -> None:
-        self.requests.append(does)
+    def _answer(self, operation: str) -> None:
+        self.requests.append(operation)
         if fault := self.answers.pop(0):
             raise fault
 
-    def list_blobs(self, **how: int) -> list[object]:
-        self._answer(f"list {how}")
+    def list_blobs(self, **options: int) -> list[object]:
+        self._answer(f"list {options}")
         return []
 
     def create_container(self) -> None:
@@ -193,13 +196,13 @@ class Container:
 
 
 def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The container is the one in the URL, and is created only if the user allows it."""
+    """The container is the one in the URL. It is created only if the user allows it."""
     opened: list[tuple[object, ...]] = []
-    absent = ResourceNotFoundError("no")
-    container = Container([None, absent, None, absent, ResourceExistsError("x")])
+    not_found = ResourceNotFoundError("no")
+    container = Container([None, not_found, None, not_found, ResourceExistsError("x")])
 
-    def client(*of: object) -> Container:
-        opened.append(of)
+    def client(*arguments: object) -> Container:
+        opened.append(arguments)
         return container
 
     monkeypatch.setattr(blob, "create_client", client)
@@ -212,7 +215,7 @@ def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
     page = "list {'results_per_page': 1}"
     assert container.requests == [page, page, "create", page, "create"]
     assert opened[-1] == ("acc/c", None, None)
-    container.answers = [absent, None, absent]
+    container.answers = [not_found, None, not_found]
     store = blob.open_url("acc/c", {}, create=True, request_seconds=None)
     store.close()
     assert container.requests[-3:] == [page, "create", "close"]

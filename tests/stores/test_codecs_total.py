@@ -1,4 +1,4 @@
-"""A stored lease is read back unchanged, and one bad row affects no other. tests/fuzz tries what else may be stored."""
+"""A stored lease is read back unchanged, and one bad row affects no other row. tests/fuzz tries other stored values."""
 
 import sqlite3
 from pathlib import Path
@@ -44,13 +44,13 @@ def test_a_lease_survives_a_round_trip_through_its_row(lease: Lease) -> None:
 @given(leases)
 def test_a_lease_survives_a_round_trip_through_its_objects(lease: Lease) -> None:
     expected = evolve(lease, epoch=0, version=Version(""))
-    blank = unowned(expected)
+    created = unowned(expected)
     parts = Parts(checkpoint=StoredObject("c", "e", FLEET.checkpoint({}, expected)))
-    assert token_of(FLEET.lease(lease.key, parts)) == token_of(blank)  # type: ignore[arg-type]
+    assert token_of(FLEET.lease(lease.key, parts)) == token_of(created)  # type: ignore[arg-type]
     owned = evolve(expected, owner="ann é%", yields=True)
-    parts = parts.replace("ownership", StoredObject("o", "e", FLEET.ownership({}, blank, owned)))
-    read = evolve(owned, epoch=1, version=Version("e"))
-    assert token_of(FLEET.lease(lease.key, parts)) == token_of(read)  # type: ignore[arg-type]
+    parts = parts.replace("ownership", StoredObject("o", "e", FLEET.ownership({}, created, owned)))
+    expected_lease = evolve(owned, epoch=1, version=Version("e"))
+    assert token_of(FLEET.lease(lease.key, parts)) == token_of(expected_lease)  # type: ignore[arg-type]
 
 
 SPOILT = (
@@ -77,15 +77,15 @@ def test_one_bad_row_leaves_the_others_readable(tmp_path: Path, spoil: str) -> N
     store = SqliteStore(path)
     for key in ("bad", "good"):
         store.write(CreateLease(Lease(key)))
-    with sqlite3.connect(path) as other:
-        other.execute(f"UPDATE leases SET {spoil} WHERE key = 'bad'")  # noqa: S608  the test's own words
-    other.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE leases SET {spoil} WHERE key = 'bad'")  # noqa: S608  the test's own words
+    connection.close()
     listing = store.list()
     store.close()
     assert [lease.key for lease in listing.leases] == ["good"]
-    (bad,) = listing.malformed
-    assert (bad.key, bad.field) == ("bad", spoil.split("=", maxsplit=1)[0].strip())
-    assert_said(bad)
+    (malformed,) = listing.malformed
+    assert (malformed.key, malformed.field) == ("bad", spoil.split("=", maxsplit=1)[0].strip())
+    assert_said(malformed)
     assert [format_lease_json(lease)["key"] for lease in listing.leases] == ["good"]
 
 
@@ -93,9 +93,11 @@ def test_a_key_that_is_not_a_string_is_reported(tmp_path: Path) -> None:
     path = str(tmp_path / "leases.db")
     store = SqliteStore(path)
     store.write(CreateLease(Lease("good")))
-    with sqlite3.connect(path) as other:
-        other.execute("INSERT INTO leases (key, shard, counter, checkpoint) VALUES (CAST(x'ff' AS TEXT), '', 0, '1')")
-    other.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "INSERT INTO leases (key, shard, counter, checkpoint) VALUES (CAST(x'ff' AS TEXT), '', 0, '1')"
+        )
+    connection.close()
     listing = store.list()
     store.close()
     assert listing.malformed == (Malformed("b'\\xff'", "key", "b'\\xff' is not of the type this column holds"),)

@@ -1,4 +1,4 @@
-"""The contract for leases of any source in a blob container."""
+"""The store contract, for leases of any source in a blob container."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.services
 
 @pytest.mark.sampled(3)
 class TestBlob(StoreContract):
-    """Every clause, on azurite."""
+    """Runs every clause on azurite."""
 
     @pytest.fixture
     def store(self, azurite_connection: str) -> Iterator[EtagStore]:

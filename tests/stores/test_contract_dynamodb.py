@@ -1,11 +1,11 @@
-"""The DynamoDB store keeps the contract, on services whose conditional writes can be trusted."""
+"""The DynamoDB store keeps the contract on services whose conditional writes are reliable."""
 
 from collections.abc import Iterator
 from itertools import count
 
 import pytest
 from boto3 import Session
-from process_race import assert_one_winner_each
+from process_race import assert_one_winner_per_lease
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
@@ -28,7 +28,7 @@ def new_store(url: str, session: Session, *, directly: bool = True) -> Iterator[
 
 @pytest.mark.services
 class TestDynalite(StoreContract):
-    """Every clause, on a service that does not return the row with a rejection."""
+    """Runs every clause on a service that does not return the stored row when it rejects a write."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
@@ -38,7 +38,7 @@ class TestDynalite(StoreContract):
 @pytest.mark.more
 @pytest.mark.services
 class TestDynaliteInSegments(StoreContract):
-    """Every clause, with each listing after the first read in parallel segments."""
+    """Runs every clause with each listing after the first one read in parallel segments."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[DynamoStore]:
@@ -54,7 +54,7 @@ class TestDynaliteInSegments(StoreContract):
 @pytest.mark.more
 @pytest.mark.services
 class TestDynaliteThroughBoto3(StoreContract):
-    """Every clause, with boto3 making all calls."""
+    """Runs every clause with boto3 making all calls."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
@@ -64,7 +64,7 @@ class TestDynaliteThroughBoto3(StoreContract):
 @pytest.mark.more
 @pytest.mark.services
 class TestDynamoDBLocal(StoreContract):
-    """Every clause, on a service that returns the stored row with a rejection."""
+    """Runs every clause on a service that returns the stored row when it rejects a write."""
 
     @pytest.fixture
     def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
@@ -73,13 +73,13 @@ class TestDynamoDBLocal(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
-    assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynalite_url}")
+    assert_one_winner_per_lease(f"dynamodb://race-{next(_numbers)}?endpoint={dynalite_url}")
 
 
 @pytest.mark.more
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynamodb_local(dynamodb_local_url: str) -> None:
-    assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynamodb_local_url}")
+    assert_one_winner_per_lease(f"dynamodb://race-{next(_numbers)}?endpoint={dynamodb_local_url}")
 
 
 @pytest.mark.services

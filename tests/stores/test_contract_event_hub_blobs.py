@@ -1,4 +1,4 @@
-"""The Azure SDKs' own layout keeps the contract, except for what it does not promise."""
+"""The Azure SDKs' own layout keeps the contract, except for the clauses that this layout does not promise."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ HUB = RoomyLayout("ns.servicebus.windows.net", "Orders", "$Default")
 
 @pytest.mark.sampled(3)
 class TestEventHubBlobs(StoreContract):
-    """Every clause, on azurite."""
+    """Runs every clause on azurite."""
 
     @pytest.fixture
     def store(self, azurite_connection: str) -> Iterator[EtagStore]:

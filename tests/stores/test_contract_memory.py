@@ -1,4 +1,4 @@
-"""The reference store keeps the contract, and shares its table by name."""
+"""The reference store keeps the contract, and two stores with the same table name share a table."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from leasehold_lab.contract.actors import expect_applied
 
 
 class TestMemory(StoreContract):
-    """Every clause, on a dictionary."""
+    """Runs every clause on a dictionary."""
 
     @pytest.fixture
     def store(self) -> MemoryStore:

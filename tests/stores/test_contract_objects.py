@@ -1,6 +1,9 @@
-"""The contract on objects under ETags in this process: the order of writes that each clause needs, without a service.
+"""The contract on in-memory objects with ETags.
 
-These objects check and write in two steps, so races are tested with the stores that have real ones.
+It tests the order of the writes that each clause needs, without a service.
+
+These objects check the condition and write in two steps, so races are tested only with stores that check and write
+atomically.
 """
 
 from collections.abc import Iterator
@@ -14,7 +17,7 @@ from leasehold_lab.contract.clauses import CheckpointClauses, HandoffClauses, Ow
 
 
 class TestObjects(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses):
-    """Every clause except the races."""
+    """Runs every clause except for the races."""
 
     @pytest.fixture
     def store(self) -> Iterator[EtagStore]:

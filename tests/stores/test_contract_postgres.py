@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps the contract on a real server, between processes too, and reports its problems."""
+"""The PostgreSQL store keeps the contract on a real server, also between processes, and reports its problems."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from attrs import evolve
-from process_race import assert_one_winner_each
+from process_race import assert_one_winner_per_lease
 from psycopg.sql import SQL, Identifier
 from waiters import until
 
@@ -68,7 +68,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 
 
 class TestPostgres(StoreContract):
-    """Every clause, races included."""
+    """Runs every clause, including the races."""
 
 
 Sql = Callable[[str], list[tuple[Any, ...]]]
@@ -76,25 +76,25 @@ Sql = Callable[[str], list[tuple[Any, ...]]]
 
 @pytest.fixture
 def sql(postgres_service: Service, table: str) -> Sql:
-    """Return a function that runs SQL as another program would. TABLE stands for the test's table."""
+    """Return a function that runs SQL as another program would. TABLE_ stands for the test's table."""
 
-    def done(statement: str) -> list[tuple[Any, ...]]:
+    def run_statement(statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(build_conninfo(postgres_service), autocommit=True) as connection:
             cursor = connection.execute(statement.replace("TABLE_", table).encode())
             return cursor.fetchall() if cursor.description else []
 
-    return done
+    return run_statement
 
 
 def test_one_winner_between_processes(url: str) -> None:
-    assert_one_winner_each(url)
+    assert_one_winner_per_lease(url)
 
 
 def test_stricter_isolation_has_one_winner_per_lease(sql: Sql, url: str, table: str) -> None:
     """At a stricter isolation level, PostgreSQL rejects writes with an error that is no fault of the service."""
     sql("CREATE ROLE strict_TABLE_ LOGIN SUPERUSER")
     sql("ALTER ROLE strict_TABLE_ SET default_transaction_isolation = 'serializable'")
-    assert_one_winner_each(url.replace(f"user={USER}", f"user=strict_{table}"))
+    assert_one_winner_per_lease(url.replace(f"user={USER}", f"user=strict_{table}"))
 
 
 def test_every_field_of_a_lease_has_a_readable_column(sql: Sql, store: PostgresStore) -> None:
@@ -102,14 +102,16 @@ def test_every_field_of_a_lease_has_a_readable_column(sql: Sql, store: PostgresS
     created = expect_applied(
         store.write(CreateLease(evolve(lease, checkpoint=Position("41", 3, "tok é"), hash_range=(0, 2**128 - 1))))
     )
-    now = expect_applied(store.write(RequestLease(expect_applied(store.write(ClaimLease(created, "ann"))), "bob")))
-    assert store.get(["s:0"]) == (now,)
-    ((*facts, written),) = sql("SELECT * FROM TABLE_")
-    assert facts == [
+    requested = expect_applied(
+        store.write(RequestLease(expect_applied(store.write(ClaimLease(created, "ann"))), "bob"))
+    )
+    assert store.get(["s:0"]) == (requested,)
+    ((*columns, written_at),) = sql("SELECT * FROM TABLE_")
+    assert columns == [
         *("s:0", "s", "0", '["s:p"]', "ann", 1, "41", 3, "tok é", "0", str(2**128 - 1), 1500 / 1024, "bob", True),
         '{"team": "Äpfel"}',
     ]
-    assert sql("SELECT now() - written < '1 minute' FROM TABLE_") == [(True,)], written
+    assert sql("SELECT now() - written < '1 minute' FROM TABLE_") == [(True,)], written_at
 
 
 def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, table: str) -> None:
@@ -148,9 +150,9 @@ def test_a_row_edited_by_hand_is_read_before_it_is_written(sql: Sql, store: Post
         evolve(seen, owner="bob", yields=True)
     )
     sql("""UPDATE TABLE_ SET owner = 'ann', notes = '{"a":"1"}', weight = 12.34567""")
-    now = expect_applied(store.write(RenewLease(seen)))
-    assert (now.owner, now.annotations, now.epoch) == ("ann", (("a", "1"),), seen.epoch + 1)
-    assert read_stored_lease(store) == now
+    renewed = expect_applied(store.write(RenewLease(seen)))
+    assert (renewed.owner, renewed.annotations, renewed.epoch) == ("ann", (("a", "1"),), seen.epoch + 1)
+    assert read_stored_lease(store) == renewed
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_a_table_of_another_shape_is_reported(sql: Sql, url: str, table: str, sh
 
 @pytest.mark.parametrize("does", ["INSERT", "UPDATE", "DELETE"])
 def test_a_table_whose_rules_discard_writes_is_read_only(sql: Sql, url: str, store: PostgresStore, does: str) -> None:
-    """A table whose rules discard writes can be read, but is rejected for writing."""
+    """A table whose rules discard writes can be opened for reading, but not for writing."""
     seen = create_owned_lease(store)
     sql(f"CREATE RULE swallow AS ON {does} TO TABLE_ DO INSTEAD NOTHING")
     with pytest.raises(StoreError, match=r"two workers could own one lease|cannot"):
@@ -206,7 +208,7 @@ def test_a_table_whose_rules_discard_writes_is_read_only(sql: Sql, url: str, sto
 
 
 def test_the_probe_never_shows_a_row(sql: Sql, store: PostgresStore) -> None:
-    """A listing during the probe shows no lease of a shard that does not exist."""
+    """During the probe, a listing shows no lease of a shard that does not exist."""
     store.prove()
     assert sql("SELECT n_tup_ins, n_live_tup FROM pg_stat_user_tables WHERE relname = 'TABLE_'")
     assert sql("SELECT count(*) FROM TABLE_") == [(0,)]
@@ -216,9 +218,9 @@ def test_a_user_without_synchronous_commit_is_rejected(sql: Sql, url: str, table
     """A user whose commits may be lost in a power failure is rejected, because checkpoints must be durable."""
     sql("CREATE ROLE hasty_TABLE_ LOGIN SUPERUSER")
     sql("ALTER ROLE hasty_TABLE_ SET synchronous_commit = off")
-    theirs = url.replace(f"user={USER}", f"user=hasty_{table}")
+    user_url = url.replace(f"user={USER}", f"user=hasty_{table}")
     with pytest.raises(StoreError, match=r"synchronous_commit is off for this user"):
-        open_store(theirs)
+        open_store(user_url)
 
 
 def test_a_read_only_user_can_list_and_learns_which_rights_are_missing(
@@ -227,10 +229,10 @@ def test_a_read_only_user_can_list_and_learns_which_rights_are_missing(
     seen = create_owned_lease(store)
     sql("CREATE ROLE reader_TABLE_ LOGIN")
     sql("GRANT SELECT ON TABLE_ TO reader_TABLE_")
-    theirs = url.replace(f"user={USER}", f"user=reader_{table}")
+    user_url = url.replace(f"user={USER}", f"user=reader_{table}")
     with pytest.raises(StoreError, match="a worker needs SELECT, INSERT, UPDATE and DELETE"):
-        open_store(theirs)
-    reader = open_store(theirs, create=False, write=False)
+        open_store(user_url)
+    reader = open_store(user_url, create=False, write=False)
     assert reader.list() == Listing((seen,))
     reader.close()
 
@@ -239,9 +241,9 @@ def test_a_dropped_table_is_recreated_by_a_worker_that_may(sql: Sql, url: str, s
     seen = create_owned_lease(store)
     tool = open_store(url, create=False, write=False)
     sql("DROP TABLE TABLE_")
-    for ask in (tool.list, lambda: store.write(RenewLease(seen))):
+    for operation in (tool.list, lambda: store.write(RenewLease(seen))):
         with pytest.raises(StoreError, match="the table does not exist"):
-            ask()
+            operation()
     assert store.list() == Listing(())
     assert tool.list() == Listing(())
     assert store.write(RenewLease(seen)) == Lost(KEY, None)
@@ -261,49 +263,53 @@ def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresSto
     seen = create_owned_lease(store)
     with ThreadPoolExecutor(POOL_CONNECTIONS_MAX) as pool:
         list(pool.map(lambda _: store.get([KEY]), range(8 * POOL_CONNECTIONS_MAX)))
-    end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'"
-    ((ended,),) = sql(end)
-    assert ended >= 1
+    end_connections = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'"
+    )
+    ((ended_count,),) = sql(end_connections)
+    assert ended_count >= 1
     with pytest.raises(OutcomeUnknown, match=f"table {table} of "):
         store.write(RenewLease(seen))
     assert expect_applied(store.write(RenewLease(seen))).epoch == seen.epoch + 1
-    sql(end)
-    assert store.get([KEY]) != (seen,)  # a read is repeated transparently
+    sql(end_connections)
+    assert store.get([KEY]) != (seen,)  # the read is repeated without an error
 
 
 def test_a_hanging_server_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
-    hasty = open_store(url, request_seconds=1.0)
-    seen = create_owned_lease(hasty)
+    impatient_store = open_store(url, request_seconds=1.0)
+    seen = create_owned_lease(impatient_store)
     processes = sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'")
     for (process,) in processes:
         os.kill(process, signal.SIGSTOP)
     try:
         with pytest.raises(OutcomeUnknown):
-            hasty.write(RenewLease(seen))
-        assert hasty.get([KEY]) == (seen,)  # over another connection, because those that hang are not used again
+            impatient_store.write(RenewLease(seen))
+        assert impatient_store.get([KEY]) == (
+            seen,
+        )  # over another connection, because one that hangs is not used again
     finally:
         for (process,) in processes:
             os.kill(process, signal.SIGCONT)
-    hasty.close()
+    impatient_store.close()
 
 
 def test_a_locked_row_is_an_unknown_outcome(
     postgres_service: Service, url: str, store: PostgresStore, table: str
 ) -> None:
     seen = create_owned_lease(store)
-    hasty = open_store(url, request_seconds=1.0)
-    with psycopg.connect(build_conninfo(postgres_service)) as other:
-        other.execute(SQL("SELECT * FROM {} FOR UPDATE").format(Identifier(table)))
+    impatient_store = open_store(url, request_seconds=1.0)
+    with psycopg.connect(build_conninfo(postgres_service)) as connection:
+        connection.execute(SQL("SELECT * FROM {} FOR UPDATE").format(Identifier(table)))
         with pytest.raises(OutcomeUnknown):
-            hasty.write(RenewLease(seen))
-        assert hasty.get([KEY]) == (seen,)
-        other.rollback()
-    hasty.close()
+            impatient_store.write(RenewLease(seen))
+        assert impatient_store.get([KEY]) == (seen,)
+        connection.rollback()
+    impatient_store.close()
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return a folder in which a server that must not run as root can keep its files."""
+    """Yield a folder in which a server that must not run as root can store its files."""
     with TemporaryDirectory(prefix="leasehold-kept-", ignore_cleanup_errors=True) as path:
         Path(path).chmod(0o755)
         yield Path(path)
@@ -319,13 +325,13 @@ def test_a_restarted_server_is_used_again(folder: Path, monkeypatch: pytest.Monk
     with pytest.raises(OutcomeUnknown):
         store.list()
     with run_postgres(folder):
-        until(lambda: _answers(store), "the store answers")
+        until(lambda: _is_reachable(store), "the store answers")
         assert store.list() == Listing((seen,))
         assert expect_applied(store.write(RenewLease(seen))).owner == "ann"
     store.close()
 
 
-def _answers(store: Store) -> bool:
+def _is_reachable(store: Store) -> bool:
     try:
         store.list()
     except OutcomeUnknown:
@@ -345,7 +351,7 @@ def test_an_address_without_a_server_is_an_unknown_outcome() -> None:
 def test_a_rejected_connection_is_reported_with_its_reason(
     postgres_service: Service, user: str, database: str, says: str
 ) -> None:
-    """A rejected connection is an error with the server's reason, which a pool would hide."""
+    """A rejected connection is an error with the server's reason. The connection pool would hide it."""
     with pytest.raises(StoreError, match=says) as caught:
         open_store(f"postgres://127.0.0.1:{postgres_service.port}/{database}?user={user}")
     assert not isinstance(caught.value, OutcomeUnknown)

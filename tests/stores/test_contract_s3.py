@@ -1,4 +1,4 @@
-"""The contract for leases of any source in a bucket: all of it on versitygw, on moto as far as moto can judge.
+"""The store contract for leases of any source in a bucket: every clause on versitygw, and on moto those it can judge.
 
 moto responds as Amazon S3 does to If-None-Match: * and If-Match on PutObject, and to If-Match on DeleteObject,
 including 412 and 404, which is all this store relies on (s3rver 3.7 ignores all three). It checks and writes in two
@@ -12,7 +12,7 @@ from itertools import count
 
 import pytest
 from object_stores import AgelessS3, bucket
-from process_race import assert_one_winner_each
+from process_race import assert_one_winner_per_lease
 
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
@@ -32,20 +32,20 @@ def store(objects: AgelessS3) -> EtagStore:
 
 @pytest.mark.sampled(3)
 class TestS3(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses):
-    """Every clause except the races."""
+    """Runs every clause except for the races."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def objects(cls, moto_url: str) -> Iterator[AgelessS3]:
-        """Return one bucket for all clauses: creating its clients takes longer than a clause."""
+        """Yield one bucket for all clauses, because creating its clients takes longer than running a clause."""
         with closing(bucket(moto_url)) as objects:
             yield objects
 
 
 @pytest.mark.more
-@pytest.mark.timeout(1800)  # it may have to be built
+@pytest.mark.timeout(1800)  # the service may have to be built first
 class TestVersitygw(StoreContract):
-    """Every clause, races included."""
+    """Runs every clause, including the races."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -57,5 +57,5 @@ class TestVersitygw(StoreContract):
 @pytest.mark.more
 @pytest.mark.timeout(1800)
 def test_one_winner_between_processes_on_versitygw(versitygw_url: str) -> None:
-    """At most one process reads a shard."""
-    assert_one_winner_each(f"s3://race/fleet?region=eu-west-1&endpoint={versitygw_url}")
+    """At most one process owns a lease."""
+    assert_one_winner_per_lease(f"s3://race/fleet?region=eu-west-1&endpoint={versitygw_url}")

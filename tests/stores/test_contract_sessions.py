@@ -1,4 +1,4 @@
-"""Layout `sessions` keeps the contract on every store."""
+"""Layout `sessions` keeps the store contract on every store."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 from boto3 import Session
 from object_memory import ObjectMemory
 from object_stores import AgelessBlobs, AgelessS3, bucket, container
-from process_race import assert_one_winner_each
+from process_race import assert_one_winner_per_lease
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
@@ -32,7 +32,7 @@ _numbers = count()
 
 
 class TestMemory(StoreContract):
-    """Every clause, in this process."""
+    """Runs every clause in this process."""
 
     @pytest.fixture
     def store(self) -> SessionStore:
@@ -42,7 +42,7 @@ class TestMemory(StoreContract):
 
 @pytest.mark.sampled(3)
 class TestSmallPages(StoreContract):
-    """Every clause, with each lease on its own page (G12)."""
+    """Runs every clause with each lease on its own page (G12)."""
 
     @pytest.fixture
     def store(self) -> SessionStore:
@@ -53,7 +53,7 @@ class TestSmallPages(StoreContract):
 
 
 class TestObjects(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses):
-    """Every clause except the races: these objects check and write in two steps."""
+    """Runs every clause except for the races, because these objects check and write in two steps."""
 
     @pytest.fixture
     def store(self) -> SessionStore:
@@ -61,7 +61,7 @@ class TestObjects(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClau
 
 
 class TestSqlite(StoreContract):
-    """Every clause, in a file."""
+    """Runs every clause on a file."""
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[SessionStore]:
@@ -71,13 +71,13 @@ class TestSqlite(StoreContract):
 
 
 def test_one_winner_between_processes_on_sqlite(tmp_path: Path) -> None:
-    assert_one_winner_each(f"sqlite://{tmp_path}/leases.db?layout=sessions")
+    assert_one_winner_per_lease(f"sqlite://{tmp_path}/leases.db?layout=sessions")
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.services
 class TestDynalite(StoreContract):
-    """Every clause, in DynamoDB."""
+    """Runs every clause on DynamoDB."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:
@@ -89,13 +89,13 @@ class TestDynalite(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
-    assert_one_winner_each(f"dynamodb://sessions-race-{next(_numbers)}?layout=sessions&endpoint={dynalite_url}")
+    assert_one_winner_per_lease(f"dynamodb://sessions-race-{next(_numbers)}?layout=sessions&endpoint={dynalite_url}")
 
 
 @pytest.mark.more
 @pytest.mark.services
 class TestDynaliteUnderAPrefix(StoreContract):
-    """Every clause, in one application's part of a shared table."""
+    """Runs every clause on one application's part of a shared table."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:
@@ -108,28 +108,31 @@ class TestDynaliteUnderAPrefix(StoreContract):
 @pytest.mark.services
 def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str) -> None:
     url = f"dynamodb://sessions-pair?endpoint={dynalite_url}&prefix="
-    usual, ours = open_store(f"{url}orders/"), open_store(f"{url}orders&layout=sessions")
-    expect_applied(usual.write(CreateLease(Lease("shard-0"))))
-    expect_applied(ours.write(CreateLease(Lease("shard-1"))))
-    again = open_store(f"{url}orders")
-    assert [[row.key for row in one.list().leases] for one in (usual, again)] == [["shard-0"], ["shard-1"]]
-    assert isinstance(again, SessionStore)
+    orders_store, sessions_store = open_store(f"{url}orders/"), open_store(f"{url}orders&layout=sessions")
+    expect_applied(orders_store.write(CreateLease(Lease("shard-0"))))
+    expect_applied(sessions_store.write(CreateLease(Lease("shard-1"))))
+    reopened = open_store(f"{url}orders")
+    assert [[row.key for row in application_store.list().leases] for application_store in (orders_store, reopened)] == [
+        ["shard-0"],
+        ["shard-1"],
+    ]
+    assert isinstance(reopened, SessionStore)
     with pytest.raises(StoreError, match="not in layout sessions"):
         open_store(f"{url}orders/&layout=sessions")
-    for store in (usual, ours, again):
+    for store in (orders_store, sessions_store, reopened):
         store.close()
 
 
 @pytest.mark.more
 @pytest.mark.services
 def test_one_winner_between_processes_under_a_prefix(dynalite_url: str) -> None:
-    assert_one_winner_each(f"dynamodb://sessions-part?layout=sessions&prefix=a/&endpoint={dynalite_url}")
+    assert_one_winner_per_lease(f"dynamodb://sessions-part?layout=sessions&prefix=a/&endpoint={dynalite_url}")
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.services
 class TestPostgres(StoreContract):
-    """Every clause, on a real server."""
+    """Runs every clause on a real server."""
 
     @pytest.fixture
     def store(self, postgres_service: Service) -> Iterator[Store]:
@@ -142,28 +145,33 @@ class TestPostgres(StoreContract):
 @pytest.mark.services
 def test_one_winner_between_processes_on_postgres(postgres_service: Service) -> None:
     url = build_store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
-    assert_one_winner_each(f"{url}&layout=sessions")
+    assert_one_winner_per_lease(f"{url}&layout=sessions")
 
 
 @pytest.mark.services
 def test_a_postgres_table_keeps_its_layout(postgres_service: Service) -> None:
-    """A worker without the option uses the layout that the table has. The option never changes a layout."""
-    ours, other = (build_store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2))
-    with closing(open_store(f"{ours}&layout=sessions")) as store:
+    """A worker without the option uses the layout that the table has.
+
+    The option never changes the layout of a table.
+    """
+    sessions_url, default_url = (
+        build_store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2)
+    )
+    with closing(open_store(f"{sessions_url}&layout=sessions")) as store:
         expect_applied(store.write(CreateLease(Lease("shard-0"))))
-    with closing(open_store(ours)) as store:
+    with closing(open_store(sessions_url)) as store:
         assert isinstance(store, SessionStore)
         assert [row.key for row in store.list().leases] == ["shard-0"]
-    with closing(open_store(other)) as store:
+    with closing(open_store(default_url)) as store:
         expect_applied(store.write(CreateLease(Lease("shard-0"))))
     with pytest.raises(StoreError, match="not in layout sessions; name a new table"):
-        open_store(f"{other}&layout=sessions")
+        open_store(f"{default_url}&layout=sessions")
 
 
 @pytest.mark.more
 @pytest.mark.services
 class TestBlob(StoreContract):
-    """Every clause, on azurite."""
+    """Runs every clause on azurite."""
 
     @pytest.fixture
     def store(self, azurite_connection: str) -> Iterator[SessionStore]:
@@ -176,12 +184,12 @@ class TestBlob(StoreContract):
 @pytest.mark.sampled(3)
 @pytest.mark.services
 class TestS3(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses):
-    """Every clause except the races, which moto cannot judge."""
+    """Runs every clause except for the races, which moto can't judge."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def objects(cls, moto_url: str) -> Iterator[AgelessS3]:
-        """Return one bucket for all clauses: creating its clients takes longer than a clause."""
+        """Yield one bucket for all clauses, because creating its clients takes longer than running a clause."""
         with closing(bucket(moto_url)) as objects:
             yield objects
 

@@ -1,4 +1,4 @@
-"""The SQLite store keeps the contract, between processes too, and reports problems with its file."""
+"""The SQLite store keeps the contract, also between processes, and reports problems with its file."""
 
 import os
 import sqlite3
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process_race import assert_one_winner_each
+from process_race import assert_one_winner_per_lease
 
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
@@ -32,7 +32,7 @@ def store(path: str) -> Iterator[SqliteStore]:
 
 
 class TestSqlite(StoreContract):
-    """Every clause, on one file."""
+    """Runs every clause on one file."""
 
 
 def sql(path: str, statement: str) -> list[tuple[object, ...]]:
@@ -45,11 +45,11 @@ def sql(path: str, statement: str) -> list[tuple[object, ...]]:
 
 
 def test_one_winner_between_processes(path: str) -> None:
-    assert_one_winner_each(f"sqlite://{path}")
+    assert_one_winner_per_lease(f"sqlite://{path}")
 
 
 def test_a_write_is_stored_after_reopening(path: str, store: SqliteStore) -> None:
-    seen = expect_applied(
+    written = expect_applied(
         store.write(
             CheckpointLease(
                 expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(FULL))), "ann"))),
@@ -58,10 +58,10 @@ def test_a_write_is_stored_after_reopening(path: str, store: SqliteStore) -> Non
         )
     )
     store.close()
-    again = SqliteStore(path, create=False)
-    assert again.list().leases == (seen,)
-    assert again.get([KEY])[0].checkpoint.token == "t"  # noqa: S105  an offset
-    again.close()
+    reopened = SqliteStore(path, create=False)
+    assert reopened.list().leases == (written,)
+    assert reopened.get([KEY])[0].checkpoint.token == "t"  # noqa: S105  an offset
+    reopened.close()
 
 
 def test_foreign_columns_survive_a_renewal(path: str, store: SqliteStore) -> None:
@@ -151,13 +151,13 @@ def test_a_lock_held_forever_is_an_unknown_outcome(
     path: str, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leasehold.stores.embedded.sqlite.BUSY_SECONDS", 0.05)
-    impatient = SqliteStore(path)
-    with sqlite3.connect(path) as other:
-        other.execute("BEGIN IMMEDIATE")
+    impatient_store = SqliteStore(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(NotWritten, match="locked"):
-            impatient.write(CreateLease(Lease(KEY)))
-    other.close()
-    impatient.close()
+            impatient_store.write(CreateLease(Lease(KEY)))
+    connection.close()
+    impatient_store.close()
     assert store.list().leases == ()
 
 
@@ -171,19 +171,19 @@ def test_a_write_on_a_full_disk_is_an_unknown_outcome(store: SqliteStore) -> Non
 
 
 def test_a_new_file_is_readable_only_by_its_user(path: str) -> None:
-    before = os.umask(0o022)
+    former_umask = os.umask(0o022)
     try:
         store = SqliteStore(path)
         create_owned_lease(store)
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in Path(path).parent.iterdir()}
         store.close()
     finally:
-        os.umask(before)
+        os.umask(former_umask)
     assert modes == dict.fromkeys(("leases.db", "leases.db-wal", "leases.db-shm"), 0o600)
 
 
 def test_the_mode_of_an_existing_file_is_unchanged(path: str) -> None:
-    """A group that shares a file does not lose it to the next process that opens it."""
+    """A process that opens the file does not take access away from a group that shares it."""
     SqliteStore(path).close()
     Path(path).chmod(0o660)
     SqliteStore(path).close()
@@ -193,19 +193,19 @@ def test_the_mode_of_an_existing_file_is_unchanged(path: str) -> None:
 def test_an_existing_file_is_opened_only_by_sqlite(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only SQLite opens an existing file, because closing any other file object would release its locks."""
     SqliteStore(path).close()
-    closed, close = list[int](), os.close
+    closed_descriptors, close = list[int](), os.close
 
-    def closing(number: int) -> None:
-        closed.append(number)
+    def record_close(number: int) -> None:
+        closed_descriptors.append(number)
         close(number)
 
     with monkeypatch.context() as patched:
-        patched.setattr("os.close", closing)
+        patched.setattr("os.close", record_close)
         SqliteStore(path).close()
-        assert closed == []
+        assert closed_descriptors == []
         Path(path).unlink()
         SqliteStore(path).close()
-        assert len(closed) == 1
+        assert len(closed_descriptors) == 1
 
 
 def test_a_file_system_without_a_write_ahead_log_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,11 +274,14 @@ def test_three_slashes_get_no_hint_if_the_folder_exists(tmp_path: Path) -> None:
 
 
 def beside(path: str) -> list[str]:
-    return [f"{path}{end}" for end in ("", "-wal", "-shm")]
+    return [f"{path}{suffix}" for suffix in ("", "-wal", "-shm")]
 
 
 def test_a_removed_file_is_recreated_and_shared_with_newcomers(path: str, store: SqliteStore) -> None:
-    """Workers move to the new file; no newcomer could open the old one, and would read everything twice."""
+    """Open workers move to the new file.
+
+    In the old file, which no new worker can open, they would read everything a second time.
+    """
     seen = expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(FULL))), "ann")))
     for name in beside(path):
         Path(name).unlink(missing_ok=True)
@@ -290,11 +293,11 @@ def test_a_removed_file_is_recreated_and_shared_with_newcomers(path: str, store:
 
 
 def test_a_replaced_file_is_read_by_open_stores(path: str, store: SqliteStore, tmp_path: Path) -> None:
-    """Stores that are already open see a restored copy, too."""
+    """Stores that are already open also see a restored copy."""
     expect_applied(store.write(CreateLease(FULL)))
-    other = SqliteStore(str(tmp_path / "other.db"))
-    expect_applied(other.write(CreateLease(Lease("other"))))
-    other.close()
+    replacement = SqliteStore(str(tmp_path / "other.db"))
+    expect_applied(replacement.write(CreateLease(Lease("other"))))
+    replacement.close()
     for name in beside(path):
         Path(name).unlink(missing_ok=True)
     (tmp_path / "other.db").rename(path)
@@ -303,13 +306,13 @@ def test_a_replaced_file_is_read_by_open_stores(path: str, store: SqliteStore, t
 
 @pytest.mark.parametrize("ends", [["-wal"], ["-shm"], ["-wal", "-shm"]])
 def test_a_removed_write_ahead_log_leaves_one_table_to_all(path: str, store: SqliteStore, ends: list[str]) -> None:
-    """Processes that have the old log open do not write where a newcomer does not read."""
+    """Processes that have the old log open don't write where a new worker does not read."""
     seen = expect_applied(store.write(CreateLease(FULL)))
-    for end in ends:
-        Path(f"{path}{end}").unlink()
-    mine = store.get([KEY])
+    for suffix in ends:
+        Path(f"{path}{suffix}").unlink()
+    rows_before = store.get([KEY])
     newcomer = SqliteStore(path)
-    assert mine in ((), (seen,))
+    assert rows_before in ((), (seen,))
     claimed = store.write(ClaimLease(seen, "ann"))
     assert newcomer.get([KEY]) == ((claimed.lease,) if claimed.lease else ())
     newcomer.close()
@@ -338,7 +341,7 @@ def test_a_removed_file_is_not_recreated_by_a_reading_tool(path: str, store: Sql
     with pytest.raises(StoreError, match="was removed, and it is not created here"):
         reader.list()
     assert not Path(path).exists()
-    again = SqliteStore(path)
+    new_store = SqliteStore(path)
     assert reader.list() == Listing(())
-    again.close()
+    new_store.close()
     reader.close()

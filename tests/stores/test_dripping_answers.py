@@ -1,4 +1,4 @@
-"""Responses that arrive a byte at a time: every client gives up in time, and logs it."""
+"""Responses that arrive one byte at a time. Every client gives up in time, and logs it."""
 
 import logging
 import socket
@@ -26,7 +26,7 @@ from leasehold.stores.protocol import Timeouts
 SECONDS = 0.2
 TIMEOUTS = Timeouts(connect_seconds=SECONDS, read_seconds=SECONDS, attempts=1)
 BYTES = 100
-"""In such small steps a response would come whole after many deadlines, which no read timeout notices."""
+"""Number of bytes after the beginning. The whole response would take many deadlines, which no read timeout notices."""
 
 Drip = Literal["head", "body", "chunk", "before"]
 BEGINNINGS: dict[Drip, bytes] = {
@@ -39,15 +39,15 @@ BEGINNINGS: dict[Drip, bytes] = {
 
 @contextmanager
 def dripping(drip: Drip) -> Iterator[str]:
-    """Run a service that begins every response like this and then sends a byte every half timeout."""
-    over = Event()
+    """Run a service that begins every response as `drip` says, and then sends one byte every half read timeout."""
+    stopped = Event()
 
     def serve(connection: socket.socket) -> None:
         with connection, suppress(OSError):
             connection.recv(1 << 16)
             connection.sendall(BEGINNINGS[drip])
             for _ in range(BYTES):
-                if over.wait(SECONDS / 2):
+                if stopped.wait(SECONDS / 2):
                     return
                 connection.sendall(b"x")
 
@@ -61,7 +61,7 @@ def dripping(drip: Drip) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            over.set()
+            stopped.set()
             listener.shutdown(socket.SHUT_RDWR)
 
 
@@ -74,23 +74,23 @@ def gcs(url: str) -> GcsObjects:
 
 
 def blob(url: str) -> BlobObjects:
-    with pytest.MonkeyPatch.context() as environment:
-        words = f"AccountName=account;AccountKey=a2V5;BlobEndpoint={url}/account"
-        environment.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{words}")
-        environment.setattr("leasehold.stores.objects.blob.TIMEOUTS", TIMEOUTS)
+    with pytest.MonkeyPatch.context() as patches:
+        account_settings = f"AccountName=account;AccountKey=a2V5;BlobEndpoint={url}/account"
+        patches.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{account_settings}")
+        patches.setattr("leasehold.stores.objects.blob.TIMEOUTS", TIMEOUTS)
         return BlobObjects(create_client("account/leases", None))
 
 
 def dynamodb(url: str) -> DynamoStore:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setattr("leasehold.stores.dynamodb.store.TIMEOUTS", TIMEOUTS)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("leasehold.stores.dynamodb.store.TIMEOUTS", TIMEOUTS)
         return DynamoStore("leases", region="eu-west-1", endpoint=url)
 
 
 def put_dead_letter(url: str) -> None:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setattr(letters, "POLL_TIMEOUTS", [SECONDS])
-        environment.setattr(letters, "ATTEMPTS_MAX", 1)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(letters, "POLL_TIMEOUTS", [SECONDS])
+        patches.setattr(letters, "ATTEMPTS_MAX", 1)
         letters.open_url("orders", {"endpoint": url, "region": "eu-west-1"}, create=False).put_back(LETTER)
 
 
@@ -128,7 +128,7 @@ CASES = [
 def test_a_call_whose_response_drips_ends_with_its_deadline(
     ask: str, drip: Drip, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A call ends as unknown when its deadline passes, however often another byte comes, and the log shows it."""
+    """The outcome of a call is unknown after its deadline, even if more bytes keep arriving, and the log shows it."""
     with dripping(drip) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

@@ -1,4 +1,4 @@
-"""DynamoDB's conditions, written in its own language, decide as the reference does."""
+"""The conditions that we send to DynamoDB accept and reject the same writes as the reference store."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -49,21 +49,21 @@ positions = st.sampled_from(POSITIONS)
 words = st.sampled_from(("x", "y"))
 
 
-def _writes(lease: Lease, me: str, position: Position, word: str) -> dict[str, Write]:
+def _writes(lease: Lease, worker: str, position: Position, annotation: str) -> dict[str, Write]:
     return {
-        "create": CreateLease(evolve(lease, owner=me, checkpoint=position)),
-        "claim": ClaimLease(lease, me, (("n", word),)),
-        "steal": StealLease(lease, me),
-        "renew": RenewLease(lease, (("n", word),)),
-        "checkpoint": CheckpointLease(lease, position, keep_owner=word == "x"),
+        "create": CreateLease(evolve(lease, owner=worker, checkpoint=position)),
+        "claim": ClaimLease(lease, worker, (("n", annotation),)),
+        "steal": StealLease(lease, worker),
+        "renew": RenewLease(lease, (("n", annotation),)),
+        "checkpoint": CheckpointLease(lease, position, keep_owner=annotation == "x"),
         "late": CheckpointLate(lease, position),
-        "release": ReleaseLease(lease, me),
-        "request": RequestLease(lease, me),
+        "release": ReleaseLease(lease, worker),
+        "request": RequestLease(lease, worker),
         "give": GiveLease(lease, position),
-        "take back": TakeBackLease(lease, me),
-        "withdraw": WithdrawRequest(lease, me),
-        "annotate": AnnotateLease(lease, "n", word),
-        "reset": ResetLease(lease, position, (("n", word),), epoch=9 if word == "x" else 0),
+        "take back": TakeBackLease(lease, worker),
+        "withdraw": WithdrawRequest(lease, worker),
+        "annotate": AnnotateLease(lease, "n", annotation),
+        "reset": ResetLease(lease, position, (("n", annotation),), epoch=9 if annotation == "x" else 0),
         "delete": DeleteLease(lease),
     }
 
@@ -75,7 +75,7 @@ steps = st.tuples(
     workers,
     positions,
     words,
-    st.integers(0, 3),  # how many reads old the view for the write is
+    st.integers(0, 3),  # how many reads ago the lease was seen on which the write is conditional
 )
 
 
@@ -99,11 +99,11 @@ def test_every_write_decides_as_the_reference_store(
     """Every condition in DynamoDB is that of the reference, so what is proved of the reference holds here, too."""
     key = f"{KEY}-{next(_numbers)}"
     reference = MemoryStore()
-    views = [expect_applied(opened.write(CreateLease(Lease(key)))) for opened in (store, reference)]
-    for name, me, position, word, age in story:
+    views = [expect_applied(either_store.write(CreateLease(Lease(key)))) for either_store in (store, reference)]
+    for name, worker, position, annotation, age in story:
         seen = views[max(0, len(views) - 1 - age)]
-        write = _writes(seen, me, position, word)[name]
+        write = _writes(seen, worker, position, annotation)[name]
         expected, outcome = reference.write(write), store.write(write)
-        assert outcome == expected, (name, me, position, word, seen)
+        assert outcome == expected, (name, worker, position, annotation, seen)
         if expected.lease is not None:
             views.append(expected.lease)

@@ -1,4 +1,4 @@
-"""How the store handles DynamoDB's responses other than success and rejection."""
+"""How the store handles responses of DynamoDB other than success and rejection."""
 
 import json
 import re
@@ -45,7 +45,7 @@ TIMEOUT = ReadTimeoutError(endpoint_url="http://the-service")
 
 
 class Body:
-    """The body from which a response is read."""
+    """The body of an error response."""
 
     def __init__(self, code: str) -> None:
         self._text = f'{{"__type": "com.amazonaws.dynamodb.v20120810#{code}", "message": "says it"}}'
@@ -86,7 +86,7 @@ def row(key: str, **attributes: Any) -> dict[str, Any]:  # noqa: ANN401  as Dyna
 
 
 class Line:
-    """The connection between a store and its service. It sends the given responses, then passes requests through.
+    """The connection between a store and its service. It returns the queued responses, then passes requests through.
 
     After `lose_reply`, it passes the next request through and drops the response.
     """
@@ -96,7 +96,7 @@ class Line:
         self.sent: list[str] = []
         self.bodies: list[str] = []
         self.lose_reply = False
-        # By the stubs a hook returns nothing, but botocore uses this one's result as the response.
+        # According to the type stubs, a hook returns nothing, but botocore uses the result of this one as the response.
         session.events.register("before-send.dynamodb.*", self._before)  # type: ignore[arg-type]
 
     def _before(self, event_name: str, request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
@@ -108,72 +108,72 @@ class Line:
             raise TIMEOUT
         if not self.answers:
             return None
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        response = self.answers.pop(0)
+        if isinstance(response, Exception):
+            raise response
+        return response
 
 
-class DirectLine(Line):
+class DirectConnection(Line):
     """The same for calls that bypass boto3, and for what boto3 sends over its own connections, such as retries."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(Session())
-        ask, send = DirectCallsLine.send, URLLib3Session.send
+        send_directly, send = DirectCallsLine.send, URLLib3Session.send
 
         def forward(line: DirectCallsLine, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
             response = self._next(head, body)
             if isinstance(response, AWSResponse):
                 headers = {"content-type": "application/x-amz-json-1.0"}
                 return CompleteResponse(response.status_code, headers, b"".join(response.raw.stream()))
-            answer = ask(line, head, body, repeatable=repeatable)
+            response_of_service = send_directly(line, head, body, repeatable=repeatable)
             if self.lose_reply:
                 self.lose_reply = False
                 raise ResponseTimeout from TimeoutError("nothing came")
-            return answer
+            return response_of_service
 
-        def sent(session: URLLib3Session, request: AWSPreparedRequest) -> AWSResponse:
+        def send_or_respond(session: URLLib3Session, request: AWSPreparedRequest) -> AWSResponse:
             head = b"x-amz-target: " + cast("bytes", request.headers["X-Amz-Target"])
             return self._next(head, cast("bytes", request.body)) or send(session, request)
 
         monkeypatch.setattr(DirectCallsLine, "send", forward)
-        monkeypatch.setattr(URLLib3Session, "send", sent)
+        monkeypatch.setattr(URLLib3Session, "send", send_or_respond)
 
     def _next(self, head: bytes, body: bytes) -> AWSResponse | None:
         target = re.search(rb"DynamoDB_20120810.(\w+)", head)
         assert target is not None
         self.sent.append(target[1].decode())
         self.bodies.append(body.decode())
-        answer = self.answers.pop(0) if self.answers else None
-        if isinstance(answer, Exception):
-            if answer is TIMEOUT and head.startswith(b"POST"):
+        response = self.answers.pop(0) if self.answers else None
+        if isinstance(response, Exception):
+            if response is TIMEOUT and head.startswith(b"POST"):
                 raise ResponseTimeout from TimeoutError("nothing came")
-            raise answer
-        return answer
+            raise response
+        return response
 
 
 @pytest.fixture
 def session() -> Session:
-    """Return a session whose connection can be tampered with."""
+    """Return a session whose connection a test can tamper with."""
     return Session()
 
 
 @pytest.fixture(params=["through boto3", "directly"])
 def line(request: pytest.FixtureRequest, session: Session, monkeypatch: pytest.MonkeyPatch) -> Line:
-    return DirectLine(monkeypatch) if request.param == "directly" else Line(session)
+    return DirectConnection(monkeypatch) if request.param == "directly" else Line(session)
 
 
 @pytest.fixture
 def table() -> str:
-    """Return an unused name."""
+    """Return an unused table name."""
     return f"faults-{next(_numbers)}"
 
 
 @pytest.fixture
 def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterator[DynamoStore]:
-    """Open a store behind that connection."""
+    """Open a store that uses the connection `line`."""
     opened = DynamoStore(table, endpoint=dynalite_url, session=session)
-    if isinstance(line, DirectLine):  # boto3 makes the first call of each kind
+    if isinstance(line, DirectConnection):  # boto3 makes the first call of every kind
         created = expect_applied(opened.write(CreateLease(Lease("once"))))
         opened.write(DeleteLease(expect_applied(opened.write(ClaimLease(created, "ann")))))
         opened.list()
@@ -197,10 +197,10 @@ def test_the_next_read_settles_a_lost_reply(store: DynamoStore, line: Line) -> N
     line.lose_reply = True
     with pytest.raises(OutcomeUnknown):
         store.write(RenewLease(seen))
-    now = read_stored_lease(store)
-    assert (now.owner, now.epoch) == ("ann", seen.epoch + 1)
-    assert expect_rejected(store.write(RenewLease(seen))) == now
-    assert expect_applied(store.write(RenewLease(now))).owner == "ann"
+    stored = read_stored_lease(store)
+    assert (stored.owner, stored.epoch) == ("ann", seen.epoch + 1)
+    assert expect_rejected(store.write(RenewLease(seen))) == stored
+    assert expect_applied(store.write(RenewLease(stored))).owner == "ann"
 
 
 @pytest.mark.parametrize("code", ["ProvisionedThroughputExceededException", "ThrottlingException"])
@@ -225,7 +225,7 @@ def test_unanswered_reads_are_retried(store: DynamoStore, line: Line) -> None:
 
 
 def test_a_listing_fails_if_a_page_fails(store: DynamoStore, line: Line) -> None:
-    """A listing with a missing page fails, or its leases would look deleted."""
+    """If a page is missing, the listing fails. Otherwise, the leases on that page would look deleted."""
     for number in range(10):
         create_owned_lease(store, key=f"s-{number}")
     line.answers = [reply(500, "InternalServerError")] * 3
@@ -249,7 +249,7 @@ def test_a_listing_fails_if_a_page_fails(store: DynamoStore, line: Line) -> None
 def test_a_permanent_fault_is_reported(
     store: DynamoStore, line: Line, table: str, answer: AWSResponse | Exception, says: str
 ) -> None:
-    """A worker does not retry forever what only its operator can fix."""
+    """A worker does not keep retrying after a fault that only its operator can fix."""
     line.answers = [answer]
     with pytest.raises(StoreError, match=f"^{table}: .*{says}") as caught:
         store.write(CreateLease(Lease(KEY)))
@@ -308,8 +308,12 @@ def test_foreign_attributes_survive_every_write(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
     seen = create_owned_lease(store)
-    foreign = {"somebodys": {"M": {"x": {"S": "1"}}}, "entityType": {"S": "LEASE"}, "throughputKBps": {"N": "2.5"}}
-    dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | foreign)
+    foreign_attributes = {
+        "somebodys": {"M": {"x": {"S": "1"}}},
+        "entityType": {"S": "LEASE"},
+        "throughputKBps": {"N": "2.5"},
+    }
+    dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | foreign_attributes)
     row = expect_applied(store.write(RenewLease(seen)))
     row = expect_applied(store.write(CheckpointLease(row, Position("41"))))
     row = expect_applied(store.write(AnnotateLease(row, "a", "1")))
@@ -320,7 +324,7 @@ def test_foreign_attributes_survive_every_write(
     row = expect_applied(store.write(ReleaseLease(row, "cat")))
     row = expect_applied(store.write(ClaimLease(row, "dan")))
     expect_applied(store.write(CheckpointLease(row, SHARD_END, children=("c-1", "c-2"))))
-    assert raw(dynalite_client, table) == foreign | {
+    assert raw(dynalite_client, table) == foreign_attributes | {
         "leaseKey": {"S": KEY},
         "leaseCounter": {"N": "9"},
         "ownerSwitchesSinceCheckpoint": {"N": "0"},
@@ -351,10 +355,10 @@ def test_an_owner_nulled_by_another_client_is_no_owner(
 ) -> None:
     create_owned_lease(store)
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | {"leaseOwner": {"NULL": True}})
-    free = read_stored_lease(store)
-    assert free.owner is None
-    assert expect_applied(store.write(AnnotateLease(free, "a", "1"))).annotation("a") == "1"
-    assert expect_applied(store.write(ClaimLease(free, "bob"))).owner == "bob"
+    unowned = read_stored_lease(store)
+    assert unowned.owner is None
+    assert expect_applied(store.write(AnnotateLease(unowned, "a", "1"))).annotation("a") == "1"
+    assert expect_applied(store.write(ClaimLease(unowned, "bob"))).owner == "bob"
 
 
 def test_a_java_handoff_is_completed_by_its_owner(
@@ -362,8 +366,8 @@ def test_a_java_handoff_is_completed_by_its_owner(
 ) -> None:
     """The new owner does not wait until its leader gives up, and no records are read twice."""
     seen = create_owned_lease(store)
-    started = {"leaseOwner": {"S": "java"}, "checkpointOwner": {"S": "ann"}}
-    dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | started)
+    handoff_attributes = {"leaseOwner": {"S": "java"}, "checkpointOwner": {"S": "ann"}}
+    dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | handoff_attributes)
     leaving = expect_applied(store.write(RenewLease(seen)))
     assert (leaving.owner, leaving.next_owner, leaving.leaving) == ("ann", "java", True)
     assert expect_rejected(store.write(RequestLease(leaving, "bob"))) == leaving
@@ -379,7 +383,7 @@ def test_a_java_handoff_is_completed_by_its_owner(
 
 
 def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None:
-    """The service rejects requests for more than 100 keys."""
+    """The service rejects a request for more than 100 keys."""
     create_owned_lease(store, key="s-7")
     line.sent.clear()
     assert [lease.key for lease in store.get([f"s-{number}" for number in range(250)] + ["s-7"])] == ["s-7", "s-7"]
@@ -387,7 +391,7 @@ def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None
 
 
 def test_only_reads_that_may_be_stale_are_eventually_consistent(store: DynamoStore, line: Line, table: str) -> None:
-    """Consistent reads of bulletins cost as much as the listings they save. A rejection returns the current lease."""
+    """A consistent read of a bulletin would cost as much as the listing that it saves."""
     seen = create_owned_lease(store)
     line.bodies.clear()
     assert store.get([KEY], stale_ok=True) == store.get([KEY]) == (seen,)
@@ -414,7 +418,7 @@ ANSWERS: dict[str, tuple[Write, dict[str, Any]]] = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_write_needs_a_response_about_its_own_row(store: DynamoStore, line: Line, name: str) -> None:
-    """A write is Done only if its own response says so."""
+    """A write is `Done` only if the response is about this write."""
     write, body = ANSWERS[name]
     line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), ResponseBody(body)))
     with pytest.raises(OutcomeUnknown, match="a response cannot be parsed"):
@@ -422,7 +426,7 @@ def test_a_write_needs_a_response_about_its_own_row(store: DynamoStore, line: Li
 
 
 def test_a_rejection_about_another_row_is_ignored(store: DynamoStore, line: Line) -> None:
-    """A lease is Lost only if the rejection contains its own row."""
+    """A lease is `Lost` only if the rejection contains this lease's row."""
     refusal = {"__type": "com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException", "Item": OTHERS}
     line.answers.append(AWSResponse("http://the-service", 400, HTTPHeaders(), ResponseBody(refusal)))
     with pytest.raises(OutcomeUnknown, match="a response is about 's-2' instead of 's-1'"):
@@ -430,7 +434,7 @@ def test_a_rejection_about_another_row_is_ignored(store: DynamoStore, line: Line
 
 
 def test_rows_that_were_not_requested_are_rejected(store: DynamoStore, line: Line, table: str) -> None:
-    """A lease is missing only if the response is about it."""
+    """A lease is treated as missing only if the response is about that lease."""
     line.answers.append(
         AWSResponse("http://the-service", 200, HTTPHeaders(), ResponseBody({"Responses": {table: [OTHERS]}}))
     )
@@ -459,7 +463,7 @@ CELL_ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
 def test_a_session_write_needs_a_response_about_its_own_row(
     store: DynamoStore, line: Line, case: tuple[str, str]
 ) -> None:
-    """A session row is written only if its own response says so."""
+    """A session row is written only if the response is about this write."""
     line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), ResponseBody(CELL_ANSWERS[case])))
     with pytest.raises(OutcomeUnknown, match="a response is not about the write of row 'r-1'"):
         CELL_WRITES[case[0]](store.cells())
@@ -470,7 +474,7 @@ def test_responses_about_a_session_row_are_understood(store: DynamoStore) -> Non
     cells = store.cells()
     version = cells.put_if_absent("r-1", {"a": "b"})
     assert version is not None
-    after = cells.put_if_match("r-1", {"a": "c"}, version)
-    assert after is not None
+    replaced_version = cells.put_if_match("r-1", {"a": "c"}, version)
+    assert replaced_version is not None
     assert (cells.put_if_absent("r-1", {}), cells.put_if_match("r-1", {}, version)) == (None, None)
-    assert cells.delete("r-1", after)
+    assert cells.delete("r-1", replaced_version)

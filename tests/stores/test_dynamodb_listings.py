@@ -1,4 +1,4 @@
-"""Scans that are parsed without boto3, compared with what boto3 makes of the same responses."""
+"""Compares how we parse the pages of a Scan without boto3 with the results of boto3 for the same responses."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Raw:
 
 
 def client_returning(status: int, body: bytes) -> "DynamoDBClient":
-    """Return a client whose service sends this response to everything."""
+    """Return a client that gets this response to every request."""
     client = boto3.client(
         "dynamodb",
         region_name="eu-west-1",
@@ -51,23 +51,23 @@ def client_returning(status: int, body: bytes) -> "DynamoDBClient":
         endpoint_url="http://x",
     )
 
-    def say(**_request: object) -> AWSResponse:
+    def respond(**_request: object) -> AWSResponse:
         return AWSResponse("http://x", status, HTTPHeaders(), cast("Any", Raw(body)))
 
-    client.meta.events.register("before-send.dynamodb", cast("Callable[..., None]", say))
+    client.meta.events.register("before-send.dynamodb", cast("Callable[..., None]", respond))
     return client
 
 
-def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  whatever boto3 makes of it
-    """Return the response without the metadata of the request, or its error."""
+def scanned(status: int, body: bytes, *, with_orjson: bool) -> Any:  # noqa: ANN401  whatever boto3 makes of it
+    """Return what the client makes of the response: its content without request metadata, or its error."""
     client = client_returning(status, body)
-    if quick:
+    if with_orjson:
         parse_listings_with_orjson(client)
     try:
-        answer: dict[str, Any] = dict(client.scan(TableName="t"))
-    except ClientError as refused:
-        return refused.response["Error"]
-    return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
+        page: dict[str, Any] = dict(client.scan(TableName="t"))
+    except ClientError as rejection:
+        return rejection.response["Error"]
+    return {name: value for name, value in page.items() if name != "ResponseMetadata"}
 
 
 @pytest.mark.parametrize(
@@ -84,22 +84,22 @@ def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  w
     ],
 )
 def test_parsed_rows_equal_boto3s_rows(status: int, response: dict[str, Any]) -> None:
-    """A listing must show the same leases as a read of the same rows."""
-    for body in (json.dumps(response).encode(), orjson.dumps(response)):  # the service sends no blanks
-        assert scanned(status, body, quick=True) == scanned(status, body, quick=False)
+    """A listing shows the same leases as a read of the same rows."""
+    for body in (json.dumps(response).encode(), orjson.dumps(response)):  # the service sends no spaces
+        assert scanned(status, body, with_orjson=True) == scanned(status, body, with_orjson=False)
 
 
 def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parsing ten thousand leases with boto3 used to take the lookout a tenth of a processor."""
-    client, read = client_returning(200, json.dumps(PAGE).encode()), []
+    """Parsing ten thousand leases with boto3 used to take a tenth of the lookout's CPU time."""
+    client, parsed_by_boto3 = client_returning(200, json.dumps(PAGE).encode()), []
     parse_listings_with_orjson(client)
     client.meta.events.register_last(
-        "before-parse.dynamodb.Scan", lambda response_dict, **_: read.append(response_dict)
+        "before-parse.dynamodb.Scan", lambda response_dict, **_: parsed_by_boto3.append(response_dict)
     )
     client.scan(TableName="t")
-    assert [json.loads(parsed["body"]) for parsed in read] == [{"Count": 2, "ScannedCount": 2}]
-    monkeypatch.setattr(listings, "orjson", None)  # without orjson it works as before
-    assert scanned(200, json.dumps(PAGE).encode(), quick=True)["Items"] == PAGE["Items"]
+    assert [json.loads(parsed["body"]) for parsed in parsed_by_boto3] == [{"Count": 2, "ScannedCount": 2}]
+    monkeypatch.setattr(listings, "orjson", None)  # without orjson, boto3 parses the rows
+    assert scanned(200, json.dumps(PAGE).encode(), with_orjson=True)["Items"] == PAGE["Items"]
 
 
 @pytest.mark.parametrize(
@@ -118,25 +118,25 @@ def test_a_response_of_another_shape_is_an_unknown_outcome(body: bytes) -> None:
 
 def test_the_segments_of_a_large_table_are_read_in_parallel() -> None:
     """A hundred thousand rows are fifty pages, and a dead worker's leases wait for three listings."""
-    together = Barrier(4)
+    all_segments = Barrier(4)
 
-    def look(*, Segment: int, ExclusiveStartKey: int = 0) -> dict[str, Any]:  # noqa: N803  the service's own words
+    def read_page(*, Segment: int, ExclusiveStartKey: int = 0) -> dict[str, Any]:  # noqa: N803  the service's own words
         if not ExclusiveStartKey:
-            together.wait(20)
-        more = {"LastEvaluatedKey": ExclusiveStartKey + 1} if ExclusiveStartKey < Segment else {}
-        return {"Items": [f"{Segment}.{ExclusiveStartKey}"], **more}
+            all_segments.wait(20)
+        next_page = {"LastEvaluatedKey": ExclusiveStartKey + 1} if ExclusiveStartKey < Segment else {}
+        return {"Items": [f"{Segment}.{ExclusiveStartKey}"], **next_page}
 
-    rows = [str(row) for page in read_pages(look, [{"Segment": number} for number in range(4)]) for row in page]
+    rows = [str(row) for page in read_pages(read_page, [{"Segment": number} for number in range(4)]) for row in page]
     assert sorted(rows) == [f"{segment}.{page}" for segment in range(4) for page in range(segment + 1)]
 
 
 def test_a_failed_segment_fails_the_listing() -> None:
-    """A listing fails if any segment fails, or the leases of that segment would look deleted."""
+    """A listing fails if any segment fails. Otherwise, the leases of that segment would look deleted."""
 
-    def look(*, Segment: int) -> dict[str, Any]:  # noqa: N803  likewise
+    def read_page(*, Segment: int) -> dict[str, Any]:  # noqa: N803  likewise
         if Segment == 2:
             raise OutcomeUnknown("no answer")
         return {"Items": []}
 
     with pytest.raises(OutcomeUnknown):
-        list(read_pages(look, [{"Segment": segment} for segment in range(4)]))
+        list(read_pages(read_page, [{"Segment": segment} for segment in range(4)]))

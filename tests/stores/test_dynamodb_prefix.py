@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 from attrs import evolve
 from boto3 import Session
-from process_race import assert_one_winner_each
+from process_race import assert_one_winner_per_lease
 from standins.careless_line import careless_line
 from types_boto3_dynamodb import DynamoDBClient
 
@@ -23,61 +23,61 @@ pytestmark = pytest.mark.services
 
 _numbers = count()
 PAIR = ("shared/orders/", "shared/orders")
-"""The one begins with the other."""
+"""Two prefixes of which one begins with the other."""
 
 
-def under(url: str, session: Session, prefix: str, table: str = "shared") -> DynamoStore:
+def open_under_prefix(url: str, session: Session, prefix: str, table: str = "shared") -> DynamoStore:
     """Open a store under this prefix."""
     return DynamoStore(table, endpoint=url, session=session, prefix=prefix)
 
 
 @pytest.mark.sampled(3)
 class TestDynalite(StoreContract):
-    """Every clause, under its own prefix in one table."""
+    """Runs every clause under its own prefix in one table."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
-        opened = under(dynalite_url, session, f"app-{next(_numbers)}/")
-        yield opened
-        opened.close()
+        prefixed_store = open_under_prefix(dynalite_url, session, f"app-{next(_numbers)}/")
+        yield prefixed_store
+        prefixed_store.close()
 
 
 @pytest.mark.more
 class TestDynamoDBLocal(StoreContract):
-    """Every clause, on a service that returns the stored row with a rejection."""
+    """Runs every clause on a service that returns the stored row when it rejects a write."""
 
     @pytest.fixture
     def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
-        opened = under(dynamodb_local_url, session, f"app-{next(_numbers)}/")
-        yield opened
-        opened.close()
+        prefixed_store = open_under_prefix(dynamodb_local_url, session, f"app-{next(_numbers)}/")
+        yield prefixed_store
+        prefixed_store.close()
 
 
 @pytest.mark.more
 def test_one_winner_between_processes(dynalite_url: str) -> None:
-    assert_one_winner_each(f"dynamodb://shared-race?prefix=a/&endpoint={dynalite_url}")
+    assert_one_winner_per_lease(f"dynamodb://shared-race?prefix=a/&endpoint={dynalite_url}")
 
 
 def test_applications_under_different_prefixes_are_isolated(dynalite_url: str, session: Session) -> None:
     """One application cannot claim the other's shards, reset its checkpoints or delete its leases."""
-    ours, theirs = (under(dynalite_url, session, prefix, "pair") for prefix in PAIR)
-    mine, other = (
-        create_owned_lease(ours, "ann", "shard-0"),
-        create_owned_lease(theirs, "bob", "shard-0", Position("41")),
+    own_store, other_store = (open_under_prefix(dynalite_url, session, prefix, "pair") for prefix in PAIR)
+    own_lease, other_lease = (
+        create_owned_lease(own_store, "ann", "shard-0"),
+        create_owned_lease(other_store, "bob", "shard-0", Position("41")),
     )
-    assert (ours.list(), theirs.list()) == (Listing((mine,)), Listing((other,)))
-    assert expect_applied(ours.write(CheckpointLease(mine, Position("7")))).checkpoint == Position("7")
-    assert expect_applied(ours.write(DeleteLease(read_stored_lease(ours, "shard-0")))).key == "shard-0"
-    assert (ours.get(["shard-0"]), theirs.get(["shard-0"])) == ((), (other,))
-    for store in (ours, theirs):
+    assert (own_store.list(), other_store.list()) == (Listing((own_lease,)), Listing((other_lease,)))
+    assert expect_applied(own_store.write(CheckpointLease(own_lease, Position("7")))).checkpoint == Position("7")
+    assert expect_applied(own_store.write(DeleteLease(read_stored_lease(own_store, "shard-0")))).key == "shard-0"
+    assert (own_store.get(["shard-0"]), other_store.get(["shard-0"])) == ((), (other_lease,))
+    for store in (own_store, other_store):
         store.close()
 
 
 def test_a_row_is_javas_row_plus_one_attribute(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
-    """Someone who reads the table with a tool of the service can see whose row it is."""
-    store = under(dynalite_url, session, "orders/", "rows")
+    """Someone who reads the table with a tool of AWS can see which application a row belongs to."""
+    store = open_under_prefix(dynalite_url, session, "orders/", "rows")
     expect_applied(store.write(CreateLease(Lease("shard-0", checkpoint=Position("41", 3)))))
     assert dynalite_client.scan(TableName="rows")["Items"] == [
         {
@@ -108,18 +108,20 @@ def test_a_listing_requests_only_its_own_rows(dynalite_url: str) -> None:
 def test_a_service_that_ignores_conditions_is_rejected(
     dynalite_url: str, dynalite_client: DynamoDBClient, forgets: str
 ) -> None:
-    ignored = pytest.raises(StoreError, match="careless-shared: the service ignores the conditions of writes")
-    with careless_line(dynalite_url, forgets) as line, ignored:
+    expected_rejection = pytest.raises(
+        StoreError, match="careless-shared: the service ignores the conditions of writes"
+    )
+    with careless_line(dynalite_url, forgets) as line, expected_rejection:
         open_store(f"dynamodb://careless-shared?prefix=a/&endpoint={line.url}")
     assert dynalite_client.scan(TableName="careless-shared")["Items"] == []
 
 
 def test_a_prefix_must_match_the_key_of_the_table(dynalite_url: str, session: Session) -> None:
-    """A prefix and the key of the table must match, or rows would be taken for leases of another stream."""
+    """A prefix must match the key of the table. Otherwise, rows would be taken for leases of another stream."""
     DynamoStore("alone", endpoint=dynalite_url, session=session).close()
-    under(dynalite_url, session, "a/", "together").close()
+    open_under_prefix(dynalite_url, session, "a/", "together").close()
     with pytest.raises(StoreError, match=r"alone: it is the table of one application, which Java workers may share"):
-        under(dynalite_url, session, "a/", "alone")
+        open_under_prefix(dynalite_url, session, "a/", "alone")
     with pytest.raises(StoreError, match=r"together: many applications share it, each under a prefix; add \?prefix="):
         DynamoStore("together", endpoint=dynalite_url, session=session)
     with pytest.raises(
@@ -132,11 +134,11 @@ def test_a_java_workers_request_is_rejected_by_the_service(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
     """The Kinesis Client Library identifies a row by its leaseKey alone, so it cannot use a table with prefixes."""
-    store = under(dynalite_url, session, "a/", "for-java")
+    store = open_under_prefix(dynalite_url, session, "a/", "for-java")
     seen = create_owned_lease(store, key="shard-0")
-    for ask in (dynalite_client.get_item, dynalite_client.delete_item):
+    for operation in (dynalite_client.get_item, dynalite_client.delete_item):
         with pytest.raises(dynalite_client.exceptions.ClientError, match="key element does not match the schema"):
-            ask(TableName="for-java", Key={"leaseKey": {"S": "shard-0"}})
+            operation(TableName="for-java", Key={"leaseKey": {"S": "shard-0"}})
     assert read_stored_lease(store, "shard-0") == seen
     store.close()
 
@@ -144,7 +146,7 @@ def test_a_java_workers_request_is_rejected_by_the_service(
 def test_a_deleted_table_is_recreated_with_its_key(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
-    store = under(dynalite_url, session, "a/", "fleeting")
+    store = open_under_prefix(dynalite_url, session, "a/", "fleeting")
     seen = expect_applied(store.write(CreateLease(Lease("s-0"))))
     dynalite_client.delete_table(TableName="fleeting")
     dynalite_client.get_waiter("table_not_exists").wait(TableName="fleeting", WaiterConfig={"Delay": 1})

@@ -1,4 +1,4 @@
-"""KCL's items and our leases, byte for byte both ways, without a service."""
+"""The KCL's items and our leases, converted both ways byte for byte, without a service."""
 
 from typing import Any
 
@@ -87,14 +87,14 @@ BOTH_WAYS = (
 def test_an_item_and_its_lease_convert_both_ways(item: dict[str, Any], lease: Lease) -> None:
     """If one attribute has another name or type, a Java worker stops taking leases."""
     assert to_item(lease) == item
-    read = to_lease(item)
-    assert read == lease
-    assert isinstance(read, Lease)
-    assert read.checkpoint.token == lease.checkpoint.token  # positions are equal whatever their tokens
+    decoded = to_lease(item)
+    assert decoded == lease
+    assert isinstance(decoded, Lease)
+    assert decoded.checkpoint.token == lease.checkpoint.token  # positions are equal even if their tokens differ
 
 
 def test_a_created_item_is_a_complete_lease() -> None:
-    """Java 2.x stops taking leases at a row without its counters."""
+    """Java 2.x stops taking leases if it meets a row without counters."""
     assert build_write_request(CreateLease(Lease("s-1", checkpoint=LATEST))) == {
         "ConditionExpression": "attribute_not_exists(leaseKey)",
         "Item": {**BARE, "checkpoint": {"S": "LATEST"}},
@@ -123,9 +123,9 @@ JAVA_LEASE = Lease("s-1", owner="java-1", version=Version("20"), epoch=20, check
     [
         ({}, JAVA_LEASE),
         ({"leaseOwner": {"NULL": True}}, evolve(JAVA_LEASE, owner=None)),
-        # A KCL 3.x hand-off: the worker named first still reads (rule 3 of the writes).
+        # In a KCL 3.x hand-off, the worker in `checkpointOwner` is still reading (rule 3 of the writes).
         ({"checkpointOwner": {"S": "java-0"}}, evolve(JAVA_LEASE, owner="java-0", next_owner="java-1", leaving=True)),
-        # Java took the lease from an owner of ours, so the request to that owner is void.
+        # Java took the lease from one of our workers, so the request to that worker is void.
         ({"handoffOwner": {"S": "ann"}, "handoffTo": {"S": "bob"}}, JAVA_LEASE),
         (
             {"handoffOwner": {"S": "java-1"}, "handoffTo": {"S": "bob"}},
@@ -139,7 +139,7 @@ def test_items_written_by_other_clients_are_understood(attributes: dict[str, Any
 
 @pytest.mark.parametrize("entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS", "NEW"])
 def test_an_item_that_is_no_lease_is_skipped(entity: str) -> None:
-    """Java 3.5 keeps rows of its own in the same table, which must not be read as shards."""
+    """Java 3.5 stores rows of its own in the same table. They must not be read as leases."""
     assert to_lease({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
 
 
@@ -198,7 +198,7 @@ def test_reports_are_the_leader_and_each_worker_with_a_load() -> None:
     ],
 )
 def test_an_incomplete_item_is_reported(attributes: dict[str, Any], field: str, why: str) -> None:
-    """The shard of an incomplete item does not get a second lease, which would be read from its beginning."""
+    """An incomplete item's shard does not get a second lease, which would be read from the beginning."""
     item = {name: value for name, value in {**BARE, **attributes}.items() if value is not None}
     assert to_lease(item) == Malformed("s-1", field, why)
 
@@ -223,7 +223,7 @@ NEW_VALUES = st.dictionaries(
 
 
 def as_texts(items: list[dict[str, Any]]) -> Any:  # noqa: ANN401  the items themselves where JSON cannot say them
-    """Return the items as the rows of a page, each as its own text."""
+    """Return the items as rows of a page, each as its own JSON text, or unchanged if JSON cannot represent them."""
     try:
         page = parse_page(orjson.dumps({"Count": 3, "Items": items, "ScannedCount": 3}), orjson.loads)
     except TypeError:
@@ -233,7 +233,7 @@ def as_texts(items: list[dict[str, Any]]) -> Any:  # noqa: ANN401  the items the
 
 @given(st.lists(st.lists(NEW_VALUES, min_size=3, max_size=3), min_size=1, max_size=5))
 def test_rereading_rows_equals_a_first_read(listings: list[list[dict[str, Any]]]) -> None:
-    """A row in which only the owner, the checkpoint or a broken annotation changed is decoded again."""
+    """A row is decoded again even if only the owner, the checkpoint or a broken annotation changed."""
     rows, texts = RowDecoder(), RowDecoder()
     items: list[dict[str, Any]] = [{**WHOLE, "leaseKey": {"S": f"s-{place}"}} for place in range(3)]
     for changed in listings:
@@ -258,11 +258,11 @@ def test_a_row_with_a_new_counter_and_annotations_is_not_decoded(monkeypatch: py
 
     monkeypatch.setattr(rows_of, "to_lease", decode)
     rows, item = RowDecoder(), dict[str, Any](WHOLE)
-    (former,) = rows.read([[item]]).leases
-    (again,) = rows.read([[dict(item)]]).leases
+    (first_read,) = rows.read([[item]]).leases
+    (reread,) = rows.read([[dict(item)]]).leases
     (renewed,) = rows.read([[{**item, "leaseCounter": {"N": "8"}, "lh_a": {"S": "2"}}]]).leases
-    assert again is former
-    assert renewed == evolve(former, epoch=8, version=Version("8"), annotations=(("a", "2"), ("b", "two words")))
+    assert reread is first_read
+    assert renewed == evolve(first_read, epoch=8, version=Version("8"), annotations=(("a", "2"), ("b", "two words")))
     assert decoded == [item]
 
 
@@ -281,28 +281,28 @@ def test_a_row_with_only_a_new_counter_is_not_parsed_again() -> None:
         parsed.clear()
         return rows.read([page["Items"]]).leases
 
-    (former,) = read("7")
+    (first_read,) = read("7")
     assert parsed
-    (again,), first = read("7"), list(parsed)
-    (renewed,), second = read("10"), list(parsed)
-    assert (again is former, first, second) == (True, [], [])
-    assert renewed == evolve(former, epoch=10, version=Version("10"))
+    (reread,), parsed_on_reread = read("7"), list(parsed)
+    (renewed,), parsed_after_renewal = read("10"), list(parsed)
+    assert (reread is first_read, parsed_on_reread, parsed_after_renewal) == (True, [], [])
+    assert renewed == evolve(first_read, epoch=10, version=Version("10"))
 
 
 @pytest.mark.parametrize("value", ['}},{"', "}}]", '\\"leaseCounter":{"N":"', '{"Items":[{', "}},{}},{"])
 def test_brackets_in_a_value_do_not_split_a_row(value: str) -> None:
-    """Annotations, which anyone may write, must not shift the boundaries of a listing's rows."""
+    """An annotation, which any program may write, must not shift the boundaries of the rows in a listing."""
     items: list[dict[str, Any]] = [
         {**WHOLE, "leaseKey": {"S": f"s-{place}"}, "lh_a": {"S": value}} for place in range(3)
     ]
     rows = RowDecoder()
     for counter in ("7", "8", "8"):
-        now = [{**item, "leaseCounter": {"N": counter}} for item in items]
-        body = orjson.dumps({"Items": now, "LastEvaluatedKey": {"leaseKey": {"S": value}}, "Count": 3})
+        current_items = [{**item, "leaseCounter": {"N": counter}} for item in items]
+        body = orjson.dumps({"Items": current_items, "LastEvaluatedKey": {"leaseKey": {"S": value}}, "Count": 3})
         page = parse_page(body, orjson.loads)
-        assert page is None or page["Items"] == now
+        assert page is None or page["Items"] == current_items
         decoded = rows.read([orjson.loads(body)["Items"] if page is None else page["Items"]])
-        assert decoded.leases == [to_lease(item) for item in now]
+        assert decoded.leases == [to_lease(item) for item in current_items]
 
 
 def test_a_counter_inside_another_value_is_ignored() -> None:

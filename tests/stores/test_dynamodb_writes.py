@@ -1,4 +1,4 @@
-"""Every write to a KCL table, byte for byte, as the service receives it."""
+"""The request that the service receives for every write to a KCL table, byte for byte."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ RESET = "ownerSwitchesSinceCheckpoint = :zero ADD leaseCounter :one"
 PENDING = "pendingCheckpoint, pendingCheckpointSubSequenceNumber, pendingCheckpointState"
 OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
 
-WILLING = (
+CAN_BE_REQUESTED = (
     "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner) "
     "AND checkpoint <> :end AND (attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
 )
@@ -191,7 +191,7 @@ WRITES: dict[str, tuple[writes.Write, str, str | None, Words]] = {
     ),
     "request": (
         writes.RequestLease(evolve(MINE, next_owner="old"), "bob"),
-        WILLING,
+        CAN_BE_REQUESTED,
         "SET handoffTo = :me",
         {":end": "SHARD_END", ":me": "bob", ":owner": "ann", ":stale": "old"},
     ),
@@ -239,7 +239,7 @@ def typed(value: Word) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_is_sent_with_its_condition(name: str) -> None:
-    """A condition that is too weak gives a shard two readers; one that is too strong gives it none."""
+    """If a condition is too weak, a shard gets two readers; if it is too strong, it gets none."""
     write, condition, update, values = WRITES[name]
     key = f"{STREAM}:s-1" if name == "shard end" else "s-1"
     expected = {
@@ -254,7 +254,7 @@ def test_a_write_is_sent_with_its_condition(name: str) -> None:
 
 
 NOTES = (("a-b", "1"), ("size", "2"))
-NOTING: dict[str, tuple[writes.Write, str, str, str, Words]] = {
+ANNOTATING_WRITES: dict[str, tuple[writes.Write, str, str, str, Words]] = {
     "renewal": (writes.RenewLease(ENDED, NOTES), f"{SEEN} AND {OWNED}", "SET", " ADD leaseCounter :one", AS_ANN),
     "claim": (
         writes.ClaimLease(FREE, "bob", NOTES),
@@ -273,14 +273,14 @@ NOTING: dict[str, tuple[writes.Write, str, str, str, Words]] = {
 }
 
 
-@pytest.mark.parametrize("name", NOTING)
+@pytest.mark.parametrize("name", ANNOTATING_WRITES)
 def test_annotations_use_name_placeholders(name: str) -> None:
-    """The service rejects an annotation named like a reserved word, or with a dash."""
-    write, condition, before, behind, values = NOTING[name]
+    """The service rejects an annotation whose name is a reserved word or contains a dash."""
+    write, condition, expression_start, expression_end, values = ANNOTATING_WRITES[name]
     assert build_write_request(write) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": condition,
-        "UpdateExpression": f"{before} #note0 = :note0, #note1 = :note1{behind}",
+        "UpdateExpression": f"{expression_start} #note0 = :note0, #note1 = :note1{expression_end}",
         "ExpressionAttributeNames": {"#note0": "lh_a-b", "#note1": "lh_size"},
         "ExpressionAttributeValues": {
             word: typed(value) for word, value in (values | {":note0": "1", ":note1": "2"}).items()
@@ -312,7 +312,7 @@ def test_a_write_that_cannot_succeed_is_not_sent(write: writes.Write) -> None:
 
 
 def test_a_write_to_an_unowned_lease_never_creates_a_row() -> None:
-    """A missing lease has no owner either; the annotation would create half a lease, at which Java 2.x stops."""
+    """A missing lease has no owner either. The annotation would create an incomplete lease, at which Java 2.x stops."""
     assert build_write_request(writes.AnnotateLease(FREE, "a", "1")) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": NOBODYS,

@@ -51,9 +51,9 @@ def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
     return lease
 
 
-def once(line: str, act: Callable[[], object]) -> Callable[[str], None]:
-    """Run this just before the first such call."""
-    pending = [act]
+def once(line: str, action: Callable[[], object]) -> Callable[[str], None]:
+    """Return a hook that calls `action` just before the first request that equals `line`."""
+    pending = [action]
 
     def hook(request: str) -> None:
         if request == line and pending:
@@ -64,7 +64,7 @@ def once(line: str, act: Callable[[], object]) -> Callable[[str], None]:
 
 @LAYOUTS
 def test_the_start_is_stored_before_the_ownership(layout: Layout) -> None:
-    """The worker that takes the lease from a creator that died starts at the same place."""
+    """If the creator dies, the worker that takes the lease starts at the same position."""
     objects, store = opened(layout)
     create_lease_with_owner(store, Lease("0", owner="ann"))
     assert [line for line in objects.log if line.startswith("new")] == ["new checkpoint/0", "new ownership/0"]
@@ -103,18 +103,18 @@ ROBBED: tuple[Callable[[EtagStore, Lease], Outcome], ...] = (
 def test_a_former_owner_cannot_move_the_checkpoint(
     layout: Layout, write: Callable[[EtagStore, Lease], Outcome]
 ) -> None:
-    """Rule 1: Only one worker may write a lease's checkpoints."""
+    """Rule 1: only one worker may write a lease's checkpoints."""
     objects, store = opened(layout)
     lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
-    robbed = expect_applied(EtagStore(objects, layout).write(StealLease(lease, "cat")))
-    assert expect_rejected(write(store, lease)) == robbed
-    assert robbed.checkpoint == TRIM_HORIZON
+    stolen = expect_applied(EtagStore(objects, layout).write(StealLease(lease, "cat")))
+    assert expect_rejected(write(store, lease)) == stolen
+    assert stolen.checkpoint == TRIM_HORIZON
     assert "over checkpoint/0" not in objects.log
 
 
 @LAYOUTS
 def test_the_last_checkpoint_is_written_before_the_ownership(layout: Layout) -> None:
-    """Rule 2: A next owner, or a worker that claims the released lease, starts where the owner stopped."""
+    """Rule 2: a next owner, or a worker that claims the released lease, starts where the former owner stopped."""
     objects, store = opened(layout)
     lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
     lease = expect_applied(store.write(ClaimLease(expect_applied(store.write(GiveLease(lease, AT_9))), "bob")))
@@ -171,19 +171,19 @@ def test_a_next_owner_of_many_leases_lists_them(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_checkpoint_overtaken_by_a_request_is_stored(layout: Layout) -> None:
-    """The gift that follows the checkpoint renews the lease, so the checkpoint need not."""
+    """The gift that follows renews the lease, so the checkpoint need not renew it."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     expect_applied(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
     objects.log.clear()
-    now = expect_applied(store.write(CheckpointLease(lease, AT_9)))
-    assert now == evolve(lease, next_owner="bob", checkpoint=AT_9, epoch=now.epoch)
+    checkpointed = expect_applied(store.write(CheckpointLease(lease, AT_9)))
+    assert checkpointed == evolve(lease, next_owner="bob", checkpoint=AT_9, epoch=checkpointed.epoch)
     assert objects.log == ["over ownership/0", "get ownership/0", "over checkpoint/0"]
 
 
 @LAYOUTS
 def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None:
-    """No objects are cached of such a lease, and it is not taken for a missing one."""
+    """No objects of such a lease are cached, and it is not treated as missing."""
     objects, store = opened(layout)
     free = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     assert EtagStore(objects, layout).get(["0"], stale_ok=True) == (free,)
@@ -191,12 +191,12 @@ def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None
 
 @LAYOUTS
 def test_a_claim_returns_the_current_checkpoint(layout: Layout) -> None:
-    """Rule 3: The new owner starts at what the old one checkpointed since the listing."""
+    """Rule 3: the new owner starts at the position that the old owner checkpointed after the listing."""
     objects, store = opened(layout)
-    victim = owned(objects, store)
+    owned_lease = owned(objects, store)
     new_owner = EtagStore(objects, layout)
     (seen,) = new_owner.list().leases
-    expect_applied(store.write(CheckpointLease(victim, AT_9)))
+    expect_applied(store.write(CheckpointLease(owned_lease, AT_9)))
     assert expect_applied(new_owner.write(StealLease(seen, "bob"))).checkpoint == AT_9
 
 
@@ -205,8 +205,8 @@ def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
     """A drain may store a later checkpoint between the renewal and the checkpoint."""
     objects, store = opened(layout)
     lease = owned(objects, store)
-    drain = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
+    draining_store = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10)))
     outcome = store.write(CheckpointLease(lease, AT_9))
     assert isinstance(outcome, Lost)
     assert store.get(["0"]) == (outcome.lease,)
@@ -217,8 +217,8 @@ def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
 def test_a_checkpoint_overtaken_by_an_earlier_one_is_retried(layout: Layout) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
-    drain = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_9)))
+    draining_store = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_9)))
     assert expect_applied(store.write(CheckpointLease(lease, AT_10))).checkpoint == AT_10
 
 
@@ -240,22 +240,22 @@ def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
 
 
 def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
-    """A claim during a deletion leaves no ownership for the next lease of that key."""
+    """A claim during a deletion leaves no ownership object for the next lease with that key."""
     objects, store = opened(OURS)
     free = expect_applied(store.write(CreateLease(Lease("0"))))
-    other = EtagStore(objects, OURS)
-    objects.before = once("new ownership/0", lambda: other.write(DeleteLease(free)))
+    other_store = EtagStore(objects, OURS)
+    objects.before = once("new ownership/0", lambda: other_store.write(DeleteLease(free)))
     assert store.write(ClaimLease(free, "ann")) == Lost("0", None)
     assert objects.stored == {}
 
 
 def test_late_checkpoints_and_annotations_keep_the_ownerships_etag() -> None:
-    """The old owner's drain must not cause the new owner's next renewal to be rejected."""
+    """A late checkpoint of the old owner must not cause the rejection of the new owner's next renewal."""
     objects, store = opened(OURS)
     lease = owned(objects, store)
-    other = EtagStore(objects, OURS)
-    expect_applied(other.write(CheckpointLate(lease, AT_9)))
-    expect_applied(other.write(AnnotateLease(lease, "seal", "7")))
+    other_store = EtagStore(objects, OURS)
+    expect_applied(other_store.write(CheckpointLate(lease, AT_9)))
+    expect_applied(other_store.write(AnnotateLease(lease, "seal", "7")))
     objects.log.clear()
     assert expect_applied(store.write(RenewLease(lease))).owner == "ann"
     assert objects.log == ["over ownership/0"]
@@ -263,7 +263,7 @@ def test_late_checkpoints_and_annotations_keep_the_ownerships_etag() -> None:
 
 @LAYOUTS
 def test_no_object_is_rewritten_or_deleted_unnecessarily(layout: Layout) -> None:
-    """With soft delete or versioning, each needless write is kept and billed for years."""
+    """With soft delete or versioning, every unnecessary write is stored and billed for years."""
     objects, store = opened(layout)
     lease = expect_applied(store.write(AnnotateLease(owned(objects, store), "seal", "7")))
     lease = expect_applied(store.write(RequestLease(lease, "bob")))
@@ -281,7 +281,10 @@ def test_an_unreadable_row_is_malformed_and_not_missing(layout: Layout) -> None:
     objects.put_if_absent(layout.name("0", "checkpoint"), {"sequence": "soon", "sequencenumber": "soon"})
     listing = store.list()
     assert [lease.key for lease in listing.leases] == ["1"]
-    assert [(bad.key, bad.field) for bad in listing.malformed] in ([("0", "sequence")], [("0", "sequencenumber")])
+    assert [(malformed.key, malformed.field) for malformed in listing.malformed] in (
+        [("0", "sequence")],
+        [("0", "sequencenumber")],
+    )
     with pytest.raises(StoreError, match="lease 0: sequence"):
         store.get(["0"])
 
@@ -297,9 +300,9 @@ def test_a_position_the_layout_cannot_store_is_rejected_before_any_write() -> No
 
 
 def test_an_ownership_without_a_checkpoint_is_no_lease_for_us() -> None:
-    """The SDKs write a checkpoint long after claiming.
+    """The SDKs write a checkpoint only long after their claim.
 
-    Creating the lease over theirs would set a start they never chose.
+    If we created the lease over theirs, we would set a start that they never chose.
     """
     objects, store = opened(HUB)
     objects.put_if_absent(HUB.name("0", "ownership"), {"ownerid": "sdk"})
@@ -333,16 +336,16 @@ def test_an_interrupted_reset_leaves_a_free_lease_at_its_old_position(layout: La
 
 @LAYOUTS
 def test_a_reset_overtaken_by_a_claim_is_lost(layout: Layout) -> None:
-    """A worker that takes the lease between the two writes of a reset has read the old checkpoint."""
+    """A worker that takes the lease between the two writes of a reset has already read the old checkpoint."""
     objects, store = opened(layout)
     seen = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
-    rival = EtagStore(objects, layout)
+    other_store = EtagStore(objects, layout)
     objects.before = once(
-        "over checkpoint/0", lambda: expect_applied(rival.write(ClaimLease(rival.get(["0"])[0], "ann")))
+        "over checkpoint/0", lambda: expect_applied(other_store.write(ClaimLease(other_store.get(["0"])[0], "ann")))
     )
-    refused = expect_rejected(store.write(ResetLease(seen, TRIM_HORIZON)))
-    assert refused is not None
-    assert refused.owner == "ann"
+    current = expect_rejected(store.write(ResetLease(seen, TRIM_HORIZON)))
+    assert current is not None
+    assert current.owner == "ann"
 
 
 def spoil(objects: ObjectMemory, layout: Layout) -> None:
@@ -358,7 +361,7 @@ def spoil(objects: ObjectMemory, layout: Layout) -> None:
 def test_an_invalid_object_met_by_a_write_is_reported_with_its_lease(layout: Layout, verb: str) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
-    spoilt = once("over ownership/0", lambda: spoil(objects, layout))
+    spoil_hook = once("over ownership/0", lambda: spoil(objects, layout))
     writes: dict[str, Callable[[], object]] = {
         "renew": lambda: store.write(RenewLease(lease)),
         "checkpoint": lambda: store.write(CheckpointLease(lease, AT_9)),
@@ -368,18 +371,18 @@ def test_an_invalid_object_met_by_a_write_is_reported_with_its_lease(layout: Lay
         expect_applied(EtagStore(objects, layout).write(RenewLease(lease)))
         spoil(objects, layout)
     else:
-        objects.before = spoilt
+        objects.before = spoil_hook
     with pytest.raises(StoreError, match="lease 0: sequence"):
         writes[verb]()
 
 
 @LAYOUTS
 def test_a_gift_overtaken_by_a_later_checkpoint_returns_the_stored_lease(layout: Layout) -> None:
-    """The owner neither takes the lease for gone nor gives it away at a position before the stored one."""
+    """The owner neither treats the lease as gone nor gives it away at a position before the stored one."""
     objects, store = opened(layout)
     lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
-    drain = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
+    draining_store = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10)))
     outcome = store.write(GiveLease(lease, AT_9))
     assert isinstance(outcome, Lost)
     assert (outcome.key, outcome.lease) == ("0", store.get(["0"])[0])
@@ -392,13 +395,13 @@ def test_a_checkpoint_that_is_already_stored_is_done(layout: Layout) -> None:
     """The owner's own drain may have reached the same position."""
     objects, store = opened(layout)
     lease = owned(objects, store)
-    drain = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_9)))
+    draining_store = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_9)))
     assert expect_applied(store.write(CheckpointLease(lease, AT_9))).checkpoint == AT_9
 
 
 def test_conditions_are_probed_in_the_folder_of_the_leases() -> None:
-    """A policy for one folder permits the probe, and the probe is not taken for a lease."""
+    """A policy for one folder allows the probe, and the probe is not taken for a lease."""
     objects = ObjectMemory()
     names: set[str] = set()
     objects.before = lambda _line: names.update(objects.stored)
@@ -409,7 +412,7 @@ def test_conditions_are_probed_in_the_folder_of_the_leases() -> None:
 
 
 def test_a_copied_lease_keeps_its_fencing_number() -> None:
-    """The next owner never gets a number that a handler has already seen, which a fence would reject."""
+    """The next owner never gets a fencing number that a handler has already seen, because a fence would reject it."""
     _, store = opened(OURS)
     for number in (0, 1, 2):
         created = expect_applied(store.write(CreateLease(Lease(str(number), epoch=number))))
@@ -421,11 +424,11 @@ def test_objects_are_read_eight_at_a_time() -> None:
     keys = [str(number) for number in range(8)]
     for key in keys:
         expect_applied(store.write(CreateLease(Lease(key))))
-    together = Barrier(8)
+    all_readers = Barrier(8)
 
     def before(line: str) -> None:
         if "ownership" in line:
-            together.wait(WAIT)
+            all_readers.wait(WAIT)
 
     objects.before = before
     assert [lease.key for lease in EtagStore(objects, OURS).get(keys)] == keys
@@ -433,13 +436,13 @@ def test_objects_are_read_eight_at_a_time() -> None:
 
 @LAYOUTS
 def test_the_annotations_of_a_new_lease_cost_the_fewest_writes(layout: Layout) -> None:
-    """The SDKs' layout stores annotations with the ownership; ours would write one more object per lease."""
+    """The SDKs' layout stores annotations with the ownership, whereas ours would write one more object per lease."""
     objects, store = opened(layout)
     created = expect_applied(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
     assert EtagStore(objects, layout).list().leases == (created,)
     assert created.annotations == (("seal", "7"),)
-    news = [line for line in objects.log if line.startswith("new")]
-    assert news == (["new checkpoint/0", "new ownership/0"] if layout is HUB else ["new checkpoint/0"])
+    creations = [line for line in objects.log if line.startswith("new")]
+    assert creations == (["new checkpoint/0", "new ownership/0"] if layout is HUB else ["new checkpoint/0"])
 
 
 @pytest.mark.parametrize(("lease_count", "listed"), [(7, True), (8, False)])
@@ -453,7 +456,7 @@ def test_reads_of_few_leases_use_the_cheaper_of_gets_and_a_listing(lease_count: 
 
 
 def test_one_object_is_read_by_the_caller_and_two_by_named_threads() -> None:
-    """A next owner that polls eight times a second does not wait for a thread, and the threads can be identified."""
+    """A next owner that polls eight times a second does not wait for a thread, and the threads have names."""
     objects, store = opened(OURS)
     for key in "ab":
         create_lease_with_owner(store, Lease(key, owner="ann"))
@@ -472,8 +475,8 @@ def test_a_checkpoint_overtaken_by_a_request_and_a_drain_is_lost(layout: Layout)
     objects, store = opened(layout)
     lease = owned(objects, store)
     requested = expect_applied(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
-    drain = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
+    draining_store = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10)))
     outcome = store.write(CheckpointLease(lease, AT_9))
     assert outcome == Lost("0", evolve(requested, checkpoint=AT_10))
 
@@ -488,14 +491,14 @@ def test_a_lease_that_is_deleted_between_two_writes_is_lost() -> None:
 def test_concurrent_annotations_are_both_stored() -> None:
     objects, store = opened(OURS)
     lease = owned(objects, store)
-    other = EtagStore(objects, OURS)
-    objects.before = once("new notes/0", lambda: other.write(AnnotateLease(lease, "theirs", "1")))
+    other_store = EtagStore(objects, OURS)
+    objects.before = once("new notes/0", lambda: other_store.write(AnnotateLease(lease, "theirs", "1")))
     written = expect_applied(store.write(AnnotateLease(lease, "ours", "2")))
     assert written.annotations == (("ours", "2"), ("theirs", "1"))
 
 
 @define
-class HeldBack(ObjectMemory):
+class DelayedReads(ObjectMemory):
     """A bucket that delays the last read of threads other than the main one, so that its response is outdated."""
 
     last: str = ""
@@ -521,8 +524,8 @@ class HeldBack(ObjectMemory):
 @LAYOUTS
 @pytest.mark.parametrize("reading", ["list", "get"])
 def test_an_outdated_read_never_returns_an_older_checkpoint(layout: Layout, reading: str) -> None:
-    """The owner's next write does not return an older checkpoint, which the owner would continue from."""
-    objects = HeldBack(last=f"{reading} {layout.parts[-1]}")
+    """The owner's next write does not return an older checkpoint, because the owner would continue from it."""
+    objects = DelayedReads(last=f"{reading} {layout.parts[-1]}")
     store = EtagStore(objects, layout)
     lease = owned(objects, store)
     with ThreadPoolExecutor(1) as pool:
@@ -532,7 +535,7 @@ def test_an_outdated_read_never_returns_an_older_checkpoint(layout: Layout, read
             readings.append(pool.submit(store.list if reading == "list" else lambda: store.get(["0"])))
             assert objects.read.wait(WAIT)
 
-        # The ownership was renewed by then, so the read lacks only the new checkpoint.
+        # The ownership is renewed at this point, so the read lacks only the new checkpoint.
         objects.before = once("over checkpoint/0", read)
         lease = expect_applied(store.write(CheckpointLease(lease, AT_9)))
         objects.written.set()

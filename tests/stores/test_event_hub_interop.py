@@ -1,4 +1,4 @@
-"""The real BlobCheckpointStore of azure-eventhub and ours in one container: each respects the other's blobs."""
+"""The BlobCheckpointStore of azure-eventhub and our store in one container. Each respects the other's blobs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +44,7 @@ def ours(blobs: ContainerClient) -> EtagStore:
 
 @pytest.fixture
 def theirs(azurite_connection: str, blobs: ContainerClient) -> Iterator[BlobCheckpointStore]:
-    """Open the official store in it."""
+    """Open the official store in the same container."""
     with BlobCheckpointStore.from_connection_string(azurite_connection, blobs.container_name) as store:
         yield store
 
@@ -55,12 +55,12 @@ def owners(store: BlobCheckpointStore) -> dict[str, dict[str, Any]]:
 
 
 def checkpoints(store: BlobCheckpointStore) -> dict[str, tuple[str, int]]:
-    """Return offset and sequence number by partition."""
+    """Return the offset and sequence number that the official store lists, by partition."""
     return {row["partition_id"]: (row["offset"], row["sequence_number"]) for row in store.list_checkpoints(*WHERE)}
 
 
 def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | None = None) -> list[dict[str, Any]]:
-    """Return what the official store claims."""
+    """Return the ownerships that the official store could claim."""
     record = {**PLACE, "partition_id": partition, "owner_id": owner, **({"etag": etag} if etag else {})}
     return list(store.claim_ownership([record]))
 
@@ -74,7 +74,7 @@ def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpoin
     (row,) = owners(theirs).values()
     assert (row["owner_id"], row["etag"].strip('"')) == ("ann", lease.version)
     expect_applied(ours.write(ReleaseLease(lease, "ann")))
-    # None, which its own balancer takes for free as it does an empty one.
+    # It is None, which the SDK's own balancer treats as free, as it does an empty name.
     assert not owners(theirs)["0"]["owner_id"]
 
 
@@ -83,14 +83,14 @@ def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckp
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
     (record,) = claimed(theirs, "0", "sdk-1", record["etag"])
     claimed(theirs, "1", "sdk-1")
-    zero, one = ours.list().leases
-    assert (zero.owner, zero.version, zero.checkpoint, zero.checkpoint.token) == (
+    lease_0, lease_1 = ours.list().leases
+    assert (lease_0.owner, lease_0.version, lease_0.checkpoint, lease_0.checkpoint.token) == (
         "sdk-1",
         record["etag"].strip('"'),
         AT_9,
         "4520",
     )
-    assert (one.owner, one.checkpoint, one.yields) == ("sdk-1", TRIM_HORIZON, False)
+    assert (lease_1.owner, lease_1.checkpoint, lease_1.yields) == ("sdk-1", TRIM_HORIZON, False)
     claimed(theirs, "0", "", record["etag"])
     assert ours.get(["0"])[0].owner is None
 
@@ -103,18 +103,18 @@ def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpoi
 
 
 def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """Metadata that the SDK leaves out is void."""
+    """Metadata that the SDK leaves out no longer applies."""
     lease = expect_applied(ours.write(RequestLease(create_lease_with_owner(ours, Lease("0", owner="ann")), "bob")))
     assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
-    now = expect_rejected(ours.write(RenewLease(lease)))
-    assert now is not None
-    assert (now.owner, now.next_owner, now.yields) == ("sdk-1", None, False)
-    assert expect_rejected(ours.write(CheckpointLease(lease, AT_9))) == now
+    current = expect_rejected(ours.write(RenewLease(lease)))
+    assert current is not None
+    assert (current.owner, current.next_owner, current.yields) == ("sdk-1", None, False)
+    assert expect_rejected(ours.write(CheckpointLease(lease, AT_9))) == current
     assert checkpoints(theirs) == {"0": ("-1", -1)}
 
 
 def test_the_sdk_can_move_a_start_that_we_stored(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """A start that we stored does not conflict with the SDK's checkpoint, and does not overwrite it later."""
+    """A start that we stored neither conflicts with the SDK's checkpoint nor overwrites it later."""
     lease = expect_applied(ours.write(CreateLease(Lease("0"))))
     claimed(theirs, "0", "sdk-1")
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
@@ -126,9 +126,9 @@ def test_the_sdk_can_move_a_start_that_we_stored(ours: EtagStore, theirs: BlobCh
 def test_an_official_reader_overwrites_a_late_checkpoint(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """Next to official workers a blob's checkpoint may go back, so late checkpoints are not available there.
 
-    The official reader begins where the blob was at its claim, and writes whatever it has handled without any
-    condition. What we write in between is overwritten by its next checkpoint, which repeats and skips nothing. We
-    never move its checkpoints back.
+    The official reader begins at the position that was stored when it claimed the partition, and writes its checkpoints
+    without any condition. A checkpoint that we write in between is overwritten by its next one, which repeats and skips
+    nothing. We never move its checkpoints back.
     """
     lease = expect_applied(ours.write(CheckpointLease(create_lease_with_owner(ours, Lease("0", owner="ann")), AT_9)))
     claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])

@@ -1,4 +1,4 @@
-"""Every action of a plan becomes the one write that it stands for."""
+"""Every action of a plan is executed as one write."""
 
 import pytest
 from attrs import evolve
@@ -31,18 +31,18 @@ def test_create(store: MemoryStore) -> None:
 
 
 def test_renew_writes_its_annotations(store: MemoryStore) -> None:
-    """The annotations include the bulletin, which is published this way."""
+    """The annotations of the action override the worker's. They include the bulletin, which is published this way."""
     seen = create_owned_lease(store)
     row = expect_applied(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", annotations=(("n", "2"),)))
     assert (row.annotation("n"), row.version != seen.version) == ("1", True)
 
 
 def test_claim_and_steal_write_the_workers_annotations(store: MemoryStore) -> None:
-    """The annotations distinguish a second worker of the same name from a restart."""
-    free = create_unowned_lease(store)
-    mine = expect_applied(execute(store, Claim(free, "K5"), "ann", annotations=(("process", "1"),)))
-    assert (mine.owner, mine.annotation("process")) == ("ann", "1")
-    stolen = expect_applied(execute(store, Steal(mine, "ann", "K7"), "bob", annotations=(("process", "2"),)))
+    """Annotations distinguish a second worker with the same name from a restarted one."""
+    unowned = create_unowned_lease(store)
+    claimed = expect_applied(execute(store, Claim(unowned, "K5"), "ann", annotations=(("process", "1"),)))
+    assert (claimed.owner, claimed.annotation("process")) == ("ann", "1")
+    stolen = expect_applied(execute(store, Steal(claimed, "ann", "K7"), "bob", annotations=(("process", "2"),)))
     assert (stolen.owner, stolen.annotation("process")) == ("bob", "2")
 
 
@@ -58,7 +58,7 @@ def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
 
 
 def test_a_rejected_request_tries_its_alternates(store: MemoryStore) -> None:
-    """A newcomer whose only request is rejected would stay unseen until its next look."""
+    """If the only request of a new worker is rejected, the other workers don't notice it until its next look."""
     first, second = (create_owned_lease(store, "ann", key) for key in ("s-0", "s-1"))
     expect_applied(store.write(RequestLease(first, "cat")))
     action = RequestHandoff(first, "ann", "H2", alternates=(RequestHandoff(second, "ann", "H2"),))
@@ -70,10 +70,10 @@ def test_no_alternate_is_tried_after_an_unknown_outcome(store: MemoryStore, monk
     """After an unknown outcome, a second attempt might take two leases instead of one."""
     first, second = create_unowned_lease(store, "s-0"), create_unowned_lease(store, "s-1")
 
-    def unanswered(*_: object) -> Done:
+    def raise_unknown(*_: object) -> Done:
         raise OutcomeUnknown("no answer")
 
-    monkeypatch.setattr(store, "write", unanswered)
+    monkeypatch.setattr(store, "write", raise_unknown)
     with pytest.raises(OutcomeUnknown):
         execute(store, Claim(first, "M5", (Steal(second, "x", "M6"),)), "ann")
     assert [lease.owner for lease in store.list().leases] == [None, None]

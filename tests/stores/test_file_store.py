@@ -1,4 +1,4 @@
-"""A backup of a lease table contains every byte, is replaced as a whole, and reports errors by line number."""
+"""A backup of a lease table contains every field, is replaced as a whole, and reports errors by line number."""
 
 import json
 import stat
@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class TestFile(StoreContract):
-    """Every clause, as far as one process can test it."""
+    """Runs every clause that one process can test."""
 
     @pytest.fixture
     def store(self, path: Path) -> FileStore:
@@ -56,9 +56,9 @@ def test_a_line_contains_the_whole_lease(path: Path) -> None:
     assert expect_applied(store.write(CreateLease(WHOLE))) == WHOLE
     store.close()
     assert path.read_text(encoding="utf-8") == LINE + "\n"
-    again = open_store(f"file://{path}", create=False)
-    assert again.list() == Listing((WHOLE,))
-    again.close()
+    reopened = open_store(f"file://{path}", create=False)
+    assert reopened.list() == Listing((WHOLE,))
+    reopened.close()
     assert path.read_text(encoding="utf-8") == LINE + "\n"
 
 
@@ -66,11 +66,11 @@ def test_a_backup_is_replaced_only_when_complete(path: Path) -> None:
     first = FileStore(str(path))
     row = create_owned_lease(first)
     first.close()
-    before = path.read_text(encoding="utf-8")
+    former_content = path.read_text(encoding="utf-8")
     second = FileStore(str(path))
     expect_applied(second.write(DeleteLease(row)))
     expect_applied(second.write(CreateLease(Lease("other"))))
-    assert path.read_text(encoding="utf-8") == before
+    assert path.read_text(encoding="utf-8") == former_content
     second.close()
     assert [json.loads(line)["key"] for line in path.read_text(encoding="utf-8").splitlines()] == ["other"]
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -112,6 +112,6 @@ def test_an_unusable_file_is_reported(path: Path) -> None:
 
 
 def test_a_backup_is_rejected_as_a_lease_table(path: Path) -> None:
-    """Workers cannot use a backup, because its conditions do not hold between processes."""
+    """Workers cannot use a backup as their lease table, because it does not enforce conditions between processes."""
     with pytest.raises(ValueError, match=r"leases: file:// is a backup, on which no fleet works"):
         check_consumption_options("kinesis://orders?region=eu-west-1", f"file://{path}", print, {})

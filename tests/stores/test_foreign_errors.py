@@ -56,10 +56,9 @@ _numbers = count()
 
 @define
 class Fault:
-    """Raises an exception at one of the calls that it sees while it is armed.
+    """Raises an exception at one of the calls that it wraps, while it is armed.
 
-    place  the number of that call, from 0; negative: none
-    after  whether the call is carried out first
+    place  the number of the call at which it raises, from 0; if negative, it never raises
     """
 
     place: int = -1
@@ -69,26 +68,26 @@ class Fault:
     raised: BaseException | None = None
 
     def arm(self, place: int, error: Callable[[], BaseException], *, after: bool) -> None:
-        """Raise this exception at this call, counted from now."""
+        """Raise this exception at the call with this number, counted from now."""
         self.place, self.error, self.after, self.seen, self.raised = place, error, after, 0, None
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the call so that it raises if its turn has come."""
+        """Wrap the call so that it raises if it is the one that was selected."""
 
-        def called(*args: Any, **named: Any) -> Any:  # noqa: ANN401  as the call's
-            mine, self.seen = self.seen == self.place, self.seen + 1
-            if not mine:
-                return call(*args, **named)
+        def call_or_raise(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the call's
+            is_selected, self.seen = self.seen == self.place, self.seen + 1
+            if not is_selected:
+                return call(*args, **kwargs)
             if self.after:
-                call(*args, **named)
+                call(*args, **kwargs)
             self.raised = self.error()
             raise self.raised
 
-        return called
+        return call_or_raise
 
 
-class Between:
-    """A proxy whose methods may raise."""
+class FaultyProxy:
+    """A proxy that wraps all methods of an object, so that they may raise."""
 
     def __init__(self, inner: object, fault: Fault) -> None:
         self._inner, self._fault = inner, fault
@@ -100,7 +99,7 @@ class Between:
 
 @define
 class Table:
-    """A table of one kind, and the ways to open it."""
+    """A table of one kind, and the functions that open it with and without faults."""
 
     faulty: Callable[[], Store]
     plain: Callable[[], Store]
@@ -111,60 +110,63 @@ Opening = Callable[[pytest.FixtureRequest], Table]
 
 
 def in_memory(request: pytest.FixtureRequest) -> Table:
-    """Return a table of this process whose decisions fail."""
+    """Return a table in this process. Faults occur when a store decides whether a write applies."""
     fault, name = Fault(), f"foreign-{next(_numbers)}"
     patch = request.getfixturevalue("monkeypatch")
     patch.setattr("leasehold.stores.embedded.memory.lease_after_write", fault.around(lease_after_write))
     return Table(lambda: MemoryStore(name), lambda: MemoryStore(name), fault)
 
 
-def memory_sessions(_asked: pytest.FixtureRequest) -> Table:
+def memory_sessions(_request: pytest.FixtureRequest) -> Table:
     fault, cells = Fault(), MemoryCells()
     return Table(
-        lambda: SessionStore(Between(cells, fault), gather_seconds=0.0),
+        lambda: SessionStore(FaultyProxy(cells, fault), gather_seconds=0.0),
         lambda: SessionStore(cells, gather_seconds=0.0),
         fault,
     )
 
 
-def objects(_asked: pytest.FixtureRequest) -> Table:
-    """Return a bucket in the usual layout."""
+def objects(_request: pytest.FixtureRequest) -> Table:
+    """Return a table in the default layout of a bucket."""
     fault, bucket, layout = Fault(), ObjectMemory(), ObjectLayout("fleet")
     return Table(
-        lambda: EtagStore(Between(bucket, fault), layout),
+        lambda: EtagStore(FaultyProxy(bucket, fault), layout),
         lambda: EtagStore(bucket, layout),
         fault,
     )
 
 
-def object_sessions(_asked: pytest.FixtureRequest) -> Table:
-    """Return a bucket in layout `sessions`."""
+def object_sessions(_request: pytest.FixtureRequest) -> Table:
+    """Return a table in the `sessions` layout of a bucket."""
     fault, bucket = Fault(), ObjectMemory()
     return Table(
-        lambda: SessionStore(ObjectCells(Between(bucket, fault), ""), gather_seconds=0.0),
+        lambda: SessionStore(ObjectCells(FaultyProxy(bucket, fault), ""), gather_seconds=0.0),
         lambda: SessionStore(ObjectCells(bucket, ""), gather_seconds=0.0),
         fault,
     )
 
 
-def sqlite_opened(path: str, fault: Fault) -> SqliteStore:
-    """Open a file whose statements fail. One that waits for another's transaction fails at once."""
+def open_faulty_sqlite(path: str, fault: Fault) -> SqliteStore:
+    """Open a file whose statements may fail.
+
+    A statement that would have to wait for another transaction fails immediately.
+    """
     store = SqliteStore(path, busy_seconds=0.0)
-    store._connection = Between(store._connection, fault)  # type: ignore[assignment]  # noqa: SLF001  its driver
+    store._connection = FaultyProxy(store._connection, fault)  # type: ignore[assignment]  # noqa: SLF001  its driver
     return store
 
 
 def sqlite_file(request: pytest.FixtureRequest) -> Table:
-    """Return a file in the usual layout."""
+    """Return a file in the default layout."""
     path, fault = f"{request.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
-    return Table(lambda: sqlite_opened(path, fault), lambda: SqliteStore(path, busy_seconds=0.0), fault)
+    return Table(lambda: open_faulty_sqlite(path, fault), lambda: SqliteStore(path, busy_seconds=0.0), fault)
 
 
 def sqlite_sessions(request: pytest.FixtureRequest) -> Table:
-    """Return a file in layout `sessions`."""
+    """Return a file in the `sessions` layout."""
     path, fault = f"{request.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
     return Table(
-        lambda: SessionStore(SqliteCells(sqlite_opened(path, fault)), gather_seconds=0.0),
+        lambda: SessionStore(SqliteCells(open_faulty_sqlite(path, fault)), gather_seconds=0.0),
         lambda: SessionStore(SqliteCells(SqliteStore(path, busy_seconds=0.0)), gather_seconds=0.0),
         fault,
     )
@@ -181,52 +183,54 @@ def dynamodb(request: pytest.FixtureRequest) -> Table:
     def faulty() -> DynamoStore:
         store = plain()
         clients = store._clients  # noqa: SLF001  its driver
-        store._clients = Clients(Between(clients.reads, fault), Between(clients.writes, fault))  # type: ignore[arg-type]  # noqa: SLF001
+        store._clients = Clients(FaultyProxy(clients.reads, fault), FaultyProxy(clients.writes, fault))  # type: ignore[arg-type]  # noqa: SLF001
         return store
 
     return Table(faulty, plain, fault)
 
 
 def dynamodb_sessions(request: pytest.FixtureRequest) -> Table:
-    """Return such a table in layout `sessions`."""
+    """Return a DynamoDB table in the `sessions` layout."""
     table = dynamodb(request)
 
-    def of(opened: Callable[[], Store]) -> Callable[[], Store]:
-        def sessions() -> SessionStore:
-            store = opened()
+    def open_in_sessions(open_table: Callable[[], Store]) -> Callable[[], Store]:
+        def open_sessions() -> SessionStore:
+            store = open_table()
             assert isinstance(store, DynamoStore)
             return SessionStore(store.cells(), gather_seconds=0.0)
 
-        return sessions
+        return open_sessions
 
-    return Table(of(table.faulty), of(table.plain), table.fault)
+    return Table(open_in_sessions(table.faulty), open_in_sessions(table.plain), table.fault)
 
 
 def postgresql(request: pytest.FixtureRequest) -> Table:
     """Return a table of a real server whose statements fail."""
     fault, url = Fault(), build_store_url(request.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
-    bounded, execute = postgres._TimeoutConnection, postgres._TimeoutConnection.execute  # noqa: SLF001  its driver
+    connection_class, execute = postgres._TimeoutConnection, postgres._TimeoutConnection.execute  # noqa: SLF001  its driver
 
-    def execute_with_faults(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
-        return fault.around(execute)(connection, *args, **named)
+    def execute_with_faults(connection: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as psycopg's
+        return fault.around(execute)(connection, *args, **kwargs)
 
-    request.getfixturevalue("monkeypatch").setattr(bounded, "execute", execute_with_faults)
+    request.getfixturevalue("monkeypatch").setattr(connection_class, "execute", execute_with_faults)
     return Table(lambda: open_store(url), lambda: open_store(url), fault)
 
 
-def moving(_asked: pytest.FixtureRequest) -> Table:
-    """Return the two tables of a swap; each lease moves to the second one with its next renewal."""
+def moving(_request: pytest.FixtureRequest) -> Table:
+    """Return the two tables of a swap. Each lease moves to the second table with its next renewal."""
     fault, buckets = Fault(), (ObjectMemory(), ObjectMemory())
     names = ("memory://from", "memory://to")
 
-    def opened(around: Callable[[ObjectMemory], Any]) -> SwapStore:
-        first, second = (EtagStore(around(bucket), ObjectLayout("fleet")) for bucket in buckets)
+    def opened(wrap_bucket: Callable[[ObjectMemory], Any]) -> SwapStore:
+        first, second = (EtagStore(wrap_bucket(bucket), ObjectLayout("fleet")) for bucket in buckets)
         return SwapStore((first, second), names[TO], control_interval_seconds=0.0)
 
     tables: tuple[Store, Store] = tuple(EtagStore(bucket, ObjectLayout("fleet")) for bucket in buckets)  # type: ignore[assignment]
     get_or_create_control_row(tables, names)
     set_direction(tables, "to")
-    return Table(lambda: opened(lambda bucket: Between(bucket, fault)), lambda: opened(lambda bucket: bucket), fault)
+    return Table(
+        lambda: opened(lambda bucket: FaultyProxy(bucket, fault)), lambda: opened(lambda bucket: bucket), fault
+    )
 
 
 def s3(request: pytest.FixtureRequest) -> Table:
@@ -234,10 +238,10 @@ def s3(request: pytest.FixtureRequest) -> Table:
     fault, objects, layout = Fault(), bucket(request.getfixturevalue("versitygw_url")), ObjectLayout("fleet")
 
     def faulty() -> EtagStore:
-        broken = AgelessS3(objects.bucket, endpoint=request.getfixturevalue("versitygw_url"))
-        clients = broken._read_client, broken._write_client  # noqa: SLF001  the bucket's clients
-        broken._read_client, broken._write_client = (Between(one, fault) for one in clients)  # type: ignore[assignment]  # noqa: SLF001
-        return EtagStore(broken, layout)
+        faulty_objects = AgelessS3(objects.bucket, endpoint=request.getfixturevalue("versitygw_url"))
+        clients = faulty_objects._read_client, faulty_objects._write_client  # noqa: SLF001  the bucket's clients
+        faulty_objects._read_client, faulty_objects._write_client = (FaultyProxy(client, fault) for client in clients)  # type: ignore[assignment]  # noqa: SLF001
+        return EtagStore(faulty_objects, layout)
 
     return Table(faulty, lambda: EtagStore(objects, layout), fault)
 
@@ -283,19 +287,19 @@ WRITES: Mapping[str, tuple[str, Callable[[Lease], Write]]] = {
     "request": ("held", lambda lease: RequestLease(lease, "bob")),
     "note": ("held", lambda lease: AnnotateLease(lease, "a", "1")),
 }
-"""The state of the lease before, and the write."""
+"""For each write, the state that the lease must be in, and how to build the write."""
 
 
 @pytest.fixture
 def opened() -> Iterator[Callable[[Callable[[], Store]], Store]]:
-    """Return a function that opens stores; close them at the end."""
+    """Return a function that opens stores. They are closed at the end of the test."""
     stores: list[Store] = []
 
-    def opening(make: Callable[[], Store]) -> Store:
+    def open_and_register(make: Callable[[], Store]) -> Store:
         stores.append(make())
         return stores[-1]
 
-    yield opening
+    yield open_and_register
     for store in stores:
         store.close()
 
@@ -311,60 +315,60 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
     request: pytest.FixtureRequest,
     opened: Callable[[Callable[[], Store]], Store],
 ) -> None:
-    """What was answered Done is stored, and writes of this store and of the next owner succeed afterwards."""
-    state, write = WRITES[case]
+    """A write that returned Done is stored, and later writes of this store and of the next owner succeed."""
+    lease_state, write = WRITES[case]
     for place in range(64):
         table = kind(request)
-        store, other, cat = opened(table.faulty), opened(table.plain), opened(table.plain)
+        store, bob_store, cat_store = opened(table.faulty), opened(table.plain), opened(table.plain)
         lease = expect_applied(store.write(CheckpointLease(create_owned_lease(store, key=KEY), AT)))
-        rest = expect_applied(store.write(CheckpointLease(create_owned_lease(store, key="s-1"), AT)))
-        if state == "released":
+        second_lease = expect_applied(store.write(CheckpointLease(create_owned_lease(store, key="s-1"), AT)))
+        if lease_state == "released":
             lease = expect_applied(store.write(ReleaseLease(lease, "ann")))
-        if state == "requested":
-            lease = expect_applied(other.write(RequestLease(read_stored_lease(other, KEY), "bob")))
-        # Each kind of exception at some of the calls; each call in some of the cases.
+        if lease_state == "requested":
+            lease = expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob")))
+        # Each kind of exception is raised at some of the calls, and each call raises in some of the cases.
         table.fault.arm(place, ERRORS[(place + list(WRITES).index(case)) % len(ERRORS)], after=after)
-        answer: object = None
+        outcome: object = None
         try:
-            answer = store.write(write(lease))
+            outcome = store.write(write(lease))
         except BaseException:
             if table.fault.raised is None:
                 raise
         table.fault.place = -1
-        remaining = read_stored_lease(cat, KEY)
-        if isinstance(answer, Done):
+        remaining = read_stored_lease(cat_store, KEY)
+        if isinstance(outcome, Done):
             assert (remaining.checkpoint, remaining.owner, remaining.next_owner) == (
-                answer.lease.checkpoint,
-                answer.lease.owner,
-                answer.lease.next_owner,
+                outcome.lease.checkpoint,
+                outcome.lease.owner,
+                outcome.lease.next_owner,
             )
         assert remaining.checkpoint in {AT, NEXT, SHARD_END}
-        # The store still works with its other lease, and the next owner with this one.
+        # The store still works with its other lease, and the next owner works with this one.
         assert (
-            expect_applied(store.write(CheckpointLease(rest, NEXT))).checkpoint
-            == read_stored_lease(cat, "s-1").checkpoint
+            expect_applied(store.write(CheckpointLease(second_lease, NEXT))).checkpoint
+            == read_stored_lease(cat_store, "s-1").checkpoint
             == NEXT
         )
         if not remaining.ended:
             assert (
-                expect_applied(cat.write(ClaimLease(read_stored_lease(cat, KEY), "cat"))).checkpoint
+                expect_applied(cat_store.write(ClaimLease(read_stored_lease(cat_store, KEY), "cat"))).checkpoint
                 == remaining.checkpoint
             )
             assert isinstance(store.write(CheckpointLease(lease, Position("99"))), Lost)
-            assert read_stored_lease(other, KEY).owner == "cat"
+            assert read_stored_lease(bob_store, KEY).owner == "cat"
         if table.fault.raised is None:
             assert place, "no call was seen"
-            assert isinstance(answer, Done)
+            assert isinstance(outcome, Done)
             return
     pytest.fail("more calls than expected")
 
 
 @pytest.mark.parametrize("place", range(3))
 def test_closing_a_store_ends_every_session_even_if_one_raises(place: int) -> None:
-    """Closing goes on after an exception. A session that could not be ended expires."""
+    """Closing continues after an exception. A session that could not be ended expires later."""
     cells, fault, closed = MemoryCells(), Fault(), list[str]()
     cells.page_leases = 1
-    rows = Between(cells, fault)
+    rows = FaultyProxy(cells, fault)
     rows.close = lambda: closed.append("rows")  # type: ignore[attr-defined]
     store = SessionStore(rows, gather_seconds=0.0)
     for number in range(3):
@@ -372,5 +376,5 @@ def test_closing_a_store_ends_every_session_even_if_one_raises(place: int) -> No
     fault.arm(place, ERRORS[place], after=False)
     store.close()
     assert fault.raised is not None
-    ended = [require_valid_row(parse_session(one)).ended for one in cells.list(SESSIONS)]
-    assert (ended.count(True), closed) == (2, ["rows"])
+    ended_flags = [require_valid_row(parse_session(stored)).ended for stored in cells.list(SESSIONS)]
+    assert (ended_flags.count(True), closed) == (2, ["rows"])

@@ -1,8 +1,8 @@
 """Leases in Google Cloud Storage: the contract on fake-gcs-server, and the requests to the service, in memory.
 
-fake-gcs-server respects ifGenerationMatch on inserts, under a lock, and deletes by generation. It ignores
+fake-gcs-server checks ifGenerationMatch on inserts, under a lock, and deletes by generation. It ignores
 ifGenerationMatch on deletions, so the store names the generation in both ways. The fake cannot show how Google's own
-service responds to more than one write per second of one object (429), nor its rights, nor soft deletion.
+service responds to more than one write per second to one object (429), nor its permissions, nor soft deletion.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 from google.auth.transport.requests import AuthorizedSession
 from object_stores import AgelessGcs, try_conditions
-from process_race import assert_one_winner_each
+from process_race import assert_one_winner_per_lease
 
 from leasehold.adapters.ops.doctor.attempts import try_rights
 from leasehold.adapters.ops.doctor.objects import GCS_RIGHTS, gcs_trial
@@ -39,9 +39,9 @@ _numbers = count()
 
 @pytest.mark.more
 @pytest.mark.services
-@pytest.mark.timeout(1800)  # it may have to be built
+@pytest.mark.timeout(1800)  # the service may have to be built first
 class TestFakeGcs(StoreContract):
-    """Every clause, races included."""
+    """Runs every clause, including the races."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -60,7 +60,7 @@ class TestFakeGcs(StoreContract):
 @pytest.mark.services
 @pytest.mark.timeout(1800)
 def test_one_winner_between_processes_on_fake_gcs(gcs_url: str) -> None:
-    assert_one_winner_each(f"gcs://race/fleet?endpoint={gcs_url}")
+    assert_one_winner_per_lease(f"gcs://race/fleet?endpoint={gcs_url}")
 
 
 @pytest.mark.more
@@ -75,21 +75,21 @@ def test_conditional_writes_follow_the_matrix_on_fake_gcs(gcs_url: str) -> None:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> GcsMemory:
-    """Return the bucket behind every session."""
+    """Return the in-memory bucket that every session accesses."""
     fake = GcsMemory()
 
-    def session(credentials: AnonymousCredentials) -> AuthorizedSession:
-        opened = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-        opened.mount(AT, MemoryAdapter(fake))
-        return opened
+    def open_session(credentials: AnonymousCredentials) -> AuthorizedSession:
+        session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+        session.mount(AT, MemoryAdapter(fake))
+        return session
 
-    monkeypatch.setattr(gcs, "AuthorizedSession", session)
+    monkeypatch.setattr(gcs, "AuthorizedSession", open_session)
     return fake
 
 
 @pytest.fixture
 def objects(bucket: GcsMemory) -> GcsObjects:
-    """Return its objects; the service uses this machine's clock."""
+    """Return the objects of that bucket. The local clock agrees with the service's."""
     assert bucket.name == "leases"
     return GcsObjects("leases", endpoint=AT, skew=SkewWarning(BEGAN.timestamp))
 
@@ -101,7 +101,7 @@ def test_conditional_writes_follow_the_matrix(objects: GcsObjects, bucket: GcsMe
 
 
 def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """A write is sent once, because a second attempt would be rejected because of the first."""
+    """A write is sent once, because a second attempt would be rejected due to the first."""
     etag = objects.put_if_absent("a", {"b": "2"})
     assert etag == "1"
     objects.put_if_match("a", {"b": "3"}, etag)
@@ -125,10 +125,10 @@ def test_a_listing_returns_all_fields_without_reading_objects(objects: GcsObject
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """By this machine's clock, a live owner might look dead."""
+    """If we judged by this machine's clock, a live owner might look dead."""
     objects.put_if_absent("a", {})
     bucket.now, bucket.dated = 3600.0, False
-    assert [one.age for one in objects.list("")] == [0.0]
+    assert [stored.age for stored in objects.list("")] == [0.0]
 
 
 FAULTS = (408, 500, 503, requests.ConnectionError("x"), TransportError("x"), ValueError("x"))  # type: ignore[no-untyped-call]
@@ -163,7 +163,7 @@ def test_an_unusable_response_is_an_unknown_outcome(
 
 @pytest.mark.parametrize("verb", ["POST", "DELETE"])
 def test_a_rate_limited_write_is_retried(objects: GcsObjects, bucket: GcsMemory, verb: str) -> None:
-    """The service takes one write per second of one object; the rejected write was certainly not applied."""
+    """The service accepts one write per second to an object, and the rejected write was certainly not applied."""
     etag = objects.put_if_absent("a", {})
     assert etag is not None
     bucket.faults = {verb: [429, 429]}
@@ -179,13 +179,18 @@ def test_a_permanent_rejection_is_a_fault(
     objects: GcsObjects, bucket: GcsMemory, verb: str, status: int, says: str
 ) -> None:
     bucket.faults = {"GET" if verb == "LIST" else verb: [status]}
-    with pytest.raises(StoreError, match=rf"^bucket 'leases': the service refused \(HTTP {status}\): .*{says}") as no:
+    with pytest.raises(
+        StoreError, match=rf"^bucket 'leases': the service refused \(HTTP {status}\): .*{says}"
+    ) as caught:
         call_on_object(objects, verb)
-    assert not isinstance(no.value, OutcomeUnknown)
+    assert not isinstance(caught.value, OutcomeUnknown)
 
 
 def test_a_bucket_is_created_only_if_allowed(bucket: GcsMemory) -> None:
-    """A mistyped name does not create a table, and a created bucket has no soft deletion, which would be billed."""
+    """A mistyped name does not create a table.
+
+    A bucket that we create has no soft deletion, because it would be billed.
+    """
     bucket.name = None
     with pytest.raises(StoreError, match="there is no such bucket"):
         open_store(f"gcs://new/fleet?endpoint={AT}", create=False)
@@ -205,18 +210,18 @@ def test_a_bucket_is_created_only_if_allowed(bucket: GcsMemory) -> None:
 def test_missing_credentials_are_a_fault_unlike_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker neither waits forever for missing credentials nor ends because of a short outage."""
+    """A worker neither waits forever for missing credentials nor exits because of a short outage."""
     monkeypatch.delenv(gcs.EMULATOR_VARIABLE, raising=False)
     faults: list[Exception] = [DefaultCredentialsError("none were found"), RefreshError("busy", retryable=True)]  # type: ignore[no-untyped-call]
 
-    def default(scopes: list[str]) -> None:
+    def raise_next_fault(scopes: list[str]) -> None:
         assert scopes == [gcs.OAUTH_SCOPE]
         raise faults.pop(0)
 
-    monkeypatch.setattr("google.auth.default", default)
-    with pytest.raises(StoreError, match="bucket 'leases': none were found") as no:
+    monkeypatch.setattr("google.auth.default", raise_next_fault)
+    with pytest.raises(StoreError, match="bucket 'leases': none were found") as caught:
         open_store("gcs://leases")
-    assert not isinstance(no.value, OutcomeUnknown)
+    assert not isinstance(caught.value, OutcomeUnknown)
     with pytest.raises(OutcomeUnknown, match="identity service"):
         open_store("gcs://leases")
 

@@ -1,4 +1,4 @@
-"""Our own three objects, byte for byte, and the order of annotations among them."""
+"""The three objects of a lease in our own layout, byte for byte, and which of its annotations win."""
 
 import pytest
 from attrs import evolve
@@ -26,11 +26,11 @@ def stored(fields: ObjectFields, etag: str = "e-1") -> StoredObject:
     return StoredObject("name", etag, fields, age=7.0)
 
 
-def noted(ownership: str = "{}", notes: str = "{}", birth: str = "{}") -> tuple[tuple[str, str], ...]:
-    """Return the annotations of a lease whose objects have these."""
+def noted(ownership_notes: str = "{}", notes: str = "{}", creation_notes: str = "{}") -> tuple[tuple[str, str], ...]:
+    """Return the annotations of a lease with these annotations in its three objects."""
     parts = Parts(
-        stored({"ownerid": "ann", "counter": "5", "notes": ownership}),
-        stored({"sequence": "TRIM_HORIZON", "notes": birth}),
+        stored({"ownerid": "ann", "counter": "5", "notes": ownership_notes}),
+        stored({"sequence": "TRIM_HORIZON", "notes": creation_notes}),
         stored({"notes": notes}),
     )
     lease = FLEET.lease("s-0", parts)
@@ -39,11 +39,11 @@ def noted(ownership: str = "{}", notes: str = "{}", birth: str = "{}") -> tuple[
 
 
 def test_a_key_is_one_segment_of_a_name() -> None:
-    """Two keys never share an object, and no object is listed as a folder."""
+    """Two keys never share an object, and no key is listed as a folder."""
     keys = ("s-0", "a:b", "a/b", "a%2Fb", "ü", "A", "a b")
     names = [FLEET.name(key, "checkpoint") for key in keys]
     assert names == [
-        f"fleet/one/checkpoint/{end}" for end in ("s-0", "a:b", "a%2Fb", "a%252Fb", "%C3%BC", "A", "a%20b")
+        f"fleet/one/checkpoint/{segment}" for segment in ("s-0", "a:b", "a%2Fb", "a%252Fb", "%C3%BC", "A", "a%20b")
     ]
     assert [FLEET.key(name, "checkpoint") for name in names] == list(keys)
 
@@ -76,16 +76,16 @@ def test_a_lease_is_written_and_read_back_whole() -> None:
 
 
 def test_a_minimal_lease_stores_only_its_start() -> None:
-    """Blank fields are not stored, because S3 bills by size."""
+    """Empty fields are not stored, because S3 bills by size."""
     assert FLEET.checkpoint({}, Lease("s-0")) == {"sequence": "TRIM_HORIZON"}
     assert FLEET.lease("s-0", Parts(ownership=stored({"ownerid": "ann"}))) is None
 
 
 def test_ownership_counts_every_write() -> None:
-    """An S3 ETag is a digest of the content, so the ownership must change with each renewal."""
-    free = Lease("s-0")
-    owned = evolve(free, owner="ann", yields=True, annotations=(("n", "7"),))
-    first = FLEET.ownership({}, free, owned)
+    """An S3 ETag is a digest of the content, so the content of the ownership must change with each renewal."""
+    unowned = Lease("s-0")
+    owned = evolve(unowned, owner="ann", yields=True, annotations=(("n", "7"),))
+    first = FLEET.ownership({}, unowned, owned)
     held = evolve(owned, version=Version("e-1"))
     second = FLEET.ownership({**first, "theirs": "kept"}, held, evolve(held, next_owner="bob"))
     assert (first, second) == (
@@ -106,9 +106,9 @@ def test_ownership_counts_every_write() -> None:
 
 
 def test_the_later_of_two_annotations_wins() -> None:
-    assert noted(ownership='{"a": ["renewed", 5]}', notes='{"a": ["noted", 4]}') == (("a", "renewed"),)
-    assert noted(ownership='{"a": ["renewed", 5]}', notes='{"a": ["noted", 5]}') == (("a", "noted"),)
-    assert noted(birth='{"a": ["born", 0], "b": ["born", 0]}', notes='{"a": ["noted", 0]}') == (
+    assert noted(ownership_notes='{"a": ["renewed", 5]}', notes='{"a": ["noted", 4]}') == (("a", "renewed"),)
+    assert noted(ownership_notes='{"a": ["renewed", 5]}', notes='{"a": ["noted", 5]}') == (("a", "noted"),)
+    assert noted(creation_notes='{"a": ["born", 0], "b": ["born", 0]}', notes='{"a": ["noted", 0]}') == (
         ("a", "noted"),
         ("b", "born"),
     )
@@ -149,7 +149,7 @@ def test_an_invalid_ownership_names_its_field(field: str, message: str) -> None:
 
 
 def test_an_invalid_counter_is_not_incremented() -> None:
-    """The next owner does not write a smaller counter, which would make its renewals look old."""
+    """The next owner does not write a smaller counter, because its renewals would look old."""
     with pytest.raises(BadRowField) as caught:
         FLEET.ownership({"counter": "many"}, Lease("s-0"), Lease("s-0", owner="ann"))
     assert caught.value.field == "counter"
@@ -163,13 +163,13 @@ def test_a_readable_character_is_not_escaped() -> None:
 
 
 def test_slashes_around_a_prefix_are_ignored() -> None:
-    names = [ObjectLayout(above).prefix("notes") for above in ("/X fleet X/", "X fleet X")]
+    names = [ObjectLayout(prefix).prefix("notes") for prefix in ("/X fleet X/", "X fleet X")]
     assert names == ["X fleet X/notes/"] * 2
     assert ObjectLayout(" fleet ").prefix("notes") == " fleet /notes/"
 
 
 def test_a_request_to_a_former_owner_names_no_next_owner() -> None:
-    """A worker that never saw the request is not taken for one that is about to give the lease."""
+    """A worker that never saw the request is not treated as one that is about to give the lease away."""
     fields = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob"}
     lease = FLEET.lease("s-0", Parts(stored(fields), stored({"sequence": "41"})))
     assert lease is not None
@@ -177,6 +177,6 @@ def test_a_request_to_a_former_owner_names_no_next_owner() -> None:
 
 
 def test_annotations_from_the_creation_do_not_become_newest() -> None:
-    born = FLEET.checkpoint({}, WHOLE)
+    created_fields = FLEET.checkpoint({}, WHOLE)
     later = evolve(WHOLE, checkpoint=Position("42"), annotations=(("seal", "batch 8"),))
-    assert FLEET.checkpoint(born, later)["notes"] == born["notes"] == '{"seal": ["batch 7", 0]}'
+    assert FLEET.checkpoint(created_fields, later)["notes"] == created_fields["notes"] == '{"seal": ["batch 7", 0]}'

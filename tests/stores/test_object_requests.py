@@ -6,7 +6,7 @@ from leasehold.stores.requests import SkewWarning, object_age_seconds, unquote_e
 
 
 def test_an_age_allows_for_times_in_whole_seconds() -> None:
-    """A lease written at the very end of a second does not expire a second early."""
+    """A lease that is written at the very end of a second does not expire one second too early."""
     assert [
         object_age_seconds(1000.0, 990.0),
         object_age_seconds(1000.0, 1000.0),

@@ -1,4 +1,4 @@
-"""A user's own store needs four methods and a property, and every write passes through one of them."""
+"""A user's own store needs only four methods and a property, and every write passes through one method."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -33,29 +33,29 @@ class DictStore:
         return tuple(self.rows[key] for key in keys if key in self.rows)
 
     def write(self, write: Write) -> Outcome:
-        """Decide and replace under the lock."""
+        """Check the condition and replace the lease under the lock."""
         with self.lock:
             stored = self.rows.get(write.lease.key)
-            after = lease_after_write(write, stored)
-            if after is None:
+            written = lease_after_write(write, stored)
+            if written is None:
                 return Lost(write.lease.key, stored)
             if isinstance(write, DeleteLease):
-                self.rows.pop(after.key, None)
+                self.rows.pop(written.key, None)
             else:
-                self.rows[after.key] = after
-            return Done(after)
+                self.rows[written.key] = written
+            return Done(written)
 
     def close(self) -> None:
         """Do nothing; there is nothing to release."""
 
 
 TestDictStore = leasehold_store_contract(DictStore)
-"""The whole contract holds for a store that states no condition of its own."""
+"""The whole contract holds for a store that implements no conditions of its own."""
 
 
 @frozen
 class Counted:
-    """A wrapper that counts writes; wrapping one method is enough to see them all."""
+    """A wrapper that counts writes. Wrapping one method is enough to see them all."""
 
     store: MemoryStore = Factory(MemoryStore)
     seen: Counter[type[Write]] = Factory(Counter)

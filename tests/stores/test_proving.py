@@ -31,7 +31,7 @@ _names = count()
 
 @define
 class CarelessMemory(ObjectMemory):
-    """A bucket that ignores the condition of one verb."""
+    """A bucket that ignores the condition of one kind of write."""
 
     ignores: str = ""
 
@@ -79,19 +79,19 @@ def test_the_probe_leaves_a_bucket_unchanged(layout: Layout) -> None:
     memory = ObjectMemory()
     store = EtagStore(memory, layout)
     row = expect_applied(store.write(CreateLease(Lease("0"))))
-    before, meanwhile = dict(memory.stored), list[Listing]()
+    objects_before, listings_during_probe = dict(memory.stored), list[Listing]()
 
-    def look(line: str) -> None:
+    def list_during_probe(line: str) -> None:
         if line.startswith("delete probe/"):
-            meanwhile.append(store.list())
+            listings_during_probe.append(store.list())
 
     memory.log.clear()
-    memory.before = look
+    memory.before = list_during_probe
     store.prove()
-    assert memory.stored == before
+    assert memory.stored == objects_before
     verbs = [line.split()[0] for line in memory.log if "probe/" in line]
     assert verbs == ["new", "new", "over", "over", "delete", "delete"]
-    assert meanwhile == [Listing((row,))] * 2
+    assert listings_during_probe == [Listing((row,))] * 2
 
 
 def test_a_probe_with_a_lost_reply_leaves_nothing_and_rejects_nothing() -> None:
@@ -111,7 +111,7 @@ def test_a_probe_with_a_lost_reply_leaves_nothing_and_rejects_nothing() -> None:
     ],
 )
 def test_an_s3_service_that_ignores_a_condition_is_read_only(moto_url: str, forgets: str, says: str) -> None:
-    """A service that ignores conditions is rejected for writing; tools that only read can still open it."""
+    """A service that ignores conditions can't be opened for writing; tools that only read can still open it."""
     bucket = f"careless-{next(_names)}"
     with careless_line(moto_url, forgets) as line:
         url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={line.url}"
@@ -129,7 +129,7 @@ def test_an_s3_service_that_ignores_a_condition_is_read_only(moto_url: str, forg
 
 @pytest.mark.services
 def test_many_workers_open_one_bucket_concurrently(moto_url: str) -> None:
-    """The probe of one worker must not look like the fault of another's, so that a whole fleet can start."""
+    """One worker's probe must not look like a fault to another worker, so that a whole fleet can start at once."""
     url = f"s3://crowded-{next(_names)}/fleet?region=eu-west-1&endpoint={moto_url}"
     open_store(url).close()
     with ThreadPoolExecutor(8) as pool:
@@ -157,7 +157,7 @@ def test_a_dynamodb_that_ignores_conditions_is_read_only(
 
 @pytest.mark.services
 def test_a_table_never_shows_the_probes_row(dynalite_url: str) -> None:
-    """A Java worker of KCL 2.x stops taking leases at a row that is not a lease."""
+    """A Java worker with KCL 2.x stops taking leases when it reads a row that is not a lease."""
     with careless_line(dynalite_url) as line:
         open_store(f"dynamodb://careful-{next(_names)}?endpoint={line.url}").close()
         assert [request for request in line.requests if "Item" in request] == ["DeleteItem", "UpdateItem", "PutItem"]
@@ -166,7 +166,7 @@ def test_a_table_never_shows_the_probes_row(dynalite_url: str) -> None:
 @pytest.mark.services
 @pytest.mark.parametrize("options", ["prefix=fleet/one", "eventhub=ns/orders&group=$Default"])
 def test_the_probe_leaves_a_container_unchanged(connection: str, options: str) -> None:
-    """An official worker's listing fails on a blob that it cannot read."""
+    """An official worker's listing fails if it contains a blob that the worker cannot read."""
     name = f"probe-{uuid4().hex}"
     open_store(f"azblob://devstoreaccount1/{name}?{options}").close()
     with container(connection) as client, client.from_connection_string(connection, name) as probed:

@@ -1,4 +1,4 @@
-"""How long one request of a store may take: a stalled request never costs the lease."""
+"""How long one request of a store may take. A stalled request never causes the loss of a lease."""
 
 import sqlite3
 from collections.abc import Callable
@@ -16,29 +16,31 @@ from leasehold.stores.protocol import PAUSE_SECONDS, Timeouts
 from leasehold.stores.urls import open_store
 
 THIRD = 10.0 / 3
-"""Of the default `lease_seconds`."""
+"""A third of the default `lease_seconds`."""
 
 
 @pytest.mark.parametrize("seconds", [0.5, THIRD, 20 / 3, 40.0, 200.0])
 @pytest.mark.parametrize("usual", [dynamodb_calls.TIMEOUTS, s3.TIMEOUTS, blob.TIMEOUTS, Timeouts(5, 10, 1)])
 def test_a_request_with_all_retries_stays_within_its_time_limit(usual: Timeouts, seconds: float) -> None:
-    cut = usual.within(seconds)
-    whole = (cut.connect_seconds + cut.read_seconds) * cut.attempts + PAUSE_SECONDS * (cut.attempts - 1)
-    assert whole <= seconds + 1e-9
-    assert (cut.connect_seconds <= usual.connect_seconds, cut.attempts <= usual.attempts) == (True, True)
+    limited = usual.within(seconds)
+    total_seconds = (limited.connect_seconds + limited.read_seconds) * limited.attempts + PAUSE_SECONDS * (
+        limited.attempts - 1
+    )
+    assert total_seconds <= seconds + 1e-9
+    assert (limited.connect_seconds <= usual.connect_seconds, limited.attempts <= usual.attempts) == (True, True)
 
 
 def test_timeouts_are_unchanged_without_a_limit() -> None:
-    usual = Timeouts(2, 5, 3)
-    assert (usual.within(None), usual.within(60.0)) == (usual, usual)
+    default_timeouts = Timeouts(2, 5, 3)
+    assert (default_timeouts.within(None), default_timeouts.within(60.0)) == (default_timeouts, default_timeouts)
 
 
 class ClientSettings(Exception):
-    """The settings of a client."""
+    """Raised instead of creating a client, with the client's settings as argument."""
 
 
-def tells(*_given: object, config: Config, **_more: object) -> None:
-    """Return a double in place of a client."""
+def tells(*_args: object, config: Config, **_kwargs: object) -> None:
+    """Raise the settings that a client would be created with."""
     raise ClientSettings(config)
 
 
@@ -56,13 +58,13 @@ def test_the_clients_of_aws_stores_get_the_time_limit(url: str, monkeypatch: pyt
 def test_the_client_of_azure_stores_gets_the_time_limit(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clients: list[Any] = []
 
-    def noted(*_given: object, transport: RequestsTransport, retry_total: int, **_more: object) -> None:
+    def record_settings(*_args: object, transport: RequestsTransport, retry_total: int, **_kwargs: object) -> None:
         timeouts = transport.connection_config
         clients.append((timeouts.timeout + timeouts.read_timeout, retry_total))
         raise ClientSettings
 
     monkeypatch.setenv(blob.CONNECTION_STRING_VARIABLE, "AccountName=a;AccountKey=a2V5;EndpointSuffix=core.windows.net")
-    monkeypatch.setattr("leasehold.stores.objects.blob.ContainerClient.from_connection_string", noted)
+    monkeypatch.setattr("leasehold.stores.objects.blob.ContainerClient.from_connection_string", record_settings)
     with pytest.raises(ClientSettings):
         open_store(f"azblob://a/leases?{options}", request_seconds=THIRD)
     assert clients == [(pytest.approx(THIRD), 0)]
@@ -72,11 +74,13 @@ def test_sqlite_waits_for_locks_within_the_time_limit(tmp_path: Path, monkeypatc
     waits: list[float] = []
     connect: Callable[..., sqlite3.Connection] = sqlite3.connect
 
-    def noted(path: str, *, timeout: float, isolation_level: None, check_same_thread: bool) -> sqlite3.Connection:
+    def record_settings(
+        path: str, *, timeout: float, isolation_level: None, check_same_thread: bool
+    ) -> sqlite3.Connection:
         waits.append(timeout)
         return connect(path, isolation_level=isolation_level, check_same_thread=check_same_thread)
 
-    monkeypatch.setattr("sqlite3.connect", noted)
+    monkeypatch.setattr("sqlite3.connect", record_settings)
     open_store(f"sqlite:///{tmp_path}/l.db", request_seconds=THIRD).close()
     SqliteStore(f"{tmp_path}/l.db").close()
     assert waits == [THIRD, 10.0]

@@ -101,37 +101,37 @@ def test_a_sqlite_row_contains_every_field_of_the_lease(lease: Lease, written: M
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, JSON), (LEAST, LEAST_JSON)])
 def test_the_json_form_contains_every_field_of_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
-    """Programs in other languages read these names, and people read them in this order."""
+    """Programs in other languages use these names, and people read the fields in this order."""
     assert list(format_lease_json(lease).items()) == list(written.items())
-    read = parse_lease(JsonValue("lease", written))
-    assert (read, read.checkpoint.token) == (lease, lease.checkpoint.token)
+    parsed = parse_lease(JsonValue("lease", written))
+    assert (parsed, parsed.checkpoint.token) == (lease, lease.checkpoint.token)
 
 
 def test_a_new_file_has_a_column_for_every_field() -> None:
     with sqlite3.connect(":memory:") as connection:
         connection.execute(SCHEMA)
-        named = [name for _, name, *_ in connection.execute("PRAGMA table_info(leases)")]
+        column_names = [name for _, name, *_ in connection.execute("PRAGMA table_info(leases)")]
     connection.close()
-    assert named == list(COLUMNS)
+    assert column_names == list(COLUMNS)
 
 
 def test_every_field_of_a_lease_is_in_the_table() -> None:
     parts = {"checkpoint": {"checkpoint", "sub", "token"}, "hash_range": {"first_hash", "last_hash"}}
-    of_a_lease = {
+    lease_field_names = {
         part for name, attribute in fields_dict(Lease).items() if attribute.init for part in parts.get(name, {name})
     }
-    assert sorted(field.name for field in FIELDS) == sorted(of_a_lease)
+    assert sorted(field.name for field in FIELDS) == sorted(lease_field_names)
 
 
 def test_objects_and_blobs_use_the_field_names_of_the_table() -> None:
-    free, numbered = (
+    unowned, with_offset = (
         evolve(WHOLE, owner=None, next_owner=None, yields=False),
         evolve(WHOLE, checkpoint=Position("9", 0, "8")),
     )
-    ours, hub = ObjectLayout(), EventHubLayout("ns", "hub", "group")
+    own_layout, hub_layout = ObjectLayout(), EventHubLayout("ns", "hub", "group")
     written = [
         {*layout.checkpoint({}, lease), *layout.ownership({}, before, lease)}
-        for layout, before, lease in ((ours, free, WHOLE), (hub, free, numbered))
+        for layout, before, lease in ((own_layout, unowned, WHOLE), (hub_layout, unowned, with_offset))
     ]
     layouts = [{field.object for field in FIELDS}, {field.blob for field in FIELDS}]
     assert [names | {""} for names in written] == [names | {"handoffversion"} for names in layouts]
@@ -143,8 +143,8 @@ def test_an_item_without_its_key_is_reported() -> None:
 
 
 def test_the_reference_page_shows_the_table_of_fields() -> None:
-    head = ("JSON form, Spark", "holds", "DynamoDB", "SQLite, PostgreSQL", "our objects", "Azure SDKs' blobs", "")
-    rows = [head, ("---",) * len(head)]
+    header = ("JSON form, Spark", "holds", "DynamoDB", "SQLite, PostgreSQL", "our objects", "Azure SDKs' blobs", "")
+    rows = [header, ("---",) * len(header)]
     for field in FIELDS:
         name = "hash_range" if field.kind == "hash key" else JSON_NAMES.get(field.name, field.name)
         cells = (name, field.kind, field.item, field.column, field.object, field.blob, field.meaning)

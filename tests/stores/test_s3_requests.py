@@ -27,19 +27,19 @@ READS, WRITES = TIMEOUTS.attempts, 1
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
-    """Return the bucket behind every client."""
-    made = S3Bucket()
+    """Return the in-memory bucket that every client accesses."""
+    bucket_state = S3Bucket()
 
-    def client(region: str | None, _endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
-        return S3Memory(made, patience.attempts, region or "eu-west-1")
+    def create_client(region: str | None, _endpoint: str | None, timeouts: Timeouts, _session: object) -> S3Memory:
+        return S3Memory(bucket_state, timeouts.attempts, region or "eu-west-1")
 
-    monkeypatch.setattr(s3, "_create_client", client)
-    return made
+    monkeypatch.setattr(s3, "_create_client", create_client)
+    return bucket_state
 
 
 @pytest.fixture
 def objects(bucket: S3Bucket) -> S3Objects:
-    """Return its objects; the service uses this machine's clock."""
+    """Return the objects of that bucket. The local clock agrees with the service's."""
     assert bucket.name == "leases"
     return S3Objects("leases", skew=SkewWarning(BEGAN.timestamp))
 
@@ -50,7 +50,7 @@ def test_conditional_writes_follow_the_matrix(objects: S3Objects, bucket: S3Buck
 
 
 def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A write is sent once, because a second attempt would be rejected because of the first."""
+    """A write is sent once, because a second attempt would be rejected due to the first."""
     arguments = {"Key": "a", "Body": b'{"a": "1", "b": "2"}', "ContentType": "application/json"}
     etag = objects.put_if_absent("a", {"b": "2", "a": "1"})
     assert etag == "e-1"
@@ -103,9 +103,9 @@ def test_a_permanent_rejection_is_a_fault(objects: S3Objects, bucket: S3Bucket, 
     bucket.faults = {operation: [refusal("AccessDenied", status)]}
     with pytest.raises(
         StoreError, match=rf"^bucket 'leases': the service refused: AccessDenied \(HTTP {status}\)$"
-    ) as no:
+    ) as caught:
         call_on_object(objects, operation)
-    assert not isinstance(no.value, OutcomeUnknown)
+    assert not isinstance(caught.value, OutcomeUnknown)
 
 
 @OPERATIONS
@@ -117,9 +117,9 @@ def test_an_unreachable_service_is_an_unknown_outcome(objects: S3Objects, bucket
     with pytest.raises(OutcomeUnknown, match=r"be reached \(is the region right\?\)$"):
         call_on_object(objects, operation)
     bucket.faults = {operation: [NoCredentialsError()]}
-    with pytest.raises(StoreError, match=r"^bucket 'leases': no credentials of AWS: .* a role$") as no:
+    with pytest.raises(StoreError, match=r"^bucket 'leases': no credentials of AWS: .* a role$") as caught:
         call_on_object(objects, operation)
-    assert not isinstance(no.value, OutcomeUnknown)
+    assert not isinstance(caught.value, OutcomeUnknown)
     bucket.faults = {operation: [SSOTokenLoadError(error_msg="none")]}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': no credentials of AWS: .*; run aws sso login$"):
         call_on_object(objects, operation)
@@ -129,7 +129,7 @@ def test_an_unreachable_service_is_an_unknown_outcome(objects: S3Objects, bucket
 def test_a_rejection_without_an_error_code_is_a_fault(
     objects: S3Objects, bucket: S3Bucket, error: dict[str, Any]
 ) -> None:
-    """Some services send only a status."""
+    """Some services send only a status without an error code."""
     bucket.faults = {"get_object": [ClientError({**error, "ResponseMetadata": {"HTTPStatusCode": 418}}, "Any")]}  # type: ignore[typeddict-item]
     with pytest.raises(StoreError, match=r"^bucket 'leases': the service refused:  \(HTTP 418\)$"):
         objects.get("a")
@@ -155,14 +155,14 @@ def test_a_listing_reads_all_pages_and_fetches_changed_objects(objects: S3Object
     objects.delete("a/4", str(etags[4]))
     bucket.requests.clear()
     bucket.now = 21.0
-    again = objects.list("a/")
-    assert [(one.etag, one.fields["n"], one.age) for one in again] == [
+    second_listing = objects.list("a/")
+    assert [(stored.etag, stored.fields["n"], stored.age) for stored in second_listing] == [
         (etags[0], "0", 20.0),
         (etag, "new", 9.0),
         (etags[2], "2", 20.0),
         (etags[3], "3", 20.0),
     ]
-    assert [named["Key"] for _, operation, named in bucket.requests if operation == "get_object"] == ["a/1"]
+    assert [arguments["Key"] for _, operation, arguments in bucket.requests if operation == "get_object"] == ["a/1"]
     objects.list("b/")
     assert bucket.requests[-1][1] == "paginate"
 
@@ -175,27 +175,27 @@ def test_an_object_deleted_during_a_listing_is_missing(objects: S3Objects, bucke
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: S3Objects, bucket: S3Bucket) -> None:
-    """By this machine's clock, a live owner might look dead."""
+    """If we judged by this machine's clock, a live owner might look dead."""
     objects.put_if_absent("a", {})
     bucket.now, bucket.dated = 3600.0, False
-    assert [one.age for one in (*objects.list(""), *objects.list(""))] == [0.0, 0.0]
+    assert [stored.age for stored in (*objects.list(""), *objects.list(""))] == [0.0, 0.0]
 
 
 def test_a_clock_far_off_is_logged(bucket: S3Bucket, caplog: pytest.LogCaptureFixture) -> None:
-    ahead = S3Objects("leases", skew=SkewWarning((BEGAN + timedelta(seconds=600)).timestamp))
-    ahead.list("")
+    objects_with_fast_clock = S3Objects("leases", skew=SkewWarning((BEGAN + timedelta(seconds=600)).timestamp))
+    objects_with_fast_clock.list("")
     assert [record.getMessage()[:35] for record in caplog.records] == ["the local clock is 600 s ahead of t"]
     assert bucket.requests
 
 
 def test_a_body_torn_by_a_write_is_read_again(objects: S3Objects, bucket: S3Bucket) -> None:
     objects.put_if_absent("a", {"n": "1"})
-    torn = FlexibleChecksumError(error_msg="torn")
-    bucket.faults = {"get_object": [torn] * 7}
+    checksum_error = FlexibleChecksumError(error_msg="torn")
+    bucket.faults = {"get_object": [checksum_error] * 7}
     assert objects.get("a") == StoredObject("a", "e-1", {"n": "1"})
-    bucket.faults = {"get_object": [torn] * 7}
+    bucket.faults = {"get_object": [checksum_error] * 7}
     assert objects.body("a") == b'{"n": "1"}'
-    bucket.faults = {"get_object": [torn] * 8}
+    bucket.faults = {"get_object": [checksum_error] * 8}
     with pytest.raises(OutcomeUnknown):
         objects.get("a")
 
@@ -209,7 +209,7 @@ def test_a_foreign_object_is_ignored(objects: S3Objects, body: bytes) -> None:
 
 
 def remove(bucket: S3Bucket) -> None:
-    """Delete the bucket, so that it does not exist yet."""
+    """Make the bucket nonexistent."""
     bucket.name = None
 
 
@@ -221,8 +221,10 @@ def test_a_bucket_is_created_only_if_allowed(bucket: S3Bucket) -> None:
         objects.ensure_bucket(create=False)
     objects.ensure_bucket(create=True)
     assert (bucket.name, objects.missing()) == ("new", False)
-    where = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-2"}}
-    assert [call for call in bucket.requests if call[1] == "create_bucket"] == [(WRITES, "create_bucket", where)]
+    region_arguments = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-2"}}
+    assert [call for call in bucket.requests if call[1] == "create_bucket"] == [
+        (WRITES, "create_bucket", region_arguments)
+    ]
     assert bucket.requests[1] == (READS, "list_objects_v2", {"MaxKeys": 1})
     bucket.requests.clear()
     objects.ensure_bucket(create=True)
@@ -230,7 +232,7 @@ def test_a_bucket_is_created_only_if_allowed(bucket: S3Bucket) -> None:
 
 
 def test_a_bucket_in_us_east_1_is_created_without_a_region(bucket: S3Bucket) -> None:
-    """The service rejects that region's name."""
+    """The service rejects a request that names this region."""
     remove(bucket)
     S3Objects("new", region="us-east-1").ensure_bucket(create=True)
     assert bucket.requests[-1] == (WRITES, "create_bucket", {})
@@ -265,7 +267,7 @@ def test_a_bucket_is_missing_only_if_the_response_says_so(
 
 
 def test_an_object_of_any_content_is_created_once(objects: S3Objects, bucket: S3Bucket) -> None:
-    """Writing a dead letter again is not rejected, and does not overwrite the existing one."""
+    """If a dead letter is written again, the write is not rejected and does not overwrite the existing one."""
     objects.put_body("l/1", b"one")
     objects.put_body("l/1", b"two")
     objects.put_body("l/2", b"")
@@ -304,11 +306,11 @@ def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -
     created: list[tuple[str | None, str | None, Timeouts]] = []
     bucket = S3Bucket()
 
-    def client(region: str | None, endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
-        created.append((region, endpoint, patience))
-        return S3Memory(bucket, patience.attempts)
+    def create_client(region: str | None, endpoint: str | None, timeouts: Timeouts, _session: object) -> S3Memory:
+        created.append((region, endpoint, timeouts))
+        return S3Memory(bucket, timeouts.attempts)
 
-    monkeypatch.setattr(s3, "_create_client", client)
+    monkeypatch.setattr(s3, "_create_client", create_client)
     store = open_store("s3://leases/fleet/one?region=eu-west-2&endpoint=http://127.0.0.1:1")
     assert created == [
         ("eu-west-2", "http://127.0.0.1:1", TIMEOUTS),
@@ -316,7 +318,7 @@ def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -
     ]
     store.list()
     prefixes = [{"Prefix": f"fleet/one/{part}/"} for part in ("ownership", "checkpoint", "notes")]
-    assert [named for _, _, named in bucket.requests[-3:]] == prefixes
+    assert [arguments for _, _, arguments in bucket.requests[-3:]] == prefixes
     assert bucket.name == "leases"
     remove(bucket)
     with pytest.raises(StoreError, match="NoSuchBucket"):
@@ -328,7 +330,7 @@ def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -
             open_store(url)
     created.clear()
     open_store("s3://leases", request_seconds=2.5)
-    assert [patience for _, _, patience in created] == [TIMEOUTS.within(2.5)] * 2
+    assert [timeouts for _, _, timeouts in created] == [TIMEOUTS.within(2.5)] * 2
 
 
 def test_a_client_uses_the_given_timeout_and_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,10 +351,10 @@ def test_a_client_uses_the_given_timeout_and_endpoint(monkeypatch: pytest.Monkey
 def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     clients: list[S3Memory] = []
 
-    def client(_region: str | None, _endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
-        clients.append(S3Memory(S3Bucket(), patience.attempts))
+    def create_client(_region: str | None, _endpoint: str | None, timeouts: Timeouts, _session: object) -> S3Memory:
+        clients.append(S3Memory(S3Bucket(), timeouts.attempts))
         return clients[-1]
 
-    monkeypatch.setattr(s3, "_create_client", client)
+    monkeypatch.setattr(s3, "_create_client", create_client)
     S3Objects("leases").close()
-    assert [one.closed for one in clients] == [True, True]
+    assert [s3_client.closed for s3_client in clients] == [True, True]

@@ -18,14 +18,14 @@ from leasehold.stores.writes import CreateLease
 
 CANARY = "hunter2canary"
 KEY = "aHVudGVyMmNhbmFyeQ=="
-"""The same as a key of an Azure account."""
+"""The canary in the form of an Azure account key."""
 
 
-def shown_output(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
-    """Return everything that the caller and the reader of the log see when this fails."""
+def shown_output(failing_call: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
+    """Return everything that the caller and the readers of the log see when `failing_call` fails."""
     caplog.set_level(logging.INFO)
     with pytest.raises((ValueError, StoreError)) as caught:
-        ask()
+        failing_call()
     return "".join([repr(caught.value), *traceback.format_exception(caught.value), caplog.text])
 
 
@@ -74,7 +74,7 @@ def test_an_endpoint_from_the_environment_is_not_shown(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://ann:{CANARY}@127.0.0.1:1")
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it may hold another session
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # the default session of boto3 may be from another test
     output = shown_output(lambda: open_store(url), caplog)
     assert "contains credentials" in output
     assert CANARY not in output
@@ -95,9 +95,9 @@ def test_a_connection_string_is_not_shown(
     connection: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, connection)
-    # With this short a timeout, the client tries once.
-    opened = partial(open_store, "azblob://account/container", request_seconds=0.5)
-    output = shown_output(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
+    # With such a short timeout, the client makes only one attempt.
+    open_container = partial(open_store, "azblob://account/container", request_seconds=0.5)
+    output = shown_output(lambda: open_container().write(CreateLease(Lease("s-0"))), caplog)
     assert CANARY not in output
     assert KEY not in output
 

@@ -1,4 +1,4 @@
-"""How long a group write of layout `sessions` waits, tested with scripted arrival times of tickets."""
+"""How long a group write of layout `sessions` waits for more tickets, tested with scripted arrival times."""
 
 import math
 from collections import deque
@@ -18,12 +18,12 @@ from leasehold.stores.sessions.group import EntryChange, Page, Ticket
 from leasehold.stores.sessions.rows import SessionEntry
 
 AT = 0.0, 0.06, 0.12, 0.19
-"""When in a second the readers of four leases come."""
+"""The offsets within a second at which the tickets of four leases arrive."""
 
 
 @define
 class Script:
-    """A schedule of ticket arrivals. `asked` has the times of a second and which tickets arrive then."""
+    """A scheduler in virtual time. `due` has the tickets that will arrive, each with its time."""
 
     now: float = 0.0
     due: deque[tuple[float, Ticket]] = Factory(deque)
@@ -42,7 +42,7 @@ class Script:
         self.waiting.append(item)
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
-        """Take the next ticket that arrives by then."""
+        """Take the next ticket that arrives by this time."""
         while self.due and self.due[0][0] <= self.now:
             self.waiting.append(self.due.popleft()[1])
         if not self.waiting and self.due and self.due[0][0] <= until:
@@ -55,20 +55,20 @@ class Script:
 
 
 def ticket(key: str, *, patient: bool = True, epoch: int = 1) -> Ticket:
-    """Return a checkpoint of this lease."""
+    """Return a ticket for a checkpoint of this lease."""
     return Ticket(key, lambda: EntryChange(SessionEntry(epoch, Position("1"))), patient=patient)
 
 
-def written(script: Script, page: Page, comes: Mapping[float, Ticket]) -> list[tuple[float, set[str]]]:
-    """Return the writes that these tickets caused, each with its time and its leases."""
-    script.due.extend(sorted(comes.items()))
+def written(script: Script, page: Page, arrivals: Mapping[float, Ticket]) -> list[tuple[float, set[str]]]:
+    """Return the writes that these tickets cause, each with its time and the keys of its leases."""
+    script.due.extend(sorted(arrivals.items()))
     writes = []
     while script.due:
-        tickets = set(comes.values())
-        before = {one.key for one in tickets if one.done}
+        tickets = set(arrivals.values())
+        done_before = {one.key for one in tickets if one.done}
         script.now = max(script.now, script.due[0][0])
         page.commit(script.due.popleft()[1])
-        writes.append((round(script.now, 3), {one.key for one in tickets if one.done} - before))
+        writes.append((round(script.now, 3), {one.key for one in tickets if one.done} - done_before))
     return writes
 
 
@@ -88,17 +88,20 @@ def page(script: Script) -> Page:
 
 
 def second(number: int, *offsets: float) -> dict[float, Ticket]:
-    """Return the tickets of one second: lease 0 arrives at the first of these times, lease 1 at the next."""
-    return {number + offset: ticket(str(place)) for place, offset in enumerate(offsets)}
+    """Return the tickets of one second.
+
+    Lease 0 arrives at the first of these offsets, lease 1 at the next, and so on.
+    """
+    return {number + offset: ticket(str(key)) for key, offset in enumerate(offsets)}
 
 
 def test_the_first_group_waits_only_for_simultaneous_tickets(script: Script, page: Page) -> None:
-    """The first group expects no leases, so the start of a process is not held up by the whole wait."""
+    """The first group does not know which leases to expect, so the start of a process does not take the whole wait."""
     assert written(script, page, second(1, 0.0, 0.04, 0.1)) == [(1.09, {"0", "1"}), (1.15, {"2"})]
 
 
 def test_a_group_waits_for_all_leases_of_the_previous_round(script: Script, page: Page) -> None:
-    """A worker with few leases does not pay for a write of each one because its readers arrive far apart."""
+    """A worker with few leases does not need one write per lease just because their tickets arrive far apart."""
     written(script, page, second(1, *AT))
     assert written(script, page, second(2, *AT)) == [(2.19, {"0", "1", "2", "3"})]
 
@@ -131,22 +134,25 @@ def test_an_urgent_ticket_writes_the_waiting_ones_along(script: Script, page: Pa
     """The bulletin does not wait for the checkpoints of the worker that publishes it."""
     for number in (1, 2):
         written(script, page, second(number, *AT))
-    comes = {3.0: ticket("0"), 3.05: ticket("1", patient=False), 3.06: ticket("2")}
-    assert written(script, page, comes)[0] == (3.05, {"0", "1"})
+    arrivals = {3.0: ticket("0"), 3.05: ticket("1", patient=False), 3.06: ticket("2")}
+    assert written(script, page, arrivals)[0] == (3.05, {"0", "1"})
 
 
 def test_a_new_lease_is_written_with_the_others(script: Script, page: Page) -> None:
     for number in (1, 2):
         written(script, page, second(number, 0.05, 0.1))
-    comes = {4.0: ticket("new"), **{3.0 + offset: one for offset, one in second(1, 0.05, 0.1).items()}}
-    assert written(script, page, comes) == [(4.1, {"new", "0", "1"})]
+    arrivals = {
+        4.0: ticket("new"),
+        **{3.0 + offset: offset_ticket for offset, offset_ticket in second(1, 0.05, 0.1).items()},
+    }
+    assert written(script, page, arrivals) == [(4.1, {"new", "0", "1"})]
 
 
 def test_a_lost_lease_is_expected_again_only_after_its_return(script: Script, page: Page) -> None:
-    """The other leases do not wait for one that has another owner, but wait again for one that has come back."""
+    """The other leases do not wait for a lease that has another owner, but wait again for one that has come back."""
     for number in (1, 2):
         written(script, page, second(number, 0.0, 0.1))
-    page.superseded["1"] = 1  # its row was seen under a later epoch
+    page.superseded["1"] = 1  # the lease's row was seen with a later epoch
     assert written(script, page, second(3, 0.0)) == [(3.0, {"0"})]
     assert set(page.session.entries) == {"0"}
     written(script, page, {4.0: ticket("1", epoch=3), 4.1: ticket("0")})
@@ -154,10 +160,10 @@ def test_a_lost_lease_is_expected_again_only_after_its_return(script: Script, pa
 
 
 def test_a_group_does_not_wait_for_impatient_tickets(script: Script, page: Page) -> None:
-    """A handler that requests each checkpoint does not hold up those of all other leases."""
+    """A handler that requests each checkpoint does not delay those of all other leases."""
     for number in (1, 2, 3):
-        comes = {number + 0.0: ticket("0"), number + 0.1: ticket("1", patient=False)}
-        writes = written(script, page, comes)
+        arrivals = {number + 0.0: ticket("0"), number + 0.1: ticket("1", patient=False)}
+        writes = written(script, page, arrivals)
     assert writes == [(3.0, {"0"}), (3.1, {"1"})]
 
 
@@ -170,8 +176,8 @@ def test_a_ticket_just_before_a_round_belongs_to_it(script: Script, page: Page) 
 FOREIGN = (KeyError("x"), MemoryError(), RecursionError(), UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"))
 
 
-class Breaking(ObjectCells):
-    """Rows whose next conditional write raises a given exception."""
+class BreakingRows(ObjectCells):
+    """Rows of which the next conditional write raises a given exception."""
 
     error: BaseException | None = None
 
@@ -184,16 +190,16 @@ class Breaking(ObjectCells):
 
 @pytest.mark.parametrize("error", [*FOREIGN, KeyboardInterrupt(), SystemExit()], ids=lambda error: type(error).__name__)
 def test_a_failed_group_write_reports_no_ticket_as_done(script: Script, error: BaseException) -> None:
-    """The first commit tries to write both tickets; a later attempt succeeds."""
-    rows = Breaking(ObjectMemory(), "")
+    """The first commit tries to write both tickets. A later attempt succeeds."""
+    rows = BreakingRows(ObjectMemory(), "")
     page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
     assert page.begin()
-    one, other = ticket("0"), ticket("1")
-    script.waiting.append(other)
+    first_ticket, second_ticket = ticket("0"), ticket("1")
+    script.waiting.append(second_ticket)
     rows.error = error
     with pytest.raises(OutcomeUnknown if isinstance(error, Exception) else type(error)):
-        page.commit(one)
-    assert (other.done, other.change, type(other.fault)) == (True, None, OutcomeUnknown)
+        page.commit(first_ticket)
+    assert (second_ticket.done, second_ticket.change, type(second_ticket.fault)) == (True, None, OutcomeUnknown)
     assert not page.settled
     assert page.commit(ticket("0", patient=False)) is not None
 
@@ -202,40 +208,40 @@ def test_a_failed_group_write_reports_no_ticket_as_done(script: Script, error: B
 def test_a_dequeued_ticket_always_gets_a_result(
     script: Script, page: Page, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = ticket("1")
-    script.waiting.append(other)
+    second_ticket = ticket("1")
+    script.waiting.append(second_ticket)
     monkeypatch.setattr(page, "_write_group", lambda _tickets: pytest.fail("nothing was gathered"))
 
-    missing = iter([None])
+    first_result = iter([None])
 
-    def full() -> None:
-        """Raise once the first ticket has been taken."""
+    def raise_on_second_call() -> None:
+        """Raise on the second call, when the first ticket has already been taken."""
         try:
-            next(missing)
+            next(first_result)
         except StopIteration:
             raise error from None
 
-    monkeypatch.setattr(page, "_missing_keys", full)
+    monkeypatch.setattr(page, "_missing_keys", raise_on_second_call)
     page._round_keys.add("1")  # noqa: SLF001  a second ticket begins a round, which looks for the missing ones
     with pytest.raises(OutcomeUnknown):
         page.commit(ticket("0"))
-    assert (other.done, type(other.fault)) == (True, OutcomeUnknown)
+    assert (second_ticket.done, type(second_ticket.fault)) == (True, OutcomeUnknown)
 
 
 def test_an_interrupt_during_error_handling_reports_no_ticket_as_done(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = Breaking(ObjectMemory(), "")
+    rows = BreakingRows(ObjectMemory(), "")
     page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
     assert page.begin()
-    other = ticket("1")
-    script.waiting.append(other)
+    second_ticket = ticket("1")
+    script.waiting.append(second_ticket)
     rows.error = KeyError("x")
 
-    def interrupted(_error: BaseException) -> str:
+    def raise_interrupt(_error: BaseException) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(group, "error_summary", interrupted)
+    monkeypatch.setattr(group, "error_summary", raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
         page.commit(ticket("0"))
-    assert (other.done, other.change, type(other.fault)) == (True, None, OutcomeUnknown)
+    assert (second_ticket.done, second_ticket.change, type(second_ticket.fault)) == (True, None, OutcomeUnknown)

@@ -50,7 +50,10 @@ def two(objects: ObjectMemory) -> tuple[SessionStore, SessionStore]:
 
 
 def scene(objects: ObjectMemory, next_owner: bool = False) -> tuple[SessionStore, SessionStore, Lease]:
-    """Return a lease of ann's at 41 in her process; bob's process has a session, and may have requested it."""
+    """Return the processes of ann and bob, and a lease that ann owns at position 41.
+
+    Bob has a session, and may have requested the lease.
+    """
     ann, bob = two(objects)
     lease = expect_applied(ann.write(CheckpointLease(create_owned_lease(ann, key=KEY), AT)))
     create_owned_lease(bob, "bob", key="s-1")
@@ -111,25 +114,25 @@ STEPS: dict[str, tuple[bool, Step, tuple[str, ...]]] = {
 
 
 def sessions(objects: ObjectMemory) -> tuple[str, ...]:
-    """Return the sessions that have a row."""
+    """Return the names of the session rows."""
     return tuple(name for name in objects.stored if name.startswith("session/"))
 
 
 def writes_of(objects: ObjectMemory) -> tuple[str, ...]:
-    """Return the writes that were sent, each with the kind of its row."""
+    """Return the writes that were sent, each with the kind of row that it wrote."""
     verbs = [line.split() for line in objects.log]
     return tuple(f"{verb} {name.partition('/')[0]}" for verb, name in verbs if verb in {"new", "over", "delete"})
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_session_is_written_before_the_row_of_the_lease(step: str) -> None:
-    """Everything that the owner commits after its session was written can be found."""
-    next_owner, act, order = STEPS[step]
+    """Everything that the owner commits after writing its session can be found."""
+    next_owner, execute_step, expected_writes = STEPS[step]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
     objects.log.clear()
-    assert isinstance(act(ann, bob, lease), Done)
-    assert writes_of(objects) == order
+    assert isinstance(execute_step(ann, bob, lease), Done)
+    assert writes_of(objects) == expected_writes
 
 
 @pytest.mark.parametrize(
@@ -137,8 +140,8 @@ def test_the_session_is_written_before_the_row_of_the_lease(step: str) -> None:
 )
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_after_any_crash_the_next_owner_starts_at_the_checkpoint(step: str, place: int, how: str) -> None:
-    """A crash between two writes skips no records, undoes no checkpoint, and leaves no lease that cannot be claimed."""
-    next_owner, act, _ = STEPS[step]
+    """A crash between two writes skips no records, undoes no checkpoint, and leaves every lease claimable."""
+    next_owner, execute_step, _ = STEPS[step]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
     objects.log.clear()
@@ -152,7 +155,7 @@ def test_after_any_crash_the_next_owner_starts_at_the_checkpoint(step: str, plac
 
     objects.before = crash
     with suppress(OutcomeUnknown):
-        act(ann, bob, lease)
+        execute_step(ann, bob, lease)
     objects.before, objects.mute = (lambda _line: None), frozenset()
     cat = two(objects)[0]
     leases = cat.get([KEY])
@@ -207,7 +210,7 @@ def test_a_lost_response_costs_one_read_for_all_leases() -> None:
 
 
 def test_a_late_release_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release that arrives late is rejected, because it would move the lease back."""
+    """A release that arrives late is rejected, because it would reset the lease to an earlier position."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     late: list[tuple[str, ObjectFields, str]] = []
@@ -240,8 +243,8 @@ def test_many_checkpoints_cost_one_write() -> None:
         return expect_applied(store.write(CheckpointLease(lease, AT, patient=True)))
 
     with ThreadPoolExecutor(len(leases)) as pool:
-        after = list(pool.map(checkpoint, leases))
-    assert {lease.checkpoint for lease in after} == {AT}
+        checkpointed = list(pool.map(checkpoint, leases))
+    assert {lease.checkpoint for lease in checkpointed} == {AT}
     assert len(writes_of(objects)) < len(leases) / 4
 
 
@@ -257,19 +260,21 @@ def test_a_renewal_returns_a_pending_request() -> None:
 
 
 def test_a_session_drops_lost_leases_and_keeps_returned_ones() -> None:
-    """A session keeps room for new leases, and never drops one that it has."""
+    """A session makes room for new leases, and never drops a lease that it still has."""
     ann, bob, lease = scene(ObjectMemory())
-    other = create_owned_lease(ann, key="s-2")
-    lease, other = (expect_applied(ann.write(RenewLease(one, annotations=(("lag", "3"),)))) for one in (lease, other))
+    second_lease = create_owned_lease(ann, key="s-2")
+    lease, second_lease = (
+        expect_applied(ann.write(RenewLease(owned, annotations=(("lag", "3"),)))) for owned in (lease, second_lease)
+    )
     stolen = expect_applied(bob.write(StealLease(lease, "bob")))
     expect_rejected(ann.write(RenewLease(lease)))
-    other = expect_applied(ann.write(RenewLease(other)))
+    second_lease = expect_applied(ann.write(RenewLease(second_lease)))
     (page,) = ann._pages.values()  # noqa: SLF001  what it holds is what is stored
     assert (set(page.session.entries), set(page.remarks)) == ({"s-2"}, {"s-2"})
-    back = expect_applied(ann.write(StealLease(stolen, "ann")))
-    expect_applied(ann.write(RenewLease(other)))
+    retaken = expect_applied(ann.write(StealLease(stolen, "ann")))
+    expect_applied(ann.write(RenewLease(second_lease)))
     assert set(page.session.entries) == {KEY, "s-2"}
-    assert expect_applied(ann.write(CheckpointLease(back, Position("43")))).checkpoint == Position("43")
+    assert expect_applied(ann.write(CheckpointLease(retaken, Position("43")))).checkpoint == Position("43")
 
 
 def test_the_leases_of_an_ended_session_are_free_at_once() -> None:
@@ -291,8 +296,8 @@ def test_a_worker_whose_session_ended_starts_another() -> None:
 def test_a_restarted_worker_continues_its_leases_at_the_last_checkpoint() -> None:
     objects = ObjectMemory()
     scene(objects)
-    again = two(objects)[1]
-    assert expect_applied(again.write(ClaimLease(read_stored_lease(again, KEY), "ann"))).checkpoint == AT
+    restarted = two(objects)[1]
+    assert expect_applied(restarted.write(ClaimLease(read_stored_lease(restarted, KEY), "ann"))).checkpoint == AT
 
 
 def test_closing_a_store_frees_its_leases_at_once() -> None:
@@ -309,13 +314,13 @@ def test_a_lease_of_an_ended_owner_has_no_next_owner() -> None:
 
 
 def test_an_ended_session_is_removed_when_no_lease_names_it() -> None:
-    """Starts of processes leave no rows behind, and no lease loses the only row that has its position."""
+    """Process starts leave no rows behind, and no lease loses the only row that contains its position."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
     ann.close()
     for _ in range(3):
         bob.list()
-    assert len(sessions(objects)) == 2  # a lease names it
+    assert len(sessions(objects)) == 2  # a lease still names ann's session
     expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
     for _ in range(3):
         bob.list()
@@ -334,7 +339,9 @@ def test_an_idle_session_without_leases_is_ended(monkeypatch: pytest.MonkeyPatch
     for _ in range(3):
         bob.list()
     assert len(sessions(objects)) == 1, "bob's, which a lease names, stays"
-    expect_rejected(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))  # ann learns that her session is over
+    expect_rejected(
+        ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))
+    )  # ann's write fails because her session has ended
     assert expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))).owner == "ann"
 
 
@@ -353,36 +360,36 @@ def test_a_session_that_will_get_a_lease_is_not_ended(monkeypatch: pytest.Monkey
 
 
 def test_a_reset_lease_is_read_from_its_new_position() -> None:
-    """A position of an earlier epoch is not used."""
+    """The position of an earlier epoch is not used."""
     ann, bob, lease = scene(ObjectMemory())
-    free = expect_applied(ann.write(ReleaseLease(lease, "ann")))
-    expect_applied(bob.write(ResetLease(free, TRIM_HORIZON)))
+    released = expect_applied(ann.write(ReleaseLease(lease, "ann")))
+    expect_applied(bob.write(ResetLease(released, TRIM_HORIZON)))
     assert expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))).checkpoint == TRIM_HORIZON
 
 
 def test_a_slow_thread_keeps_a_lease_that_another_thread_took() -> None:
-    """The entry of a lease just taken stays, with every checkpoint since."""
+    """The entry of a lease that was just taken stays, with every checkpoint since then."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects, next_owner=True)
     gift = expect_applied(ann.write(GiveLease(lease, AT)))
-    faster: list[Lease] = []
+    taken: list[Lease] = []
 
     def overtake(line: str) -> None:
         if line.startswith("get session"):
             objects.before = lambda _line: None
-            faster.append(expect_applied(ann.write(TakeBackLease(gift, "ann"))))
+            taken.append(expect_applied(ann.write(TakeBackLease(gift, "ann"))))
 
     objects.before = overtake
-    assert expect_rejected(ann.write(TakeBackLease(gift, "ann"))) == faster[0] == read_stored_lease(ann, KEY)
+    assert expect_rejected(ann.write(TakeBackLease(gift, "ann"))) == taken[0] == read_stored_lease(ann, KEY)
 
 
 def claimed(store: SessionStore, worker: str) -> Lease:
-    """Return the lease, taken by this worker."""
+    """Return the lease after this worker has claimed it."""
     return expect_applied(store.write(ClaimLease(read_stored_lease(store, KEY), worker)))
 
 
 def given(ann: SessionStore, bob: SessionStore) -> Lease:
-    """Return the lease, which was bob's until he gave it to ann."""
+    """Return the lease after bob has claimed it and given it to ann."""
     expect_applied(ann.write(RequestLease(claimed(bob, "bob"), "ann")))
     return expect_applied(bob.write(GiveLease(read_stored_lease(bob, KEY), AT)))
 
@@ -396,7 +403,7 @@ OWN_WRITES: dict[str, Callable[[SessionStore, SessionStore], Write]] = {
 
 @pytest.mark.parametrize("write", OWN_WRITES)
 def test_an_outdated_listing_does_not_make_a_write_lost(write: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease whose winning write was reported as lost would be owned, and read by no worker."""
+    """If a successful write were reported as lost, its lease would be owned but not read by any worker."""
     objects = ObjectMemory()
     cells = ObjectCells(objects, "")
     ann, bob = SessionStore(cells, gather_seconds=0.0), two(objects)[0]
@@ -405,18 +412,18 @@ def test_an_outdated_listing_does_not_make_a_write_lost(write: str, monkeypatch:
     listed = cells.list("lease/", "session/")
     pending_write = OWN_WRITES[write](ann, bob)
 
-    def meanwhile(line: str) -> None:
+    def list_during_write(line: str) -> None:
         if line.startswith("over session"):
             objects.before = lambda _line: None
             monkeypatch.setattr(cells, "list", lambda *_names, **_how: listed)
             ann.list()
 
-    objects.before = meanwhile
+    objects.before = list_during_write
     assert expect_applied(ann.write(pending_write)) == read_stored_lease(ann, KEY)
 
 
 def test_the_session_entry_of_a_deleted_lease_is_not_reused() -> None:
-    """A shard of a recreated stream is not read from the position of the old one."""
+    """A shard of a recreated stream is not read from the old stream's position."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     objects.stored.pop(f"lease/{KEY}")
@@ -429,23 +436,23 @@ def test_the_session_entry_of_a_deleted_lease_is_not_reused() -> None:
 def test_a_rejected_claim_returns_the_stored_lease() -> None:
     ann, bob, lease = scene(ObjectMemory())
 
-    def freed(lease: Lease) -> Lease:
+    def release_lease(lease: Lease) -> Lease:
         expect_applied(ann.write(ReleaseLease(lease, "ann")))
         return next(row for row in bob.list().leases if row.key == KEY)
 
-    older = freed(lease)
-    freed(expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))))
-    again = expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))
-    assert expect_rejected(bob.write(ClaimLease(older, "bob"))) == again
+    former_release = release_lease(lease)
+    release_lease(expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))))
+    claimed_again = expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))
+    assert expect_rejected(bob.write(ClaimLease(former_release, "bob"))) == claimed_again
 
 
 # Rows that were changed by hand
 
 
 def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
-    """Change fields of a row, as a user with a console does."""
-    cell = objects.stored[name]
-    assert objects.put_if_match(name, {**cell.fields, **fields}, cell.etag)
+    """Change fields of a row, as a user of a console could."""
+    row = objects.stored[name]
+    assert objects.put_if_match(name, {**row.fields, **fields}, row.etag)
 
 
 def test_a_lease_with_a_deleted_row_is_lost_after_the_next_listing() -> None:
@@ -472,41 +479,43 @@ DELETED: dict[str, tuple[bool, Callable[[Lease], Write], Position, str | None]] 
     "gift": (True, lambda lease: GiveLease(lease, Position("42")), Position("42"), "bob"),
     "release": (False, lambda lease: ReleaseLease(lease, "ann"), AT, None),
 }
-"""The owner's next write: whether an heir asked before, the write, and the lease's position and owner after it."""
+"""For each write of the owner: whether bob requested the lease before, the write, and the position and owner after
+it.
+"""
 
 
 @pytest.mark.parametrize("case", DELETED)
 def test_a_deleted_session_loses_no_position_of_its_living_owner(case: str) -> None:
-    """Whatever the owner writes next, it writes the lease's row from what it knows (G14)."""
+    """Whatever the owner writes next, it restores the lease's row from memory (G14)."""
     next_owner, write, position, owner = DELETED[case]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
-    seen = {one.key: one for one in bob.list().leases}[KEY]
+    seen = {listed.key: listed for listed in bob.list().leases}[KEY]
     assert (seen.owner, read_stored_lease(bob, KEY).owner) == ("ann", "ann"), "it has to expire first"
     after = expect_applied(ann.write(write(lease)))
     assert (after.checkpoint, after.owner) == (position, owner)
     assert (read_stored_lease(bob, KEY).checkpoint, read_stored_lease(bob, KEY).owner) == (position, owner)
     if owner == "ann":  # the owner continues in its new session, with its other leases and writes
-        again = expect_applied(ann.write(CheckpointLease(after, Position("50"))))
-        assert read_stored_lease(bob, KEY).checkpoint == again.checkpoint == Position("50")
+        checkpointed = expect_applied(ann.write(CheckpointLease(after, Position("50"))))
+        assert read_stored_lease(bob, KEY).checkpoint == checkpointed.checkpoint == Position("50")
 
 
 def test_each_lease_of_a_deleted_session_keeps_its_position() -> None:
     """The second lease is written after the new session has begun."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    other = expect_applied(ann.write(CheckpointLease(create_owned_lease(ann, key="s-2"), Position("7"))))
+    second_lease = expect_applied(ann.write(CheckpointLease(create_owned_lease(ann, key="s-2"), Position("7"))))
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
-    assert expect_applied(ann.write(RenewLease(other))).checkpoint == Position("7")
+    assert expect_applied(ann.write(RenewLease(second_lease))).checkpoint == Position("7")
     assert expect_applied(ann.write(RenewLease(lease))).checkpoint == AT
     assert [read_stored_lease(bob, key).checkpoint for key in (KEY, "s-2")] == [AT, Position("7")]
 
 
 def test_a_claimed_lease_of_a_deleted_session_leaves_its_owner() -> None:
-    """What the former owner remembers counts only as long as the row names its session."""
+    """The former owner's knowledge of the lease counts only while the row names its session."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
@@ -540,7 +549,7 @@ def test_an_unreadable_session_is_reported_for_each_of_its_leases(field: str, va
     for _ in range(3):
         listing = bob.list()
     assert listing.malformed == (Malformed(KEY, field, f"{why}, in its session session/{page}"),)
-    assert [one.key for one in listing.leases] == ["s-1", "s-2"]
+    assert [listed.key for listed in listing.leases] == ["s-1", "s-2"]
     assert len(sessions(objects)) == 3, "what cannot be read may name the one that has ended"
     with pytest.raises(StoreError, match=rf"row session/{page}: {field}: .*; correct the row, or delete it"):
         bob.write(ClaimLease(Lease(KEY), "bob"))
@@ -550,28 +559,28 @@ def test_an_unreadable_row_of_annotations_is_ignored() -> None:
     """No decision depends on such a row, so a mistake in its annotations blocks no reads or renewals of a lease."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    noted = expect_applied(ann.write(RenewLease(lease, annotations=(("lag", "3"),))))
+    annotated = expect_applied(ann.write(RenewLease(lease, annotations=(("lag", "3"),))))
     assert read_stored_lease(bob, KEY).annotation("lag") == "3"
     (page,) = ann._pages  # noqa: SLF001  whose row is changed
     rewritten(objects, f"told/{page}", told="{")
     assert read_stored_lease(bob, KEY).annotation("lag") is None
-    assert expect_applied(ann.write(RenewLease(noted, annotations=(("lag", "4"),)))).annotation("lag") == "4"
+    assert expect_applied(ann.write(RenewLease(annotated, annotations=(("lag", "4"),)))).annotation("lag") == "4"
     assert read_stored_lease(bob, KEY).annotation("lag") == "4"
 
 
 def test_a_write_during_a_request_still_returns_the_request() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    held = [lease]
+    renewals = [lease]
 
     def overtake(line: str) -> None:
         if line.startswith("over session"):
             objects.before = lambda _line: None
-            held.append(expect_applied(ann.write(RenewLease(lease))))
+            renewals.append(expect_applied(ann.write(RenewLease(lease))))
 
     objects.before = overtake
     expect_applied(bob.write(RequestLease(read_stored_lease(bob, KEY), "bob")))
-    assert expect_applied(ann.write(RenewLease(held[-1]))).next_owner == "bob"
+    assert expect_applied(ann.write(RenewLease(renewals[-1]))).next_owner == "bob"
 
 
 # Requests
@@ -584,11 +593,11 @@ def test_a_lease_and_its_session_are_read_together(monkeypatch: pytest.MonkeyPat
     reads: list[list[str]] = []
     read = bob._versioned_rows.read  # noqa: SLF001  the test counts these requests
 
-    def noted(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+    def record_read(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
         reads.append([name.partition("/")[0] for name in names])
         return read(names, stale_ok=stale_ok)
 
-    monkeypatch.setattr(bob._versioned_rows, "read", noted)  # noqa: SLF001
+    monkeypatch.setattr(bob._versioned_rows, "read", record_read)  # noqa: SLF001
     assert bob.get([KEY]) == (lease,)
     assert reads == [["lease", "session", "told"]]
 
@@ -598,17 +607,17 @@ def test_a_lease_in_a_new_session_is_read_with_that_session() -> None:
     ann, bob, lease = scene(objects)
     assert read_stored_lease(ann, KEY).owner == "ann"
     stolen = expect_applied(bob.write(StealLease(lease, "bob")))
-    ahead = expect_applied(bob.write(CheckpointLease(stolen, Position("43"))))
-    assert read_stored_lease(ann, KEY) == ahead
+    checkpointed = expect_applied(bob.write(CheckpointLease(stolen, Position("43"))))
+    assert read_stored_lease(ann, KEY) == checkpointed
 
 
 def test_a_free_lease_is_claimed_without_another_read() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     expect_applied(ann.write(ReleaseLease(lease, "ann")))
-    (free,) = (row for row in bob.list().leases if row.key == KEY)
+    (unowned,) = (row for row in bob.list().leases if row.key == KEY)
     objects.log.clear()
-    assert expect_applied(bob.write(ClaimLease(free, "bob"))).checkpoint == AT
+    assert expect_applied(bob.write(ClaimLease(unowned, "bob"))).checkpoint == AT
     assert [" ".join(line.split("/")[0].split()) for line in objects.log] == ["over lease", "over session"]
 
 
@@ -616,9 +625,9 @@ def test_a_process_starts_with_three_writes_and_no_read() -> None:
     objects = ObjectMemory()
     ann, bob = two(objects)
     create_unowned_lease(ann, KEY)
-    (free,) = bob.list().leases
+    (unowned,) = bob.list().leases
     objects.log.clear()
-    expect_applied(bob.write(ClaimLease(free, "bob")))
+    expect_applied(bob.write(ClaimLease(unowned, "bob")))
     assert [line.partition("/")[0] for line in objects.log] == ["new session", "over lease", "over session"]
 
 
@@ -626,9 +635,9 @@ def test_a_claim_of_a_lease_taken_since_the_listing_is_rejected() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     expect_applied(ann.write(ReleaseLease(lease, "ann")))
-    (free,) = (row for row in bob.list().leases if row.key == KEY)
-    again = expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))
-    assert expect_rejected(bob.write(ClaimLease(free, "bob"))) == again
+    (unowned,) = (row for row in bob.list().leases if row.key == KEY)
+    claimed_again = expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))
+    assert expect_rejected(bob.write(ClaimLease(unowned, "bob"))) == claimed_again
 
 
 # Which layout a table has
@@ -643,12 +652,12 @@ def test_the_layout_is_recognized_and_a_mixed_table_rejected(tmp_path: Path) -> 
     second = open_store(url)
     assert second.get([KEY]) == (lease,)
     second.close()
-    other = f"sqlite://{tmp_path}/other.db"
-    usual = open_store(other)
-    create_unowned_lease(usual, KEY)
+    other_url = f"sqlite://{tmp_path}/other.db"
+    default_store = open_store(other_url)
+    create_unowned_lease(default_store, KEY)
     with pytest.raises(StoreError, match="not in layout sessions; name a new table"):
-        open_store(f"{other}?layout=sessions")
-    usual.close()
+        open_store(f"{other_url}?layout=sessions")
+    default_store.close()
 
 
 def test_objects_of_both_layouts_are_rejected() -> None:
@@ -665,13 +674,13 @@ def test_an_unknown_layout_is_rejected() -> None:
 
 
 def test_a_session_holds_at_most_one_page_of_leases() -> None:
-    """A worker's leases are always spread over as many sessions as the service's row limit requires."""
+    """A worker's leases are spread over as many sessions as the row limit of the service requires."""
     cells = ObjectCells(ObjectMemory(), "", page_leases=3)
     store = SessionStore(cells, gather_seconds=0.0)
     for turn in range(2):
         leases = [create_owned_lease(store, key=f"s-{turn}-{number}") for number in range(4)]
         for lease in leases[:2]:
             expect_applied(store.write(ReleaseLease(lease, "ann")))
-    entries = [len(require_valid_row(parse_session(one)).entries) for one in cells.list(SESSIONS)]
+    entries = [len(require_valid_row(parse_session(stored)).entries) for stored in cells.list(SESSIONS)]
     assert max(entries) <= 3
     assert sum(entries) >= 4

@@ -77,12 +77,12 @@ def test_an_absolute_sqlite_path_gets_a_hint_about_relative_ones(tmp_path: Path)
 
 
 def test_a_missing_library_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
+    real_import = builtins.__import__
 
     def without_boto3(name: str, *rest: Any) -> ModuleType:  # noqa: ANN401  whatever import takes
         if name.startswith("boto"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *rest)
+        return real_import(name, *rest)
 
     for name in [name for name in sys.modules if name.startswith(("boto", "leasehold.stores.dynamodb.store"))]:
         monkeypatch.delitem(sys.modules, name)

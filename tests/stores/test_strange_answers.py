@@ -30,7 +30,7 @@ KEY = "a2V5"
 
 @contextmanager
 def responding(body: str) -> Iterator[str]:
-    """Run a service that sends this body to everything, and yield its address."""
+    """Run a service that sends this body in response to every request, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -73,15 +73,15 @@ def gcs(url: str) -> GcsObjects:
 
 
 def blob(url: str) -> BlobObjects:
-    """Open the Azure container, which the environment names."""
-    with pytest.MonkeyPatch.context() as environment:
-        words = f"AccountName=account;AccountKey={KEY};BlobEndpoint={url}/account"
-        environment.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{words}")
+    """Open the Azure container that the environment variable names."""
+    with pytest.MonkeyPatch.context() as patches:
+        account_settings = f"AccountName=account;AccountKey={KEY};BlobEndpoint={url}/account"
+        patches.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{account_settings}")
         return BlobObjects(create_client("account/leases", None, 1.0))
 
 
-def putting(url: str) -> KinesisPutClient:
-    """Send a producer's requests to this address."""
+def create_put_client(url: str) -> KinesisPutClient:
+    """Return a client that sends a producer's requests to this address."""
     return KinesisPutClient(client_of_put("eu-west-1", url, 1), "orders")
 
 
@@ -96,8 +96,8 @@ ASKS: dict[str, Callable[[str], object]] = {
     "gcs put": lambda url: gcs(url).put_if_absent("fleet/a", {}),
     "dynamodb open": lambda url: DynamoStore("leases", region="eu-west-1", endpoint=url, request_seconds=1),
     "kinesis shards": lambda url: open_source(f"kinesis://orders?region=eu-west-1&endpoint={url}").shards(),
-    "kinesis put": lambda url: putting(url).list_shards(),
-    "kinesis fitting": lambda url: putting(url).add_stream_limits(Settings()),
+    "kinesis put": lambda url: create_put_client(url).list_shards(),
+    "kinesis fitting": lambda url: create_put_client(url).add_stream_limits(Settings()),
     "kinesis letters": lambda url: open_stream(f"kinesis://orders?region=eu-west-1&endpoint={url}").put_back(LETTER),
     "table stream": lambda url: open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={url}").shards(),
     "blob list": lambda url: blob(url).list("fleet/"),
@@ -129,16 +129,16 @@ BODIES = {
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("ask", ASKS)
 def test_a_response_of_another_service_is_an_unknown_outcome(ask: str, body: str) -> None:
-    """A store is empty only if its service says so, in a response about what was requested."""
+    """A store is empty only if its service says so in a response to this very request."""
     if (ask, body) == ("gcs ensure", "another listing of Google"):
-        return  # it checks that the bucket exists, whatever it contains
+        return  # this call checks only that the bucket exists, not what it contains
     with responding(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
 
 
 def rows_of(table: str, **item: str) -> dict[str, object]:
-    """Return a response to BatchGetItem with one row of this table."""
-    return {"Responses": {table: [{name: {"S": word} for name, word in item.items()}]}}
+    """Return a response to BatchGetItem that contains one row of this table."""
+    return {"Responses": {table: [{name: {"S": value} for name, value in item.items()}]}}
 
 
 @pytest.mark.parametrize(
@@ -153,17 +153,17 @@ def rows_of(table: str, **item: str) -> dict[str, object]:
     ids=["another table", "no row of another table", "unread of another table", "another key", "another application"],
 )
 def test_dynamodb_rows_must_be_the_requested_ones(page: dict[str, object]) -> None:
-    """A row is gone only if a response about its own table and its own key leaves it out."""
+    """A row is missing only if the response is about its table and its key and does not contain it."""
     key = {"application": {"S": "ours"}, "leaseKey": {"S": "a"}}
     with pytest.raises(OutcomeUnknown):
         read_items(lambda _asked: cast("Any", page), "leases", [cast("Any", key)], consistent=True, attempts=1)
 
 
 def test_a_query_accepts_only_rows_of_its_own_application() -> None:
-    """A page with rows of another application is not a page of the listing.
+    """A page with rows of another application is not a page of our listing.
 
-    A page of a Scan names no table, and one without rows names nothing at all, so those cannot be told from the
-    right ones.
+    A page of a Scan names no table, and one without rows names nothing at all. They cannot be distinguished from the
+    right pages.
     """
     row = {"application": {"S": "theirs"}, "leaseKey": {"S": "a"}}
     with pytest.raises(LookupError):

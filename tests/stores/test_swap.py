@@ -1,4 +1,4 @@
-"""Two joined tables keep the contract of one, move leases under their owners, and recover from each fault."""
+"""Two joined tables keep the contract of one table, move leases while they are owned, and recover from every fault."""
 
 from collections.abc import Iterable
 from contextlib import closing
@@ -51,17 +51,17 @@ from leasehold_lab.contract.actors import (
 NAMES = ("memory://from", "memory://to")
 
 
-def swap_of(tables: tuple[Store, Store], wish: str = "") -> SwapStore:
-    """Open the joined store, with leases bound for a table or staying where they are."""
+def swap_of(tables: tuple[Store, Store], direction: str = "") -> SwapStore:
+    """Open the joined store with this direction: `to` or `from`, or empty if leases stay where they are."""
     get_or_create_control_row(tables, NAMES)
-    send(tables, wish)
+    send(tables, direction)
     return SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
 
 
-def send(tables: tuple[Store, Store], wish: str) -> None:
+def send(tables: tuple[Store, Store], direction: str) -> None:
     """Set the direction in which leases move."""
     (control,) = tables[TO].get([CONTROL_KEY])
-    expect_applied(tables[TO].write(AnnotateLease(control, DIRECTION, wish)))
+    expect_applied(tables[TO].write(AnnotateLease(control, DIRECTION, direction)))
 
 
 @pytest.fixture(params=pairs())
@@ -70,7 +70,9 @@ def tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
 
 
 CLAUSES_TRIED = ("counters", "to sessions", "from sessions", "dynamodb to postgres")
-"""The pairs that every clause is tried on; there are so many clauses that those of services are asked for by `more`."""
+"""The pairs on which every clause is run. Because there are so many clauses, the pairs that need services run only with
+`more`.
+"""
 
 
 @pytest.fixture(params=pairs(CLAUSES_TRIED, pytest.mark.more))
@@ -80,7 +82,7 @@ def contract_tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
 
 @pytest.mark.sampled(3)
 class TestAtRest(StoreContract):
-    """Every clause, while leases stay in FROM."""
+    """Runs every clause while leases stay in FROM."""
 
     @pytest.fixture
     def store(self, contract_tables: tuple[Store, Store]) -> SwapStore:
@@ -89,7 +91,7 @@ class TestAtRest(StoreContract):
 
 @pytest.mark.sampled(3)
 class TestMoving(StoreContract):
-    """Every clause, while each renewal moves its lease."""
+    """Runs every clause while each renewal moves its lease."""
 
     @pytest.fixture
     def store(self, contract_tables: tuple[Store, Store]) -> SwapStore:
@@ -97,30 +99,35 @@ class TestMoving(StoreContract):
 
 
 def test_a_lease_moves_under_its_owner_and_back(tables: tuple[Store, Store]) -> None:
-    """A fleet changes its table without stopping, and a move keeps the lease's owner, position and number."""
+    """A fleet changes its table without stopping.
+
+    A move keeps the lease's owner and position, and its epoch never goes down.
+    """
     store = swap_of(tables)
     seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("41"))))
     epochs = [seen.epoch]
-    for number, wish in enumerate(("to", "from", "to", "from")):
-        send(tables, wish)
-        now = expect_applied(store.write(CheckpointLease(seen, Position(str(42 + number)))))
-        assert clear_layout_fields(now) == clear_layout_fields(evolve(seen, checkpoint=Position(str(42 + number))))
-        assert now.version.startswith(f"{wish}:")
-        assert read_stored_lease(store) == now
-        assert store.list().leases == (now,)
-        epochs.append(now.epoch)
-        seen = expect_applied(store.write(RenewLease(now)))
+    for number, direction in enumerate(("to", "from", "to", "from")):
+        send(tables, direction)
+        moved = expect_applied(store.write(CheckpointLease(seen, Position(str(42 + number)))))
+        assert clear_layout_fields(moved) == clear_layout_fields(evolve(seen, checkpoint=Position(str(42 + number))))
+        assert moved.version.startswith(f"{direction}:")
+        assert read_stored_lease(store) == moved
+        assert store.list().leases == (moved,)
+        epochs.append(moved.epoch)
+        seen = expect_applied(store.write(RenewLease(moved)))
     assert epochs == sorted(set(epochs)), "handlers and hubs count on it"
 
 
 WRITES = (1, 2, 3, 4)
-"""The renewal, the mark, the copy and the claim: each is the last that is applied."""
+"""The writes of a move, which are the renewal, the mark, the copy and the claim. Each in turn is the last to be
+applied.
+"""
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("crash", WRITES)
 def test_a_move_recovers_from_a_crash_after_each_write(tables: tuple[Store, Store], crash: int) -> None:
-    """A worker that dies between two writes of a move never leaves its lease in neither table, or set back."""
+    """If a worker dies between two writes of a move, its lease is neither missing from both tables nor set back."""
     store = swap_of(tables)
     seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("7"))))
     send(tables, "to")
@@ -138,7 +145,10 @@ def test_a_move_recovers_from_a_crash_after_each_write(tables: tuple[Store, Stor
 
 
 class Counted:
-    """Passes on this many writes of two tables; the next ones are applied but not answered."""
+    """Passes on this many writes to two tables.
+
+    The last of them and all later ones are applied, but raise OutcomeUnknown.
+    """
 
     def __init__(self, writes: int) -> None:
         self.left = writes
@@ -178,20 +188,20 @@ def test_an_owner_completes_an_unanswered_move_by_its_next_write(tables: tuple[S
 
 
 def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:
-    """Finished leases have no owner who would move them, and without them the swap would never end."""
+    """A lease that is finished has no owner to move it. If such leases were not moved, the swap would never end."""
     store = swap_of(tables, "to")
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
         create_lease_with_owner(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
     for seen in store.list().leases:
-        now = expect_applied(store.move_unowned(seen, TO))
-        assert clear_layout_fields(now) == clear_layout_fields(seen)
-        assert now.version.startswith("to:")
-        assert expect_rejected(store.move_unowned(seen, TO)) == now
+        moved = expect_applied(store.move_unowned(seen, TO))
+        assert clear_layout_fields(moved) == clear_layout_fields(seen)
+        assert moved.version.startswith("to:")
+        assert expect_rejected(store.move_unowned(seen, TO)) == moved
     assert [lease.owner for lease in store.list().leases] == [None, None]
 
 
 def test_a_lease_is_deleted_from_both_tables(tables: tuple[Store, Store]) -> None:
-    """Both rows are deleted, because a row that stays would count as the lease."""
+    """The row is deleted from both tables, because a remaining row would count as the lease."""
     store = swap_of(tables, "to")
     seen = expect_applied(store.write(RenewLease(create_owned_lease(store))))
     assert all(table.get([KEY]) for table in tables)
@@ -201,7 +211,7 @@ def test_a_lease_is_deleted_from_both_tables(tables: tuple[Store, Store]) -> Non
 
 
 def test_new_leases_are_created_in_from_until_the_swap_ends(tables: tuple[Store, Store]) -> None:
-    """A worker that reads one table alone could create a lease that the other table has."""
+    """A worker that reads only one of the tables could create a lease that exists in the other one."""
     store = swap_of(tables, "to")
     expect_applied(store.write(CreateLease(Lease("early"))))
     send(tables, CLOSED)
@@ -222,7 +232,7 @@ def test_an_owner_announces_that_it_knows_to(tables: tuple[Store, Store]) -> Non
 
 
 def test_tables_that_cannot_be_joined_are_rejected() -> None:
-    """A table with old leases cannot be TO, because they would count as current."""
+    """A table that contains old leases cannot be TO, because they would count as current."""
     tables = (MemoryStore(), MemoryStore())
     expect_applied(tables[TO].write(CreateLease(Lease("old"))))
     with pytest.raises(StoreError, match="is not part of a swap"):
@@ -236,7 +246,7 @@ def test_tables_that_cannot_be_joined_are_rejected() -> None:
 
 
 class Uncounted(PassingStore):
-    """A table whose numbers may go down."""
+    """A table whose epochs may decrease."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -258,7 +268,7 @@ def test_both_tables_are_opened_by_url_and_closed_if_one_fails(tmp_path: Path) -
 
 
 def test_a_worker_that_names_one_table_of_a_swap_is_rejected(tables: tuple[Store, Store]) -> None:
-    """The worker does not claim a lease that has moved to the other table, next to its owner."""
+    """The worker does not claim a lease that has moved to the other table, where it has an owner."""
     store = swap_of(tables)
     seen = create_owned_lease(store)
     reject_moved(tables[FROM].list())
@@ -272,7 +282,7 @@ def test_a_worker_that_names_one_table_of_a_swap_is_rejected(tables: tuple[Store
 
 def test_workers_that_start_together_announce_one_swap() -> None:
     class Late(PassingStore):
-        """Another worker creates the control row right after this one has found none."""
+        """A table in which another worker creates the control row right after this worker has not found one."""
 
         def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
             leases = super().get(keys, stale_ok=stale_ok)

@@ -1,4 +1,4 @@
-"""When a lease of two joined tables moves, and when it stays, on tables of this process."""
+"""When a lease in two joined tables moves and when it stays, on in-memory tables."""
 
 from collections.abc import Callable, Iterable
 
@@ -32,11 +32,10 @@ NAMES = ("memory://from", "memory://to")
 
 
 @define
-class Goal:
-    """A table to which leases move; it counts how often the control row is read.
+class FaultyDestination:
+    """A table to which leases move. It counts how often the control row is read.
 
-    silent  it does not answer that request
-    meets   called when a copy is to be written; it may raise
+    silent  whether reads of the control row get no response
     """
 
     table: Store = field(factory=MemoryStore)
@@ -45,7 +44,7 @@ class Goal:
     meets: Callable[[], object] = lambda: None
 
     def opened(self) -> Store:
-        """Open the table with its faults."""
+        """Open the table with the configured faults."""
         goal = self
 
         class Met(PassingStore):
@@ -64,36 +63,38 @@ class Goal:
         return Met(self.table)
 
 
-def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
-    """Return the store of a worker whose leases have not been told to move."""
+def joined(goal: FaultyDestination, now: list[float] | None = None) -> SwapStore:
+    """Return the store of a worker whose leases stay in FROM until `send` is called."""
     tables = (MemoryStore(), goal.table)
     get_or_create_control_row(tables, NAMES)
     clock = now if now is not None else [0.0]
-    look = CONTROL_INTERVAL_SECONDS if now is not None else 0.0
-    return SwapStore((tables[0], goal.opened()), NAMES[TO], clock=lambda: clock[0], control_interval_seconds=look)
+    look_seconds = CONTROL_INTERVAL_SECONDS if now is not None else 0.0
+    return SwapStore(
+        (tables[0], goal.opened()), NAMES[TO], clock=lambda: clock[0], control_interval_seconds=look_seconds
+    )
 
 
-def send(goal: Goal) -> None:
+def send(goal: FaultyDestination) -> None:
     """Set the direction to TO."""
     (control,) = goal.table.get([CONTROL_KEY])
     expect_applied(goal.table.write(AnnotateLease(control, DIRECTION, "to")))
 
 
 def test_a_requested_lease_is_handed_off_before_it_moves() -> None:
-    """A renewal does not move a requested lease, because the mark would drop the request."""
-    store = joined(goal := Goal())
+    """A renewal does not move a lease that was requested, because the mark would drop the request."""
+    store = joined(goal := FaultyDestination())
     seen = create_requested_lease(store)
     send(goal)
-    now = expect_applied(store.write(RenewLease(seen)))
-    assert (now.version[:5], now.next_owner) == ("from:", "bob")
+    renewed = expect_applied(store.write(RenewLease(seen)))
+    assert (renewed.version[:5], renewed.next_owner) == ("from:", "bob")
 
 
 def test_leases_stay_while_the_direction_is_unknown() -> None:
-    """A destination that does not answer does not cost the fleet its renewals.
+    """If the destination does not respond, the fleet can still renew its leases.
 
-    The direction may have changed meanwhile.
+    They stay where they are, because the direction may have changed in the meantime.
     """
-    store = joined(goal := Goal())
+    store = joined(goal := FaultyDestination())
     first, seen = (create_owned_lease(store, key=key) for key in ("s-0", "s-1"))
     send(goal)
     assert expect_applied(store.write(RenewLease(first))).version.startswith("to:")
@@ -106,7 +107,7 @@ def test_leases_stay_while_the_direction_is_unknown() -> None:
 
 def test_the_direction_is_read_every_two_seconds() -> None:
     now = [100.0]
-    store = joined(goal := Goal(), now)
+    store = joined(goal := FaultyDestination(), now)
     seen, looks = create_owned_lease(store), []
     goal.looks = 0
     for moment in (100.0, 101.9, 102.0, 103.9, 104.0):
@@ -118,12 +119,16 @@ def test_the_direction_is_read_every_two_seconds() -> None:
 
 def test_a_worker_moves_a_few_leases_at_once_and_renews_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap, "CONCURRENT_MOVES_MAX", 1)
-    met: list[Lease] = []
-    store = joined(goal := Goal(meets=lambda: met.append(expect_applied(store.write(RenewLease(other))))))
+    renewed_during_move: list[Lease] = []
+    store = joined(
+        goal := FaultyDestination(
+            meets=lambda: renewed_during_move.append(expect_applied(store.write(RenewLease(other))))
+        )
+    )
     seen, other = (create_owned_lease(store, key=key) for key in ("s-0", "s-1"))
     send(goal)
     assert expect_applied(store.write(RenewLease(seen))).version.startswith("to:")
-    (renewed,) = met
+    (renewed,) = renewed_during_move
     assert renewed.version.startswith("from:")
     goal.meets = lambda: None
     assert expect_applied(store.write(RenewLease(renewed))).version.startswith("to:")
@@ -135,7 +140,7 @@ def test_a_failed_move_does_not_block_others(monkeypatch: pytest.MonkeyPatch) ->
     def fail() -> None:
         raise OutcomeUnknown("no answer")
 
-    store = joined(goal := Goal(meets=fail))
+    store = joined(goal := FaultyDestination(meets=fail))
     seen, other = (create_owned_lease(store, key=key) for key in ("s-0", "s-1"))
     send(goal)
     with pytest.raises(OutcomeUnknown):
@@ -146,21 +151,21 @@ def test_a_failed_move_does_not_block_others(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_annotations_follow_a_moved_lease_and_stale_releases_are_lost() -> None:
-    """No annotation is lost in a move, and no lease is taken from an owner that has renewed since."""
-    store = joined(goal := Goal())
+    """A move loses no annotation, and no lease is taken from an owner that has renewed it since."""
+    store = joined(goal := FaultyDestination())
     seen = create_owned_lease(store)
     send(goal)
     moved = expect_applied(store.write(RenewLease(seen)))
-    noted = expect_applied(store.write(AnnotateLease(seen, "told", "x")))
-    assert (noted.version[:3], noted.annotation("told"), noted.owner) == ("to:", "x", "ann")
+    annotated = expect_applied(store.write(AnnotateLease(seen, "told", "x")))
+    assert (annotated.version[:3], annotated.annotation("told"), annotated.owner) == ("to:", "x", "ann")
     assert expect_rejected(store.write(ReleaseLease(seen, "bob"))) == read_stored_lease(store)
     assert expect_applied(store.write(ReleaseLease(moved, "ann"))).owner is None
 
 
 def test_joined_tables_have_only_the_capabilities_of_both() -> None:
-    one, grouped = (MemoryStore(), SessionStore(MemoryStore().cells()))
-    for tables in ((one, grouped), (grouped, one)):
+    simple_store, grouping_store = (MemoryStore(), SessionStore(MemoryStore().cells()))
+    for tables in ((simple_store, grouping_store), (grouping_store, simple_store)):
         capabilities = SwapStore(tables, NAMES[TO]).capabilities
         assert (capabilities.late_checkpoints, capabilities.groups_writes) == (False, True)
-    alike = SwapStore((one, MemoryStore()), NAMES[TO]).capabilities
-    assert (alike.late_checkpoints, alike.groups_writes) == (True, False)
+    same_kind = SwapStore((simple_store, MemoryStore()), NAMES[TO]).capabilities
+    assert (same_kind.late_checkpoints, same_kind.groups_writes) == (True, False)

@@ -1,4 +1,4 @@
-"""The one write that each action of a plan stands for, and what an alternate keeps of a rejected action."""
+"""The write that each action of a plan becomes, and what an alternate inherits from a rejected action."""
 
 import pytest
 
@@ -27,7 +27,7 @@ OURS = Lease("s-0", owner="ann", version=Version("7"), next_owner="bob", checkpo
     ],
 )
 def test_each_action_maps_to_one_write(action: Action, write: writes.Write) -> None:
-    """A lease is released to its next owner, and under its own worker's name."""
+    """A release gives the lease to its next owner if it has one, and names the releasing worker."""
     assert convert_to_write(action, "ann", NOTES, Position("9")) == write
 
 
@@ -36,11 +36,11 @@ def test_a_lease_given_without_a_drain_keeps_its_checkpoint() -> None:
 
 
 def test_an_alternate_keeps_the_annotations_of_the_action() -> None:
-    """A lease won at the second attempt names its process, and is recognized after a restart."""
+    """A lease that is won at the second attempt names its process, so it is recognized after a restart."""
     store = MemoryStore()
     for key in ("s-0", "s-1"):
         store.write(writes.CreateLease(Lease(key)))
-    taken, free = store.get(["s-0", "s-1"])
+    taken, unowned = store.get(["s-0", "s-1"])
     store.write(writes.ClaimLease(taken, "bob"))
-    execute(store, Claim(taken, "M1", (Claim(free, "M1"),)), "ann", annotations=NOTES)
+    execute(store, Claim(taken, "M1", (Claim(unowned, "M1"),)), "ann", annotations=NOTES)
     assert [(lease.owner, lease.annotations) for lease in store.list().leases] == [("bob", ()), ("ann", NOTES)]

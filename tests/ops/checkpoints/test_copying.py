@@ -47,7 +47,7 @@ def leases(*checkpoints: Position, owner: str | None = None) -> tuple[Lease, ...
     return tuple(Lease(str(n), checkpoint=position, owner=owner) for n, position in enumerate(checkpoints))
 
 
-def decisions(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
+def decisions_and_reasons(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
     """Return the decision and its reason for each lease."""
     return [(move.do, move.why) for move in moves]
 
@@ -55,7 +55,7 @@ def decisions(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
 def test_copying_only_moves_checkpoints_forward() -> None:
     source = leases(AT_9, AT_9, AT_10, SHARD_END, LATEST, AT_9, AT_9)
     stored = leases(TRIM_HORIZON, AT_9, AT_9, AT_9, TRIM_HORIZON, AT_10, owner="ann")
-    assert decisions(checkpoint_moves.planned_copies(source, stored, {"2"})) == [
+    assert decisions_and_reasons(checkpoint_moves.planned_copies(source, stored, {"2"})) == [
         ("forward", ""),
         ("same", ""),
         ("refuse", "ann is working on it"),
@@ -82,18 +82,18 @@ def test_a_copied_lease_is_complete_and_unowned() -> None:
         epoch=7,
         annotations=(("bulletin", "x"), ("latest_ms", "5")),
     )
-    whole = evolve(lease, owner=None, next_owner=None, yields=False, annotations=(("latest_ms", "5"),))
-    assert without_owner(lease, LATEST) == whole
-    assert without_owner(lease, AT_9) == evolve(whole, checkpoint=AT_9, annotations=())
+    expected = evolve(lease, owner=None, next_owner=None, yields=False, annotations=(("latest_ms", "5"),))
+    assert without_owner(lease, LATEST) == expected
+    assert without_owner(lease, AT_9) == evolve(expected, checkpoint=AT_9, annotations=())
 
 
 def test_prefixes_are_removed_and_added_in_keys_and_parents() -> None:
     """A lease must not name a parent that is missing in its table, or it would be read before that parent."""
-    child = Lease("orders:s-1", stream="orders", shard="s-1", parents=("orders:s-0",))
-    other = Lease("bills:s-1")
-    plain = Lease("s-1", parents=("s-0",))
-    assert checkpoint_moves.rename_prefix((child, other), "orders:", "") == (plain,)
-    assert checkpoint_moves.rename_prefix((plain,), "", "orders:") == (child,)
+    prefixed_lease = Lease("orders:s-1", stream="orders", shard="s-1", parents=("orders:s-0",))
+    other_lease = Lease("bills:s-1")
+    plain_lease = Lease("s-1", parents=("s-0",))
+    assert checkpoint_moves.rename_prefix((prefixed_lease, other_lease), "orders:", "") == (plain_lease,)
+    assert checkpoint_moves.rename_prefix((plain_lease,), "", "orders:") == (prefixed_lease,)
 
 
 def test_a_hubs_leases_are_copied_to_another_group_only_on_request() -> None:
@@ -108,7 +108,7 @@ def test_a_written_checkpoint_is_read_back() -> None:
     target = MemoryStore()
     moves = checkpoint_moves.planned_copies(leases(AT_9, AT_9), (), ())
     checkpoint_moves.copy_lease(target, moves[0])
-    assert decisions(checkpoint_moves.verify(target, moves)) == [
+    assert decisions_and_reasons(checkpoint_moves.verify(target, moves)) == [
         ("create", ""),
         ("refuse", "it was written, but is missing now"),
     ]
@@ -127,29 +127,33 @@ def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
     rows = [create_owned_lease(store, key=key) for key in ("alive", "dead", "let-go")] + [
         create_unowned_lease(store, key="free")
     ]
-    slept: list[float] = []
+    waits: list[float] = []
 
     def pause(seconds: float) -> None:
-        slept.append(seconds)
+        waits.append(seconds)
         expect_applied(store.write(RenewLease(rows[0])))
         expect_applied(store.write(ReleaseLease(rows[2], "ann")))
 
     assert live_keys(store, rows, 40.0, pause) == {"alive"}
-    assert slept == [40.0]
+    assert waits == [40.0]
 
 
 def test_old_and_unowned_leases_are_not_watched() -> None:
-    """Resetting a stopped fleet does not take most of a minute."""
-    still = (Lease("old", owner="ann", idle=41.0), Lease("free"), Lease("done", owner="ann", checkpoint=SHARD_END))
-    slept: list[float] = []
-    assert live_keys(MemoryStore(), still, 40.0, slept.append) == frozenset()
-    assert slept == []
+    """Resetting a stopped fleet does not take almost a minute."""
+    unchanged_leases = (
+        Lease("old", owner="ann", idle=41.0),
+        Lease("free"),
+        Lease("done", owner="ann", checkpoint=SHARD_END),
+    )
+    waits: list[float] = []
+    assert live_keys(MemoryStore(), unchanged_leases, 40.0, waits.append) == frozenset()
+    assert waits == []
 
 
 def test_a_reset_can_move_either_way() -> None:
     """Moving back needs another write than moving forward, and a start position is neither."""
     stored = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
-    assert decisions(checkpoint_moves.planned_resets(stored, AT_10, {"4"})) == [
+    assert decisions_and_reasons(checkpoint_moves.planned_resets(stored, AT_10, {"4"})) == [
         ("forward", ""),
         ("forward", ""),
         ("same", ""),
@@ -161,9 +165,9 @@ def test_a_reset_can_move_either_way() -> None:
 @pytest.mark.parametrize("position", [TRIM_HORIZON, LATEST, at_timestamp(5), Position("7", 2), Position("12")])
 def test_a_reset_sets_any_position(position: Position) -> None:
     """Neither a later checkpoint nor the end of the shard prevents the reset."""
-    for before in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
+    for old_checkpoint in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
         store = MemoryStore()
-        stored = create_unowned_lease(store, "0", before)
+        stored = create_unowned_lease(store, "0", old_checkpoint)
         (move,) = checkpoint_moves.planned_resets((stored,), position, ())
         assert checkpoint_moves.reset(store, move) == move
         assert clear_layout_fields(store.get(["0"])[0]) == Lease("0", checkpoint=position)
@@ -171,9 +175,9 @@ def test_a_reset_sets_any_position(position: Position) -> None:
 
 def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
     store = MemoryStore()
-    seen = create_owned_lease(store, key="0", checkpoint=AT_9)
-    (move,) = checkpoint_moves.planned_resets((seen,), TRIM_HORIZON, ())
-    expect_applied(store.write(RenewLease(seen)))
+    listed = create_owned_lease(store, key="0", checkpoint=AT_9)
+    (move,) = checkpoint_moves.planned_resets((listed,), TRIM_HORIZON, ())
+    expect_applied(store.write(RenewLease(listed)))
     assert checkpoint_moves.reset(store, move).why == "another process changed it in the meantime"
     assert store.get(["0"])[0].owner == "ann"
     assert checkpoint_moves.reset(store, move, insist=True) == move
@@ -181,11 +185,11 @@ def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
 
 
 class Killed(BaseException):
-    """The process was killed here."""
+    """Raised where the process of a test is killed."""
 
 
 @define
-class Mortal:
+class StoreThatDies:
     """A store whose process dies just before, or just after, one of its writes."""
 
     store: MemoryStore
@@ -217,10 +221,10 @@ def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None,
             create_lease_with_owner(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"
         ]
         moves = checkpoint_moves.planned_resets(rows, TRIM_HORIZON, ())
-        mortal = Mortal(store, writes, after)
+        dying_store = StoreThatDies(store, writes, after)
         try:
             for move in moves:
-                checkpoint_moves.reset(cast("Store", mortal), move)
+                checkpoint_moves.reset(cast("Store", dying_store), move)
         except Killed:
             assert {(lease.key, lease.hash_range) for lease in store.list().leases} == {("a", (0, 9)), ("b", (0, 9))}
         else:
@@ -244,15 +248,15 @@ def test_a_second_reset_to_latest_pins_the_lease_again() -> None:
     row = expect_applied(store.write(ClaimLease(store.get(["0"])[0], "ann")))
     assert row.annotation("other") == "x"
     holding = Holding(store, row, identity=Identity("ann", "p"), clock=lambda: 0.0, write_began=0.0, lease_seconds=10.0)
-    assert ReadingStart(holding, cast("Source", Noon()), Config()).find({}) == NOON
+    assert ReadingStart(holding, cast("Source", SourceAtNoon()), Config()).find({}) == NOON
     assert store.get(["0"])[0].annotation(LATEST_MS) == str(NOON.sub)
 
 
 NOON = at_timestamp(1_700_000_000_000)
 
 
-class Noon:
-    """A source where it is always noon."""
+class SourceAtNoon:
+    """A source whose latest position is always `NOON`."""
 
     def latest(self, _lease: Lease) -> Position:
         return NOON
@@ -261,22 +265,22 @@ class Noon:
 def test_a_copied_lease_continues_its_fencing_number() -> None:
     """Systems that remember the old fleet's numbers do not reject the fleet in its new store."""
     source, target = MemoryStore(), MemoryStore()
-    last = expect_applied(source.write(CreateLease(Lease("0", checkpoint=AT_9, epoch=502))))
-    tokens = [last.epoch]
+    source_lease = expect_applied(source.write(CreateLease(Lease("0", checkpoint=AT_9, epoch=502))))
+    tokens = [source_lease.epoch]
     for position in (AT_9, AT_9, AT_10):
-        last = expect_applied(
-            source.write(CheckpointLease(expect_applied(source.write(ClaimLease(last, "ann"))), position))
+        source_lease = expect_applied(
+            source.write(CheckpointLease(expect_applied(source.write(ClaimLease(source_lease, "ann"))), position))
         )
-        tokens.append(last.epoch)
-        last = expect_applied(source.write(ReleaseLease(last, "ann")))
-        (move,) = checkpoint_moves.planned_copies((last,), target.list().leases, ())
+        tokens.append(source_lease.epoch)
+        source_lease = expect_applied(source.write(ReleaseLease(source_lease, "ann")))
+        (move,) = checkpoint_moves.planned_copies((source_lease,), target.list().leases, ())
         assert checkpoint_moves.verify(target, [checkpoint_moves.copy_lease(target, move)]) == (move,)
         (stored,) = target.list().leases
         assert stored.checkpoint == position
         claimed = expect_applied(target.write(ClaimLease(stored, "bob")))
         tokens.append(claimed.epoch)
         expect_applied(target.write(ReleaseLease(claimed, "bob")))
-        last = expect_applied(source.write(ResetLease(last, position, epoch=claimed.epoch + 10)))
+        source_lease = expect_applied(source.write(ResetLease(source_lease, position, epoch=claimed.epoch + 10)))
     assert tokens == sorted(set(tokens))
 
 
@@ -284,18 +288,18 @@ def test_a_second_copy_raises_an_outdated_fencing_number() -> None:
     """A second copy, after the fleet went on renewing, must not be reported as done with an outdated number."""
     source = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
     stored = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
-    assert decisions(checkpoint_moves.planned_copies(source, stored, ())) == [("raise", ""), ("same", "")]
-    assert decisions(checkpoint_moves.planned_copies(source, stored, (), counts_owners=False)) == [
+    assert decisions_and_reasons(checkpoint_moves.planned_copies(source, stored, ())) == [("raise", ""), ("same", "")]
+    assert decisions_and_reasons(checkpoint_moves.planned_copies(source, stored, (), counts_owners=False)) == [
         ("same", ""),
         ("same", ""),
     ]
 
 
-class Forgetful(MemoryStore):
-    """Never responds to a creation."""
+class StoreLosingCreations(MemoryStore):
+    """A store that raises OutcomeUnknown for every creation."""
 
     def write(self, write: Write) -> Outcome:
-        """Drop a creation on the way."""
+        """Raise OutcomeUnknown for a creation; apply every other write."""
         if isinstance(write, CreateLease):
             raise OutcomeUnknown(f"no answer about {write.lease.key}")
         return super().write(write)
@@ -305,4 +309,4 @@ def test_an_unknown_outcome_is_not_reported_as_a_rejection() -> None:
     """The user learns that the write may have been applied."""
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     with pytest.raises(OutcomeUnknown, match="no answer about 0"):
-        checkpoint_moves.copy_lease(Forgetful(), move)
+        checkpoint_moves.copy_lease(StoreLosingCreations(), move)

@@ -52,7 +52,7 @@ def ran(app: Any, *arguments: str) -> tuple[int, str]:  # noqa: ANN401  typer's 
     return result.exit_code, result.output
 
 
-def copied(*arguments: str) -> tuple[int, list[tuple[str, str]]]:
+def run_copy(*arguments: str) -> tuple[int, list[tuple[str, str]]]:
     """Return the exit status and the result for each lease."""
     status, output = ran(copy_leases.app, *arguments, "--json")
     return status, [(lease["key"], lease["do"]) for lease in json.loads(output)["leases"]]
@@ -68,17 +68,17 @@ def test_leases_copied_through_all_clouds_return_unchanged(
 ) -> None:
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     name = f"round-{uuid4().hex}"
-    stops = [
+    urls = [
         f"sqlite://{tmp_path}/first.db",
         f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}",
         f"azblob://devstoreaccount1/{name}?prefix=fleet",
         f"s3://{name}/fleet?region=eu-west-1&endpoint={moto_url}",
         f"sqlite://{tmp_path}/last.db",
     ]
-    filled(stops[0], SHARDS).close()
-    for source, target in pairwise(stops):
-        assert copied(source, target) == (0, [("s-0", "create"), ("s-1", "create"), ("s-2", "create")])
-    assert [clear_layout_fields(lease) for lease in open_store(stops[-1]).list().leases] == list(SHARDS)
+    filled(urls[0], SHARDS).close()
+    for source, target in pairwise(urls):
+        assert run_copy(source, target) == (0, [("s-0", "create"), ("s-1", "create"), ("s-2", "create")])
+    assert [clear_layout_fields(lease) for lease in open_store(urls[-1]).list().leases] == list(SHARDS)
 
 
 @pytest.mark.services
@@ -88,16 +88,19 @@ def test_a_hubs_checkpoints_keep_their_offsets(
     """A checkpoint keeps the offset from which the official workers resume."""
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     name = f"hub-{uuid4().hex}"
-    aws = f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}"
-    azure = f"azblob://devstoreaccount1/{name}?eventhub=ns/orders"
-    filled(azure, (Lease("0", checkpoint=AT_9), Lease("1"))).close()
-    assert copied(azure, aws) == (0, [("0", "create"), ("1", "create")])
-    table = open_store(aws)
+    dynamodb_url = f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}"
+    blob_url = f"azblob://devstoreaccount1/{name}?eventhub=ns/orders"
+    filled(blob_url, (Lease("0", checkpoint=AT_9), Lease("1"))).close()
+    assert run_copy(blob_url, dynamodb_url) == (0, [("0", "create"), ("1", "create")])
+    table = open_store(dynamodb_url)
     expect_applied(table.write(CheckpointLate(table.get(["0"])[0], AT_10)))
     expect_applied(table.write(CreateLease(Lease("2", checkpoint=Position("5")))))
     expect_applied(table.write(CreateLease(Lease("shardId-0"))))
-    assert copied(aws, azure) == (1, [("0", "forward"), ("1", "same"), ("2", "refuse"), ("shardId-0", "refuse")])
-    rows = [(lease.key, lease.checkpoint, lease.checkpoint.token) for lease in open_store(azure).list().leases]
+    assert run_copy(dynamodb_url, blob_url) == (
+        1,
+        [("0", "forward"), ("1", "same"), ("2", "refuse"), ("shardId-0", "refuse")],
+    )
+    rows = [(lease.key, lease.checkpoint, lease.checkpoint.token) for lease in open_store(blob_url).list().leases]
     assert rows == [("0", AT_10, "4530"), ("1", TRIM_HORIZON, "")]
 
 
@@ -163,8 +166,10 @@ def test_a_reset_sets_only_the_given_leases(new_table: tuple[str, MemoryStore]) 
 
 def test_the_lag_after_a_reset_is_unknown_until_the_shard_is_read(new_table: tuple[str, MemoryStore]) -> None:
     url, store = new_table
-    told = Progress(at=1_700_000_000.0, owner="w-1", behind=0.0, end=True, read=1_700_000_000.0, done=1_700_000_000.0)
-    filled(url, (Lease("s-0", checkpoint=Position("7"), annotations=((PROGRESS_ANNOTATION, told.note),)),))
+    progress = Progress(
+        at=1_700_000_000.0, owner="w-1", behind=0.0, end=True, read=1_700_000_000.0, done=1_700_000_000.0
+    )
+    filled(url, (Lease("s-0", checkpoint=Position("7"), annotations=((PROGRESS_ANNOTATION, progress.note),)),))
     assert ran(reset.app, url, "--to", "TRIM_HORIZON")[0] == 0
     (lease,) = store.list().leases
     assert (lease.checkpoint, lag_of(lease, 1_700_000_030.0, 10.0)) == (TRIM_HORIZON, LeaseLag())
@@ -257,20 +262,20 @@ def test_an_unreadable_plan_is_rejected_as_a_whole(
     url, store = new_table
     filled(url, SHARDS)
     (tmp_path / "plan.json").write_text(text)
-    before = store.list()
+    listing_before = store.list()
     status, output = ran(reset.app, url, "--plan", str(tmp_path / "plan.json"))
     assert (status, says in output) == (2, True), output
-    assert store.list() == before
+    assert store.list() == listing_before
     assert ran(reset.app, url, "--plan", str(tmp_path / "none.json"))[0] == 2
     assert ran(reset.app, url, "--plan", str(tmp_path / "plan.json"), "--to", "LATEST")[0] == 2
 
 
 def test_each_move_in_a_pipe_is_one_uncut_line(new_table: tuple[str, MemoryStore]) -> None:
-    far, moment = "4959033827149025660855969253836157109592157598913658889", "2023-11-14T22:13:20.000Z"
-    filled(new_table[0], (Lease("s-0", checkpoint=Position(far)),))
-    _, output = ran(reset.app, new_table[0], "--to", moment, "--dry-run")
+    long_number, timestamp = "4959033827149025660855969253836157109592157598913658889", "2023-11-14T22:13:20.000Z"
+    filled(new_table[0], (Lease("s-0", checkpoint=Position(long_number)),))
+    _, output = ran(reset.app, new_table[0], "--to", timestamp, "--dry-run")
     assert [line.split(maxsplit=3) for line in output.splitlines()[1:]] == [
-        ["s-0", far, f"AT_TIMESTAMP={moment}", "set back"]
+        ["s-0", long_number, f"AT_TIMESTAMP={timestamp}", "set back"]
     ]
 
 
@@ -279,15 +284,15 @@ def test_a_living_owners_lease_is_reset_only_if_forced(
 ) -> None:
     """A running worker would checkpoint over the reset."""
     url, store = new_table
-    row = [create_lease_with_owner(store, Lease("0", owner="ann", checkpoint=AT_9))]
+    versions = [create_lease_with_owner(store, Lease("0", owner="ann", checkpoint=AT_9))]
 
     def renew(_seconds: float) -> None:
-        row.append(expect_applied(store.write(RenewLease(row[-1]))))
+        versions.append(expect_applied(store.write(RenewLease(versions[-1]))))
 
     monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
     status, output = ran(reset.app, url, "--to", "TRIM_HORIZON", "--json")
     assert (status, json.loads(output)["leases"][0]["why"]) == (1, "ann is working on it")
-    assert store.get(["0"]) == (row[-1],)
+    assert store.get(["0"]) == (versions[-1],)
     assert ran(reset.app, url, "--to", "TRIM_HORIZON", "--even-if-owned")[0] == 0
     assert clear_layout_fields(store.get(["0"])[0]) == Lease("0")
 
@@ -299,24 +304,24 @@ def test_leases_of_a_living_fleet_are_copied_only_if_forced(
     url, target = new_table
     name = uuid4().hex
     source = MemoryStore(name)
-    row = [create_lease_with_owner(source, Lease("0", owner="ann", checkpoint=AT_9))]
+    versions = [create_lease_with_owner(source, Lease("0", owner="ann", checkpoint=AT_9))]
     expect_applied(source.write(CreateLease(Lease("1", checkpoint=AT_9))))
-    slept: list[float] = []
+    waits: list[float] = []
 
     def renew(seconds: float) -> None:
-        slept.append(seconds)
-        row.append(expect_applied(source.write(RenewLease(row[-1]))))
+        waits.append(seconds)
+        versions.append(expect_applied(source.write(RenewLease(versions[-1]))))
 
     monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
     filled(url, (Lease("1", owner="bob"),))
     status, output = ran(copy_leases.app, f"memory://{name}", url, "--json")
-    why = "FROM is still read by ann; stop its workers first"
-    assert (status, [lease["why"] for lease in json.loads(output)["leases"]]) == (1, [why, why])
-    assert slept == [40.0]
+    reason = "FROM is still read by ann; stop its workers first"
+    assert (status, [lease["why"] for lease in json.loads(output)["leases"]]) == (1, [reason, reason])
+    assert waits == [40.0]
     assert [lease.key for lease in target.list().leases] == ["1"]
     options = ("--even-if-read", "--even-if-owned")
-    assert copied(f"memory://{name}", url, *options) == (0, [("0", "create"), ("1", "forward")])
-    assert slept == [40.0]
+    assert run_copy(f"memory://{name}", url, *options) == (0, [("0", "create"), ("1", "forward")])
+    assert waits == [40.0]
 
 
 def test_a_finished_copy_does_not_watch_owners(
@@ -327,31 +332,33 @@ def test_a_finished_copy_does_not_watch_owners(
     filled(f"memory://{name}", (Lease("0", owner="ann", checkpoint=AT_9),))
     filled(url, (Lease("0", owner="bob", checkpoint=AT_9),))
     monkeypatch.delattr("leasehold.adapters.ops.checkpoints.sleep")
-    assert copied(f"memory://{name}", url) == (0, [("0", "same")])
+    assert run_copy(f"memory://{name}", url) == (0, [("0", "same")])
 
 
 def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
     """A table of a swap has only a part of the leases, and a row reset in FROM would count again while TO is read."""
     tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
     filled(tables[0], SHARDS[1:]).close()
-    with closing(open_both(*tables)) as both:
-        moved, _ = (expect_applied(both.write(ClaimLease(lease, "ann"))) for lease in both.list().leases)
+    with closing(open_both(*tables)) as swap_store:
+        moved_lease, _ = (
+            expect_applied(swap_store.write(ClaimLease(lease, "ann"))) for lease in swap_store.list().leases
+        )
         with closing(open_store(tables[1])) as target:
             (control,) = target.get([CONTROL_KEY])
             expect_applied(target.write(AnnotateLease(control, DIRECTION, "to")))
-        assert lease_place(expect_applied(both.write(RenewLease(moved)))) == "TO"
-        before = both.list()
-        for url, why in zip(tables, ("moved 1 of these leases", "a swap into this table is not over"), strict=True):
-            for app, words in (
+        assert lease_place(expect_applied(swap_store.write(RenewLease(moved_lease)))) == "TO"
+        listing_before = swap_store.list()
+        for url, reason in zip(tables, ("moved 1 of these leases", "a swap into this table is not over"), strict=True):
+            for app, arguments in (
                 (reset.app, (url, "--to", "TRIM_HORIZON", "--even-if-owned")),
                 (copy_leases.app, (url, f"file://{tmp_path}/backup.jsonl")),
                 (copy_leases.app, (f"sqlite://{tmp_path}/elsewhere.db", url)),
             ):
                 filled(f"sqlite://{tmp_path}/elsewhere.db", ()).close()
-                status, output = ran(app, *words)
-                assert (status, why in " ".join(output.split())) == (1, True), output
+                status, output = ran(app, *arguments)
+                assert (status, reason in " ".join(output.split())) == (1, True), output
         assert not (tmp_path / "backup.jsonl").exists()
-        assert both.list() == before
+        assert swap_store.list() == listing_before
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lease tables for the served page, hostile names included."""
+"""Lease tables for the tests of the served page, with a hostile lease name."""
 
 import time
 

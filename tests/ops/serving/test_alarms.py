@@ -1,4 +1,4 @@
-"""Every alarm fires in the incident that it is for, and none in a healthy fleet, as Prometheus's own tool sees it."""
+"""Every alarm fires in its own incident, and none fires in a healthy fleet, according to promtool."""
 
 import json
 import re
@@ -35,9 +35,9 @@ RULES = Path(__file__).parents[3] / "docs" / "alarms" / "prometheus.yml"
 def series(incident: Incident) -> list[dict[str, str]]:
     """Return what Prometheus would have scraped, minute by minute, in promtool's format."""
     table = ScriptedTable(incident)
-    clock = lambda: BEGAN + 60 * table.minute  # noqa: E731  the wall clock of the incident
-    watcher = TableWatcher("sqlite:///x", table, Config(), FleetRecord(), every=1.0, wall=clock)
-    read: dict[str, dict[int, str]] = defaultdict(dict)
+    wall_clock = lambda: BEGAN + 60 * table.minute  # noqa: E731  the wall clock of the incident
+    watcher = TableWatcher("sqlite:///x", table, Config(), FleetRecord(), every=1.0, wall=wall_clock)
+    samples: dict[str, dict[int, str]] = defaultdict(dict)
     for minute in range(MINUTES):
         table.minute = minute
         with suppress(OutcomeUnknown):  # the server reports that its data is old
@@ -45,8 +45,11 @@ def series(incident: Incident) -> list[dict[str, str]]:
         for line in prometheus_text([(watcher.state(), watcher.is_fresh)]).splitlines():
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
-                read[name][minute] = value
-    values = {name: " ".join(found.get(minute, "_") for minute in range(MINUTES)) for name, found in read.items()}
+                samples[name][minute] = value
+    values = {
+        name: " ".join(values_by_minute.get(minute, "_") for minute in range(MINUTES))
+        for name, values_by_minute in samples.items()
+    }
     return [{"series": name, "values": value} for name, value in values.items()]
 
 
@@ -75,21 +78,23 @@ def test_each_incident_fires_exactly_its_alarms(incident: Incident, alerts: list
 def _fires(incident: Incident, alert: str, folder: Path) -> bool:
     """Return whether promtool reports an alert although it expects none."""
     expected = {"eval_time": f"{MINUTES - 1}m", "alertname": alert, "exp_alerts": []}
-    test = {"interval": "1m", "input_series": series(incident), "alert_rule_test": [expected]}
+    rule_test = {"interval": "1m", "input_series": series(incident), "alert_rule_test": [expected]}
     expected_alerts = folder / f"{alert}.yml"
-    expected_alerts.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
-    completed = subprocess.run(
+    expected_alerts.write_text(
+        json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [rule_test]})
+    )
+    promtool = subprocess.run(
         ("promtool", "test", "rules", str(expected_alerts)), capture_output=True, text=True, check=False
     )
-    output = completed.stdout + completed.stderr
+    output = promtool.stdout + promtool.stderr
     assert ("SUCCESS" in output) != ("FAILED" in output), output
     assert "FAILED" not in output or f'alertname="{alert}"' in output, output
     return "FAILED" in output
 
 
 def test_every_alarm_uses_metrics_that_exist() -> None:
-    text = RULES.read_text()
+    rules_text = RULES.read_text()
     exported = {line["series"].partition("{")[0] for line in series(healthy)}
-    named = set(re.findall(r"leasehold_[a-z_]+", text))
-    assert len(re.findall(r"alert: ", text)) == 6
-    assert named - exported == set()
+    metrics_used = set(re.findall(r"leasehold_[a-z_]+", rules_text))
+    assert len(re.findall(r"alert: ", rules_text)) == 6
+    assert metrics_used - exported == set()

@@ -1,4 +1,4 @@
-"""Kubernetes's own API server accepts the autoscaling examples, and everything that they name exists."""
+"""Kubernetes's API server accepts the autoscaling examples, and everything that they name exists."""
 
 import re
 from collections.abc import Iterator
@@ -39,10 +39,10 @@ def api() -> Iterator[KubernetesApi]:
 
 @pytest.mark.more
 @pytest.mark.services
-@pytest.mark.timeout(2000)  # the first time it is built
+@pytest.mark.timeout(2000)  # @pytest.mark.timeout(2000)  # the API server may have to be built first
 def test_kubernetes_accepts_the_examples(api: KubernetesApi) -> None:
     objects = example("keda.yml") + example("hpa.yml")
-    assert [api.create(one) for one in objects] == [(201, "")] * 5
+    assert [api.create(kubernetes_object) for kubernetes_object in objects] == [(201, "")] * 5
 
 
 @pytest.mark.more
@@ -56,10 +56,10 @@ def test_kubernetes_accepts_the_examples(api: KubernetesApi) -> None:
     ],
 )
 def test_kubernetes_rejects_a_wrong_example(api: KubernetesApi, field: str, value: object, says: str) -> None:
-    """The API server rejects an example with a planted mistake, so its acceptance of the others means something."""
-    wrong = deepcopy(scaled())
-    wrong["metadata"]["name"], wrong["spec"][field] = "wrong", value
-    status, message = api.create(wrong)
+    """The API server rejects an example with a deliberate mistake, so its acceptance of the others is evidence."""
+    wrong_object = deepcopy(scaled())
+    wrong_object["metadata"]["name"], wrong_object["spec"][field] = "wrong", value
+    status, message = api.create(wrong_object)
     assert (status // 100, says in message) == (4, True), message
 
 
@@ -76,21 +76,25 @@ def test_the_scaling_metric_is_one_that_the_server_exports() -> None:
 
 
 def test_containers_use_options_that_exist() -> None:
-    workers, server = (each["spec"]["template"]["spec"] for each in example("keda.yml")[:2])
+    workers, server = (kubernetes_object["spec"]["template"]["spec"] for kubernetes_object in example("keda.yml")[:2])
     for pod, app in ((workers, consume), (server, serve)):
         (container,) = pod["containers"]
-        named = {each.partition("=")[0] for each in container["args"] if each.startswith("--")}
-        assert named <= {option for parameter in get_command(app).params for option in parameter.opts}
-    (drain,) = re.findall(r"--drain-seconds=(\d+)", " ".join(workers["containers"][0]["args"]))
-    assert workers["terminationGracePeriodSeconds"] > int(drain)
+        options_used = {
+            kubernetes_object.partition("=")[0]
+            for kubernetes_object in container["args"]
+            if kubernetes_object.startswith("--")
+        }
+        assert options_used <= {option for parameter in get_command(app).params for option in parameter.opts}
+    (drain_seconds,) = re.findall(r"--drain-seconds=(\d+)", " ".join(workers["containers"][0]["args"]))
+    assert workers["terminationGracePeriodSeconds"] > int(drain_seconds)
 
 
 def test_both_examples_scale_alike() -> None:
-    (plain,), keda = example("hpa.yml"), scaled()["spec"]
+    (plain_autoscaler,), keda = example("hpa.yml"), scaled()["spec"]
     (trigger,) = keda["triggers"]
-    (metric,) = plain["spec"]["metrics"]
-    assert plain["spec"]["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-    assert (plain["spec"]["minReplicas"], plain["spec"]["maxReplicas"]) == (
+    (metric,) = plain_autoscaler["spec"]["metrics"]
+    assert plain_autoscaler["spec"]["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert (plain_autoscaler["spec"]["minReplicas"], plain_autoscaler["spec"]["maxReplicas"]) == (
         keda["minReplicaCount"],
         keda["maxReplicaCount"],
     )

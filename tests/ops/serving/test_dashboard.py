@@ -1,4 +1,4 @@
-"""The dashboard for Grafana queries only what Prometheus can answer."""
+"""The Grafana dashboard queries only metrics that Prometheus has."""
 
 import json
 import re
@@ -20,24 +20,24 @@ def panels() -> list[dict[str, Any]]:
 
 
 def panel_queries() -> list[str]:
-    """Return the queries of its panels, with a store selected."""
+    """Return the queries of all panels, with a store selected."""
     return [target["expr"].replace("$store", "orders") for panel in panels() for target in panel["targets"]]
 
 
 def test_every_panel_uses_metrics_that_exist() -> None:
     """An empty panel would look like good news."""
-    named = {name for query in panel_queries() for name in re.findall(r"leasehold_[a-z_]+", query)}
-    assert named - METRIC_HELP.keys() == set()
-    assert len(named) >= len(METRIC_HELP) - 2
+    metrics_used = {name for query in panel_queries() for name in re.findall(r"leasehold_[a-z_]+", query)}
+    assert metrics_used - METRIC_HELP.keys() == set()
+    assert len(metrics_used) >= len(METRIC_HELP) - 2
 
 
 def test_panels_do_not_overlap() -> None:
     """Grafana moves panels that overlap."""
     cells = [
         (x, y)
-        for place in (panel["gridPos"] for panel in panels())
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
+        for grid_position in (panel["gridPos"] for panel in panels())
+        for x in range(grid_position["x"], grid_position["x"] + grid_position["w"])
+        for y in range(grid_position["y"], grid_position["y"] + grid_position["h"])
     ]
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24
@@ -48,8 +48,12 @@ def test_panels_do_not_overlap() -> None:
 def test_prometheus_can_parse_every_query(tmp_path: Path) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("NO PROMTOOL: the dashboard's questions were not tried; it comes with Debian's package prometheus")
-    rules = [{"record": f"asked:{place}", "expr": rule_file} for place, rule_file in enumerate(panel_queries())]
+    rules = [{"record": f"asked:{number}", "expr": rule_file} for number, rule_file in enumerate(panel_queries())]
     rule_file = tmp_path / "rules.yml"
     rule_file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    done = subprocess.run(("promtool", "check", "rules", str(rule_file)), capture_output=True, text=True, check=False)
-    assert (done.returncode, f"{len(rules)} rules found" in done.stdout) == (0, True), done.stdout + done.stderr
+    promtool = subprocess.run(
+        ("promtool", "check", "rules", str(rule_file)), capture_output=True, text=True, check=False
+    )
+    assert (promtool.returncode, f"{len(rules)} rules found" in promtool.stdout) == (0, True), (
+        promtool.stdout + promtool.stderr
+    )

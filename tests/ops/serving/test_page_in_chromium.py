@@ -1,4 +1,4 @@
-"""The page as a browser renders it shows its content, wide and narrow, and explains a lease."""
+"""In a browser, the page shows its content at every width, and explains a lease."""
 
 import struct
 import threading
@@ -31,22 +31,22 @@ def url() -> Iterator[str]:
     expect_applied(table.write(StealLease(table.get(["s-1"])[0], "c")))
     watcher.look()
     config = uvicorn.Config(server([watcher], ["127.0.0.1"]), port=0, log_level="error", lifespan="off")
-    listening = config.bind_socket()
-    listening.listen()
-    serving = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: serving.run(sockets=[listening]))
+    listening_socket = config.bind_socket()
+    listening_socket.listen()
+    page_server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: page_server.run(sockets=[listening_socket]))
     thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    serving.should_exit = serving.force_exit = True
+    yield f"http://127.0.0.1:{listening_socket.getsockname()[1]}/"
+    page_server.should_exit = page_server.force_exit = True
     thread.join()
-    listening.close()
+    listening_socket.close()
 
 
 def test_the_page_shows_leases_moves_and_explains_on_click(chromium: str, tmp_path: Path, url: str) -> None:
     with closing(Page(chromium, tmp_path, url)) as page:
-        shown = page.until("document.querySelectorAll('#leases tr').length > 1 && document.body.innerText")
+        page_text = page.until("document.querySelectorAll('#leases tr').length > 1 && document.body.innerText")
         for text in ("12.5 s", "vm-7", "memory://x", "rules minimal"):
-            assert text in shown, text
+            assert text in page_text, text
         moves = page.evaluate("document.getElementById('moves').innerText")
         assert moves.split()[-4:] == ["s-1", "a", "c", "H2"]
         page.evaluate("[...document.querySelectorAll('#leases button')].find(one => one.textContent === 's-0').click()")
@@ -56,7 +56,7 @@ def test_the_page_shows_leases_moves_and_explains_on_click(chromium: str, tmp_pa
 
 
 def test_a_saved_page_sorts_filters_and_explains_without_a_server(chromium: str, tmp_path: Path) -> None:
-    """The file shows the same as the served page."""
+    """The saved file shows the same as the served page."""
     table, file = Table(), tmp_path / "page.html"
     for row in (held("s-0", "a", 12.5), held("s-1", "a"), held(EVIL, "b")):
         create_lease_with_owner(table, row)
@@ -64,9 +64,9 @@ def test_a_saved_page_sorts_filters_and_explains_without_a_server(chromium: str,
     watcher.look()
     file.write_text(saved_page([watcher]), encoding="utf-8")
     with closing(Page(chromium, tmp_path, file.as_uri())) as page:
-        shown = page.until("document.querySelectorAll('#leases tbody tr').length === 3 && document.body.innerText")
+        page_text = page.until("document.querySelectorAll('#leases tbody tr').length === 3 && document.body.innerText")
         for text in ("12.5 s", "vm-7", "memory://x", "rules minimal"):
-            assert text in shown, text
+            assert text in page_text, text
         page.evaluate("document.querySelector('[data-sort=key]').click()")
         keys = "[...document.querySelectorAll('#leases tbody td:first-child')].map(one => one.textContent).join()"
         assert page.evaluate(keys) == ",".join(sorted(("s-0", "s-1", EVIL)))
@@ -97,19 +97,21 @@ def test_the_page_sorts_and_filters_by_keyboard_and_keeps_the_focus(chromium: st
 def test_the_page_renders_wide_narrow_and_dark(
     chromium: str, tmp_path: Path, url: str, width: int, *, dark: bool
 ) -> None:
-    """No style leaves a blank screen or text on its own color, and the curve is always drawn."""
+    """No style leaves the page blank or its text in the background color, and the curve is always drawn."""
     with closing(Page(chromium, tmp_path, url)) as page:
         page.until(
             "document.querySelectorAll('#leases tr').length > 1 && document.querySelector('#lag polyline') !== null"
         )
         picture = page.drawn(width, 1000, dark=dark)
-        colours = "getComputedStyle(document.body).color, getComputedStyle(document.querySelector('polyline')).stroke"
-        ink, curve = page.evaluate(f"[{colours}]")
+        color_expressions = (
+            "getComputedStyle(document.body).color, getComputedStyle(document.querySelector('polyline')).stroke"
+        )
+        text_color, curve_color = page.evaluate(f"[{color_expressions}]")
     assert struct.unpack(">II", picture[16:24]) == (width, 1000)
-    assert (ink, curve) == (
+    assert (text_color, curve_color) == (
         ("rgb(229, 234, 240)", "rgb(110, 168, 224)") if dark else ("rgb(28, 36, 48)", "rgb(47, 111, 178)")
     )
-    assert len(picture) > 40_000  # without data it is half of that
+    assert len(picture) > 40_000  # assert len(picture) > 40_000  # a picture without data has half of that
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])

@@ -41,7 +41,7 @@ ALL = ViewRequest(most=sys.maxsize)
 
 @pytest.fixture
 def store() -> Table:
-    """Return two workers, one of them far behind, and a lease whose name would be markup."""
+    """Return a table of two workers, one of them far behind, with a lease whose name is markup."""
     table = Table()
     rows = [held("s-0", "a", 12.5, 3), held("s-1", "a"), held("s-2", "a"), held("s-3", "b"), held(EVIL, "b")]
     for row in rows:
@@ -63,35 +63,40 @@ def port(watcher: TableWatcher) -> Iterator[int]:
     config = uvicorn.Config(
         server([watcher], ["127.0.0.1", "localhost"]), port=0, log_level="error", lifespan="off", http=BoundedConnection
     )
-    listening = config.bind_socket()
-    listening.listen()
-    serving = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: serving.run(sockets=[listening]))
+    listening_socket = config.bind_socket()
+    listening_socket.listen()
+    page_server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: page_server.run(sockets=[listening_socket]))
     thread.start()
-    yield listening.getsockname()[1]
-    serving.should_exit = serving.force_exit = True
+    yield listening_socket.getsockname()[1]
+    page_server.should_exit = page_server.force_exit = True
     thread.join()
-    listening.close()
+    listening_socket.close()
 
 
 def fetch(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
     """Return status, headers and text of a response."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read().decode()
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read().decode()
 
 
 def test_the_json_contains_owners_and_lag(port: int) -> None:
     (table,) = json.loads(fetch(port, "/leases.json")[2])
-    whole = {name: table["total"][name] for name in ("leases", "finished", "workers", "not_ok", "lag_max", "moves")}
-    assert whole == {"leases": 5, "finished": 1, "workers": 2, "not_ok": 0, "lag_max": 12.5, "moves": 0}
+    totals = {name: table["total"][name] for name in ("leases", "finished", "workers", "not_ok", "lag_max", "moves")}
+    assert totals == {"leases": 5, "finished": 1, "workers": 2, "not_ok": 0, "lag_max": 12.5, "moves": 0}
     assert [(worker_row["worker"], worker_row["leases"], worker_row["target"]) for worker_row in table["workers"]] == [
         ("a", 3, 3),
         ("b", 2, 2),
     ]
-    first = next(lease for lease in table["leases"] if lease["key"] == "s-0")
-    assert (first["owner"], first["lag"]["seconds"], first["lag"]["host"], first["lag"]["moves"]) == (
+    first_lease = next(lease for lease in table["leases"] if lease["key"] == "s-0")
+    assert (
+        first_lease["owner"],
+        first_lease["lag"]["seconds"],
+        first_lease["lag"]["host"],
+        first_lease["lag"]["moves"],
+    ) == (
         "a",
         12.5,
         "vm-7",
@@ -127,7 +132,7 @@ def test_explanations_are_those_of_the_command(port: int) -> None:
     lease = json.loads(fetch(port, "/explain?lease=s-3")[2])
     assert lease["should"].startswith("b: it holds 2 where its share is 2")
     worker = json.loads(fetch(port, "/explain?worker=a")[2])
-    assert [(each["worker"], each["share"]) for each in worker["workers"]] == [("a", 3)]
+    assert [(worker_row["worker"], worker_row["share"]) for worker_row in worker["workers"]] == [("a", 3)]
     assert [
         fetch(port, f"/explain?{query}")[0]
         for query in ("lease=none", "worker=none", "table=7", "table=x", "table=" + "9" * 5000)
@@ -135,15 +140,15 @@ def test_explanations_are_those_of_the_command(port: int) -> None:
 
 
 def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int) -> None:
-    """A page of an hour ago does not pass for the current state."""
+    """A page from an hour ago is not taken for the current state."""
     assert [fetch(port, path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
     store.down = True
     watcher.start()
     while not watcher.last_state.trouble:
-        time.sleep(0.01)  # the thread reads at once, and then notifies
+        time.sleep(0.01)  # time.sleep(0.01)  # the thread reads the table at once, and then notifies the pages
     status, _, text = fetch(port, "/healthz")
-    group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
-    assert (status, json.loads(text)) == (503, {"ok": False, "groups": [group]})
+    expected_group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
+    assert (status, json.loads(text)) == (503, {"ok": False, "groups": [expected_group]})
     status, _, text = fetch(port, "/readyz")
     assert (status, json.loads(text)) == (503, {"ok": False, "stale": ["memory://x"]})
     metrics = fetch(port, "/metrics")[2]
@@ -173,8 +178,8 @@ def test_metrics_cover_every_lease_and_the_fleet(port: int) -> None:
 
 def test_metrics_show_whether_a_lag_is_a_lower_bound() -> None:
     table, now = Table(), time.time()
-    silent = Progress(now, "a", behind=90.0, read=now - 90.0)
-    create_lease_with_owner(table, Lease("s-0", owner="a", annotations=((PROGRESS_ANNOTATION, silent.note),)))
+    old_progress = Progress(now, "a", behind=90.0, read=now - 90.0)
+    create_lease_with_owner(table, Lease("s-0", owner="a", annotations=((PROGRESS_ANNOTATION, old_progress.note),)))
     create_lease_with_owner(table, held("s-1", "a"))
     create_lease_with_owner(table, Lease("s-2", owner="java"))
     watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
@@ -207,17 +212,17 @@ def test_the_server_writes_no_row_and_fetches_no_foreign_file(port: int, path: s
 def test_a_page_receives_an_event_after_each_read(store: Table, watcher: TableWatcher, port: int) -> None:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request("GET", "/events")
-        answer = connection.getresponse()
-        first = json.loads(answer.readline().removeprefix(b"data: "))
-        answer.readline()
+        response = connection.getresponse()
+        first_event = json.loads(response.readline().removeprefix(b"data: "))
+        response.readline()
         create_lease_with_owner(store, held("s-7", "c"))
         watcher.look()
-        second = json.loads(answer.readline().removeprefix(b"data: "))
-    assert [len(event[0]["leases"]) for event in (first, second)] == [6, 7]
+        second_event = json.loads(response.readline().removeprefix(b"data: "))
+    assert [len(event[0]["leases"]) for event in (first_event, second_event)] == [6, 7]
 
 
 def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
-    """Return the first event that a page receives, and its bytes."""
+    """Return the first event that a page receives, and its size in bytes."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request("GET", f"/view{query}")
         line = connection.getresponse().readline()
@@ -235,7 +240,7 @@ def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
     ],
 )
 def test_a_page_receives_the_first_leases_in_its_order(port: int, query: str, keys: list[str]) -> None:
-    """A lease with a problem is not hidden after a thousand healthy ones."""
+    """A lease with a problem is not listed after a thousand healthy ones."""
     event, _ = seen(port, query)
     assert [row["key"] for row in event["rows"]][:3] == keys
     assert [group["store"] for group in event["groups"]] == ["memory://x"]
@@ -249,7 +254,7 @@ def test_an_unknown_view_is_rejected(port: int, query: str) -> None:
 
 
 def test_an_event_does_not_grow_with_the_number_of_leases(store: Table, watcher: TableWatcher, port: int) -> None:
-    """An event of a large table used to have 230,000 bytes."""
+    """An event for a large table used to be 230,000 bytes long."""
     for number in range(1000):
         create_lease_with_owner(
             store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number)
@@ -285,12 +290,12 @@ def test_the_history_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     record = FleetRecord(path)
     record.add("x", (SeenMove(5.0, "s-0", "a", None), SeenMove(6.0, "s-0", None, "b", "M6")), LagPoint(6.0, 1.5, 2.5))
     record.close()
-    again = FleetRecord(path)
-    assert [(move.after, move.rule) for move in again.moves("x")] == [("b", "M6"), (None, "")]
-    assert (again.lag("x"), again.count("x"), again.count("y")) == ((LagPoint(6.0, 1.5, 2.5),), 2, 0)
-    again.add("x", (), LagPoint(6.0 + 8 * 86400, 0.0, 0.0))
-    assert (again.count("x"), len(again.lag("x"))) == (0, 1)
-    again.close()
+    reopened = FleetRecord(path)
+    assert [(move.after, move.rule) for move in reopened.moves("x")] == [("b", "M6"), (None, "")]
+    assert (reopened.lag("x"), reopened.count("x"), reopened.count("y")) == ((LagPoint(6.0, 1.5, 2.5),), 2, 0)
+    reopened.add("x", (), LagPoint(6.0 + 8 * 86400, 0.0, 0.0))
+    assert (reopened.count("x"), len(reopened.lag("x"))) == (0, 1)
+    reopened.close()
 
 
 def test_an_unread_table_has_no_metrics() -> None:
@@ -301,7 +306,7 @@ def test_an_unread_table_has_no_metrics() -> None:
 
 
 def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
-    """The command serves its page at the given URL, and leaves no port open."""
+    """The command serves the page at the URL that it prints, and leaves no port open."""
     table = SqliteStore(str(tmp_path / "l.db"))
     create_lease_with_owner(table, held("s-0", "a"))
     table.close()
@@ -320,30 +325,30 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
         env=dict(os.environ),
-    ) as serving:
-        assert serving.stdout is not None
-        port = int(serving.stdout.readline().partition("/ (")[0].rpartition(":")[2])
+    ) as serve_process:
+        assert serve_process.stdout is not None
+        port = int(serve_process.stdout.readline().partition("/ (")[0].rpartition(":")[2])
         document: dict[str, Any] = {}
         while not document.get("leases"):
             (document,) = json.loads(fetch(port, "/leases.json")[2])
-        serving.send_signal(signal.SIGINT)
-        assert serving.wait(30) == 0
+        serve_process.send_signal(signal.SIGINT)
+        assert serve_process.wait(30) == 0
     assert document["store"] == f"sqlite://{tmp_path}/l.db"
 
 
 def test_ctrl_c_right_after_the_start_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who presses Ctrl-C as the address appears neither waits forever nor sees a traceback."""
+    """A user who presses Ctrl-C when the address appears neither waits forever nor sees a traceback."""
     SqliteStore(str(tmp_path / "l.db")).close()
     printed: list[str] = []
 
-    def pressed(text: str, *, flush: bool) -> None:
+    def print_and_interrupt(text: str, *, flush: bool) -> None:
         printed.append(text)
         assert flush
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", pressed, raising=False)
-    ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", "0"])
-    assert (ended.exit_code, ended.output, len(printed)) == (0, "", 1)
+    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", print_and_interrupt, raising=False)
+    result = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", "0"])
+    assert (result.exit_code, result.output, len(printed)) == (0, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -358,45 +363,48 @@ def test_ctrl_c_right_after_the_start_ends_the_command(tmp_path: Path, monkeypat
 def test_a_page_that_cannot_be_served_is_reported_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    ran = CliRunner().invoke(app, [argument.format(tmp_path) for argument in arguments])
-    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
-    assert says in ran.stderr
+    result = CliRunner().invoke(app, [argument.format(tmp_path) for argument in arguments])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (status, "", 1)
+    assert says in result.stderr
 
 
 def test_a_port_in_use_is_reported_with_the_option_to_change(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", str(port)])
-    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
-    assert f"--port {port}: Address already in use" in ran.stderr
-    assert "0 takes a free one" in ran.stderr
+        result = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", str(port)])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert f"--port {port}: Address already in use" in result.stderr
+    assert "0 takes a free one" in result.stderr
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="NO PAGE AT :: IS TRIED: this machine has no IPv6")
 def test_a_page_at_every_address_is_reachable_by_ipv4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
-    reached: list[int] = []
+    reached_ports: list[int] = []
 
-    def capture(text: str, *, flush: bool) -> None:
+    def connect_and_interrupt(text: str, *, flush: bool) -> None:
         assert flush
         port = int(text.partition("/ (")[0].rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port), 10).close()
-        reached.append(port)
+        reached_ports.append(port)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", capture, raising=False)
-    ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--host", "::", "--port", "0"])
-    assert (ended.exit_code, len(reached)) == (0, 1)
+    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", connect_and_interrupt, raising=False)
+    result = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--host", "::", "--port", "0"])
+    assert (result.exit_code, len(reached_ports)) == (0, 1)
 
 
 def test_a_locked_history_neither_stops_reads_nor_loses_moves(store: Table, tmp_path: Path) -> None:
     """An error of the history used to end the watcher, and the page showed old data without any sign of it."""
     path = tmp_path / "moves.db"
-    with closing(FleetRecord(str(path))) as record, closing(sqlite3.connect(path, isolation_level=None)) as other:
+    with (
+        closing(FleetRecord(str(path))) as record,
+        closing(sqlite3.connect(path, isolation_level=None)) as locking_connection,
+    ):
         watcher = TableWatcher("memory://x", store, Config(), record, every=60.0)
         watcher.look()
-        other.execute("BEGIN EXCLUSIVE")
+        locking_connection.execute("BEGIN EXCLUSIVE")
         row = next(lease for lease in store.list().leases if lease.key == "s-0")
         stolen = expect_applied(store.write(StealLease(row, "b")))
         watcher.look()
@@ -405,7 +413,7 @@ def test_a_locked_history_neither_stops_reads_nor_loses_moves(store: Table, tmp_
         assert next(one["owner"] for one in locked["leases"] if one["key"] == "s-0") == "b"
         expect_applied(store.write(ReleaseLease(stolen, "b")))
         watcher.look()
-        other.execute("ROLLBACK")
+        locking_connection.execute("ROLLBACK")
         watcher.look()
         current = watcher.state()
         assert (current["trouble"], current["total"]["moves"]) == ("", 2)
@@ -413,12 +421,12 @@ def test_a_locked_history_neither_stops_reads_nor_loses_moves(store: Table, tmp_
 
 
 class Odd(Table):
-    """A table that fails once with an exception that no store may raise."""
+    """A table whose first reads fail with exceptions that no store may raise."""
 
     faults: tuple[BaseException, ...] = (MemoryError(), ZeroDivisionError("odd"))
 
     def list(self) -> Listing:
-        """List the leases after the faults."""
+        """Raise the next fault, and list the leases once there is none."""
         if self.faults:
             fault, *rest = self.faults
             self.faults = tuple(rest)
@@ -440,11 +448,15 @@ def test_a_watcher_survives_any_exception_of_a_read() -> None:
 def test_an_incomplete_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a complete request is closed, so descriptors do not run out."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
-    begun = (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
-    for text in begun:
+    incomplete_requests = (
+        b"",
+        b"GET / HTTP/1.1\r\nHost: loc",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab",
+    )
+    for request in incomplete_requests:
         with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
-            connection.sendall(text)
-            assert receive_until_closed(connection) == (b"" if len(text) < 40 else ANY)
+            connection.sendall(request)
+            assert receive_until_closed(connection) == (b"" if len(request) < 40 else ANY)
 
 
 def test_an_incomplete_second_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,8 +495,8 @@ def receive_until_closed(connection: socket.socket) -> bytes:
     """Return what arrives until the other end closes; a reset counts as a close."""
     received = b""
     with suppress(ConnectionError):
-        while more := connection.recv(65536):
-            received += more
+        while received_part := connection.recv(65536):
+            received += received_part
     return received
 
 
@@ -506,17 +518,17 @@ def test_a_saved_page_contains_all_that_the_served_one_requests(watcher: TableWa
 
 
 def test_serve_once_writes_the_page_and_ends(tmp_path: Path) -> None:
-    """A table that cannot be read leaves no file."""
+    """A table that cannot be read leaves no page."""
     url, page = f"sqlite://{tmp_path}/leases.db", tmp_path / "page.html"
     with closing(SqliteStore(f"{tmp_path}/leases.db")) as store:
         create_lease_with_owner(store, Lease("s-9", checkpoint=SHARD_END))
-    done_once = CliRunner().invoke(app, [url, "--once", str(page)])
-    assert (done_once.exit_code, done_once.output) == (0, "")
+    result = CliRunner().invoke(app, [url, "--once", str(page)])
+    assert (result.exit_code, result.output) == (0, "")
     assert "s-9" in page.read_text(encoding="utf-8")
-    for words, status, says in (
+    for arguments, status, says in (
         ([url, "--once", str(tmp_path)], 2, "--once: "),
         ([f"sqlite://{tmp_path}/none.db", "--once", str(tmp_path / "none.html")], 1, "none.db"),
     ):
-        refused = CliRunner().invoke(app, words)
-        assert (refused.exit_code, says in refused.output) == (status, True)
+        rejected = CliRunner().invoke(app, arguments)
+        assert (rejected.exit_code, says in rejected.output) == (status, True)
     assert not (tmp_path / "none.html").exists()

@@ -1,4 +1,4 @@
-"""Workers read a table's stream in Amazon's DynamoDB Local, with their leases in the same service."""
+"""Workers read a table's stream from Amazon's DynamoDB Local, with their leases in the same service."""
 
 from uuid import uuid4
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services]
 def test_next_worker_resumes_a_table_stream_after_the_checkpoint(
     start: Position, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """Amazon's own service confirms what the other tests assume of our stand-in."""
+    """This confirms on Amazon's own service what the other tests assume about our stand-in."""
     name = f"orders-{uuid4().hex[:8]}"
     dynamodb_local_client.create_table(
         TableName=name,
@@ -40,22 +40,22 @@ def test_next_worker_resumes_a_table_stream_after_the_checkpoint(
             dynamodb_local_client.put_item(TableName=name, Item={"id": {"S": key}})
         return keys
 
-    def read(me: str, expected: list[str]) -> list[str]:
+    def read(worker_name: str, expected: list[str]) -> list[str]:
         received: list[str] = []
 
         def handle(delivery: Delivery) -> None:
             received.extend(record.change.keys["id"] for record in delivery.records)
 
         source = open_source(f"dynamodb-streams://{name}?region=eu-west-1&endpoint={dynamodb_local_url}")
-        with running(Runner(Worker(store=store, source=source, me=me, config=config), handle)):
+        with running(Runner(Worker(store=store, source=source, me=worker_name, config=config), handle)):
             until(lambda: store.list().leases, "a lease")
-            expected += put(f"while {me} reads")
+            expected += put(f"while {worker_name} reads")
             until(lambda: set(expected) <= set(received), f"{received}")
         return received
 
-    before = put("before")
-    first = read("a", before if start == TRIM_HORIZON else [])
-    # Its times are cut to the minute, so LATEST may start up to a minute early.
-    assert start == LATEST or first == before
-    second = put("between")
-    assert read("b", second) == second
+    put_before = put("before")
+    read_by_first = read("a", put_before if start == TRIM_HORIZON else [])
+    # The times of DynamoDB Local are truncated to minutes, so LATEST may start up to a minute early.
+    assert start == LATEST or read_by_first == put_before
+    put_between = put("between")
+    assert read("b", put_between) == put_between

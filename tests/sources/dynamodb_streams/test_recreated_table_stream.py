@@ -1,4 +1,4 @@
-"""A table's stream is disabled and enabled again while workers on one lease table read it."""
+"""A table's stream is disabled and enabled again while workers that share a lease table read it."""
 
 import time
 from collections.abc import Callable
@@ -29,20 +29,20 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
     """Leases of the former stream stay until its records are read (L14)."""
-    later = [0.0]
-    table, store = TableStreams(open_shard_count=2, clock=lambda: time.time() + later[0]), MemoryStore()
+    clock_offset = [0.0]
+    table, store = TableStreams(open_shard_count=2, clock=lambda: time.time() + clock_offset[0]), MemoryStore()
     with run_table_server(table) as endpoint:
-        present = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
+        current_url = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
-        def read(name: str, url: str, enough: Callable[[set[str], Worker], bool], **more: Any) -> set[str]:  # noqa: ANN401  the worker's signature
+        def read(name: str, url: str, is_done: Callable[[set[str], Worker], bool], **options: Any) -> set[str]:  # noqa: ANN401  the worker's signature
             received = set[str]()
 
             def handle(delivery: Delivery) -> None:
                 received.update(record.change.keys["id"] for record in delivery.records)
 
-            worker = Worker(store=store, source=open_source(url), me=name, config=CONFIG, **more)
+            worker = Worker(store=store, source=open_source(url), me=name, config=CONFIG, **options)
             with running(Runner(worker, handle)):
-                until(lambda: enough(received, worker), f"{name}: {received}")
+                until(lambda: is_done(received, worker), f"{name}: {received}")
             return received
 
         def put(prefix: str) -> set[str]:
@@ -51,23 +51,23 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
                 table.put(key, {})
             return keys
 
-        old = put("old")
-        assert read("a", present, lambda received, _: old <= received) == old
-        remaining = put("left")
+        old_keys = put("old")
+        assert read("a", current_url, lambda received, _: old_keys <= received) == old_keys
+        unread_keys = put("left")
         table.disable_stream()
-        former = present.replace("orders", table.arn)
-        later[0] = 2.0  # a table cannot get two streams in one second
+        former_url = current_url.replace("orders", table.arn)
+        clock_offset[0] = 2.0  # a table cannot get two streams in the same second
         table.enable_stream()
-        new = put("new")
-        assert read("b", present, lambda _, worker: worker.discovery.leases_unusable) == set()
+        new_keys = put("new")
+        assert read("b", current_url, lambda _, worker: worker.discovery.leases_unusable) == set()
         (message,) = reported(store.list().leases)
         assert ":orders was made anew at " in message
-        assert remaining <= read("c", former, lambda received, _: remaining <= received)
-        assert new == read("d", present, lambda received, _: new <= received, if_recreated="TRIM_HORIZON")
+        assert unread_keys <= read("c", former_url, lambda received, _: unread_keys <= received)
+        assert new_keys == read("d", current_url, lambda received, _: new_keys <= received, if_recreated="TRIM_HORIZON")
 
 
 def test_new_group_reads_a_disabled_stream() -> None:
-    """Its records can be read for a day, although none of its shards is open (L4)."""
+    """The records of a disabled stream can be read for a day, although none of its shards is open (L4)."""
     table, received = TableStreams(open_shard_count=2), set[str]()
     for n in range(20):
         table.put(f"i-{n}", {})

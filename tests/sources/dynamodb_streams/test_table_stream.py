@@ -1,4 +1,4 @@
-"""A table's stream through boto3, against a stand-in with the service's limits."""
+"""Reads a table's stream through boto3, from a stand-in that has the service's limits."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that stands still until a test moves it."""
 
     now = 1_800_000_000.0
 
@@ -42,7 +42,7 @@ def table(clock: Clock) -> TableStreams:
 
 @pytest.fixture
 def url(table: TableStreams, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the URL of its stream, with test credentials only."""
+    """Yield the URL of the table's stream, with credentials that are only for tests."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     with run_table_server(table) as endpoint:
@@ -56,7 +56,7 @@ def opened(url: str) -> TableStream:
 
 
 def only_shard(table: TableStreams) -> str:
-    """Return the id of its one shard."""
+    """Return the id of the table's only shard."""
     (shard,) = table.shards
     return shard
 
@@ -67,15 +67,15 @@ def reader(source: TableStream, shard: str, start: Position = TRIM_HORIZON) -> C
 
 
 def keys(batch: Batch) -> list[str]:
-    """Return the items of a batch, in order."""
+    """Return the ids of the changed items of a batch, in order."""
     return [record.change.keys["id"] for record in batch.records]
 
 
-def read_all(read: ChangePoller) -> list[Record]:
+def read_all(poller: ChangePoller) -> list[Record]:
     """Return all records up to the end of a closed shard."""
     records: list[Record] = []
     while True:
-        batch = read.read()
+        batch = poller.read()
         records += batch.records
         if batch.ended:
             return records
@@ -84,15 +84,19 @@ def read_all(read: ChangePoller) -> list[Record]:
 def test_change_decodes_whole_to_python_values(table: TableStreams, url: str) -> None:
     table.put("a", {"n": {"N": "1.5"}, "b": {"B": "AP8="}, "m": {"M": {"x": {"BS": ["cQ=="]}}}})
     table.put("a", None)
-    first, last = reader(opened(url), only_shard(table)).read().records
+    first_record, last_record = reader(opened(url), only_shard(table)).read().records
     item = {"id": "a", "n": Decimal("1.5"), "b": b"\x00\xff", "m": {"x": {b"q"}}}
     created = datetime.fromtimestamp(Clock.now, UTC)
     number = str(FIRST_NUMBER + 8)
-    assert first.change == Change("INSERT", {"id": "a"}, item, None, number, created)
-    assert (last.change.event, last.change.new, last.change.old) == ("REMOVE", None, item)
-    assert first.partition_key == last.partition_key == '{"id":{"S":"a"}}'
-    assert (first.sequence_number, first.arrived, first.position) == (number, Clock.now, Position(number))
-    assert b'"NewImage":{"b":{"B":"AP8="},"id":{"S":"a"}' in first.data
+    assert first_record.change == Change("INSERT", {"id": "a"}, item, None, number, created)
+    assert (last_record.change.event, last_record.change.new, last_record.change.old) == ("REMOVE", None, item)
+    assert first_record.partition_key == last_record.partition_key == '{"id":{"S":"a"}}'
+    assert (first_record.sequence_number, first_record.arrived, first_record.position) == (
+        number,
+        Clock.now,
+        Position(number),
+    )
+    assert b'"NewImage":{"b":{"B":"AP8="},"id":{"S":"a"}' in first_record.data
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"dynamodb":{"Keys":{"id":{"X":"a"}}},"eventName":"x"}'])
@@ -103,10 +107,10 @@ def test_data_that_is_no_change_is_rejected(data: bytes) -> None:
 
 
 def test_change_from_kinesis_data_streams_also_decodes() -> None:
-    """Such records have milliseconds, no sequence number, and a differently cased key in `userIdentity`."""
+    """Such records have times in milliseconds, no sequence number, and a different key in `userIdentity`."""
     change = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
-    by = {"principalId": "dynamodb.amazonaws.com"}
-    data = json.dumps({"eventName": "REMOVE", "userIdentity": by, "dynamodb": change}).encode()
+    identity = {"principalId": "dynamodb.amazonaws.com"}
+    data = json.dumps({"eventName": "REMOVE", "userIdentity": identity, "dynamodb": change}).encode()
     created = datetime.fromtimestamp(1_800_000_000.5, UTC)
     assert Record(data, "1").change == Change("REMOVE", {"id": "a"}, None, None, "", created, "dynamodb.amazonaws.com")
 
@@ -124,22 +128,22 @@ def test_every_page_of_shards_is_listed_with_parents(table: TableStreams, url: s
 
 
 def test_shard_with_a_child_is_closed_although_its_page_is_stale(table: TableStreams, url: str) -> None:
-    """A listing that contradicts itself would block the creation and deletion of leases (L2)."""
+    """A listing that contradicts itself would prevent the creation and deletion of leases (L2)."""
     table.stale_seconds = 60.0
     table.end_open_shards()
     assert [shard.open for shard in opened(url).shards()] == [False, True]
 
 
 def test_shard_is_gone_only_if_the_stream_no_longer_has_it(table: TableStreams, url: str) -> None:
-    """A lease is deleted only once its shard is gone (L10)."""
-    first = only_shard(table)
+    """A lease is deleted only when its shard is gone (L10)."""
+    first_shard = only_shard(table)
     table.end_open_shards()
     source = opened(url)
-    assert not source.gone(first)
-    table.remove_shards(first)
-    assert source.gone(first)
+    assert not source.gone(first_shard)
+    table.remove_shards(first_shard)
+    assert source.gone(first_shard)
     (remaining,) = source.shards()
-    assert remaining.parents == (first,)
+    assert remaining.parents == (first_shard,)
 
 
 def test_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
@@ -164,13 +168,13 @@ def test_reader_starts_after_its_checkpoint(table: TableStreams, url: str) -> No
 def test_latest_includes_the_current_second(
     table: TableStreams, url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Record times are cut to seconds, so LATEST includes every record of the second in which it is resolved."""
+    """Record times are truncated to seconds, so LATEST includes every record of the second in which it is resolved."""
     table.put("old", {})
     clock.now += 10.7
     table.put("same second", {})
     table.put("new", {})
     source = opened(url)
-    # The stand-in's Date header is this machine's time, without milliseconds.
+    # The Date header of the stand-in is this machine's time, without milliseconds.
     monkeypatch.setattr(TableStream.__base__, "latest", lambda _self, _lease: at_timestamp(1_800_000_010_700))
     start = source.latest(Lease(only_shard(table)))
     assert start == at_timestamp(1_800_000_010_000)
@@ -183,20 +187,20 @@ def test_start_time_is_kept_if_the_service_has_no_iterator_for_it(table: TableSt
     table.put("old", {})
     clock.now += 7
     table.put("new", {})
-    read = reader(opened(url), only_shard(table), at_timestamp(int(clock.now * 1000)))
+    poller = reader(opened(url), only_shard(table), at_timestamp(int(clock.now * 1000)))
     table.refuse.append("ValidationException")
-    assert keys(read.read()) == ["new"]
+    assert keys(poller.read()) == ["new"]
 
 
 def test_expired_iterator_is_replaced_at_the_same_position(table: TableStreams, url: str, clock: Clock) -> None:
-    """A handler may take longer than the iterator's 15 minutes."""
+    """A handler may need more time than the 15 minutes for which an iterator is valid."""
     table.put("a", {})
-    read = reader(opened(url), only_shard(table))
-    assert keys(read.read()) == ["a"]
+    poller = reader(opened(url), only_shard(table))
+    assert keys(poller.read()) == ["a"]
     clock.now += 901
     table.put("b", {})
-    assert keys(read.read()) == []
-    assert keys(read.read()) == ["b"]
+    assert keys(poller.read()) == []
+    assert keys(poller.read()) == ["b"]
 
 
 @pytest.mark.parametrize("asked_at", ["iterator", "records"])
@@ -206,50 +210,53 @@ def test_trimmed_checkpoint_error_says_what_to_do(table: TableStreams, url: str,
         table.put(key, {})
     source, shard = opened(url), only_shard(table)
     first = reader(source, shard).read().records[0]
-    going_on = opened(f"{url}&if_trimmed=TRIM_HORIZON")
+    continuing_source = opened(f"{url}&if_trimmed=TRIM_HORIZON")
     table.shards[shard].trimmed = 2 if asked_at == "iterator" else 0
-    refused, allowed = (reader(each, shard, first.position) for each in (source, going_on))
+    failing_reader, continuing_reader = (reader(each, shard, first.position) for each in (source, continuing_source))
     if asked_at == "records":
-        for each in (refused, allowed):
+        for each in (failing_reader, continuing_reader):
             each._limit = 1  # noqa: SLF001  so that it stops before the end
             each.read()
         table.shards[shard].trimmed = 3
     with pytest.raises(Trimmed, match=r"its checkpoint \d+ no longer exists: .*if_trimmed=TRIM_HORIZON"):
-        refused.read()
-    batches = [allowed.read() for _ in range(2)]
+        failing_reader.read()
+    batches = [continuing_reader.read() for _ in range(2)]
     assert [key for batch in batches for key in keys(batch)] == (["c", "d"] if asked_at == "iterator" else ["d"])
 
 
 def test_reader_that_has_read_nothing_survives_trimming(table: TableStreams, url: str) -> None:
-    """A reader that starts at the oldest record gets no error when that record expires."""
+    """A reader that starts at the oldest record gets no error if that record expires."""
     table.put("a", {})
     table.put("b", {})
-    read = reader(opened(url), only_shard(table))
-    read._iterator = f"{only_shard(table)}|0|{Clock.now}"  # noqa: SLF001  requested before the horizon moved
+    poller = reader(opened(url), only_shard(table))
+    poller._iterator = f"{only_shard(table)}|0|{Clock.now}"  # noqa: SLF001  requested before the horizon moved
     table.shards[only_shard(table)].trimmed = 1
-    assert keys(read.read()) == []
-    assert keys(read.read()) == ["b"]
+    assert keys(poller.read()) == []
+    assert keys(poller.read()) == ["b"]
 
 
 @pytest.mark.parametrize("number", ["7", "1" * 41, "9" * 129])
 def test_impossible_sequence_number_is_a_lasting_fault(table: TableStreams, url: str, number: str) -> None:
-    """boto3 rejects it before sending a request, so a retry cannot help."""
+    """boto3 rejects such a number before it sends a request, so a retry can't help."""
     with pytest.raises(Trimmed, match=f"its checkpoint {number} no longer exists"):
         reader(opened(url), only_shard(table), Position(number)).read()
 
 
 def test_throttling_is_retried_and_a_denial_is_an_error(table: TableStreams, url: str) -> None:
-    """A busy table is retried; a missing permission is an error that names DynamoDB, not Kinesis."""
+    """If the service is busy, the request is retried.
+
+    If a permission is missing, the error names DynamoDB, not Kinesis.
+    """
     table.put("a", {})
-    read = reader(opened(url), only_shard(table))
+    poller = reader(opened(url), only_shard(table))
     # boto3 itself retries once.
     table.refuse += ["LimitExceededException"] * 2 + ["InternalServerError"] * 2 + ["AccessDeniedException"]
-    slow, failed = read.read(), read.read()
-    assert slow.fault.startswith("DynamoDB Streams throttled a request for stream 'arn:aws:dynamodb:")
-    assert failed.fault.startswith("DynamoDB Streams failed on stream")
+    throttled_batch, failed_batch = poller.read(), poller.read()
+    assert throttled_batch.fault.startswith("DynamoDB Streams throttled a request for stream 'arn:aws:dynamodb:")
+    assert failed_batch.fault.startswith("DynamoDB Streams failed on stream")
     with pytest.raises(SourceError, match=r"cannot read stream .*, because they lack dynamodb:GetShardIterator: "):
-        read.read()
-    assert keys(read.read()) == ["a"]
+        poller.read()
+    assert keys(poller.read()) == ["a"]
 
 
 @pytest.mark.parametrize("denied", ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"])
@@ -264,17 +271,17 @@ def test_response_without_the_required_fields_is_rejected(table: TableStreams, u
     """A record without a sequence number could never be checkpointed."""
     table.put("a", {})
     row: dict[str, Any] = table.shards[only_shard(table)].rows[0]["dynamodb"]
-    number, row["SequenceNumber"] = row["SequenceNumber"], "\u0661" * 21  # digits, but no decimal string
-    read = reader(opened(url), only_shard(table))
-    assert "cannot be read" in read.read().fault
+    number, row["SequenceNumber"] = row["SequenceNumber"], "\u0661" * 21  # digits, but not ASCII ones
+    poller = reader(opened(url), only_shard(table))
+    assert "cannot be read" in poller.read().fault
     row["SequenceNumber"] = number
-    assert keys(read.read()) == ["a"]
+    assert keys(poller.read()) == ["a"]
 
 
 def test_tip_is_reached_only_after_several_empty_responses(table: TableStreams, url: str) -> None:
-    """A single response may be empty although more records follow."""
-    read = reader(opened(url), only_shard(table))
-    assert [read.read().behind_seconds for _ in range(EMPTY_RESPONSES_AT_TIP)] == [
+    """A single response may be empty even if more records follow."""
+    poller = reader(opened(url), only_shard(table))
+    assert [poller.read().behind_seconds for _ in range(EMPTY_RESPONSES_AT_TIP)] == [
         *[None] * (EMPTY_RESPONSES_AT_TIP - 1),
         0.0,
     ]
@@ -283,7 +290,7 @@ def test_tip_is_reached_only_after_several_empty_responses(table: TableStreams, 
 def test_recreated_stream_is_another_stream(
     table: TableStreams, url: str, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Leases of the former stream are kept, although its shards are not listed any more (L14)."""
+    """Leases of the former stream are kept, although its shards are no longer listed (L14)."""
     source = opened(url)
     former = source.incarnation()
     assert former == "123456789012:orders:1800000000"
@@ -322,9 +329,9 @@ def test_wrong_url_is_one_clear_error(wrong: str, why: str) -> None:
 
 
 def test_missing_table_or_stream_is_an_error(table: TableStreams, url: str) -> None:
-    other = opened(url.replace("//orders?", "//other?"))
+    source_of_missing_table = opened(url.replace("//orders?", "//other?"))
     with pytest.raises(SourceError, match="Table not found; check its name, account and region"):
-        other.shards()
+        source_of_missing_table.shards()
     table.status = ""
     with pytest.raises(SourceError, match="table 'orders' has no stream: enable one"):
         opened(url).shards()

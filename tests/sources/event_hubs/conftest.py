@@ -1,4 +1,4 @@
-"""One process with local event hubs for these tests, and a separate hub for each test."""
+"""One process with local event hubs for all these tests, and a separate hub for each test."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[Executor]:
-    """Close sources while the next tests run, because the client takes a second for each."""
+    """Close sources while the next tests run, because the client needs a second to close each."""
     with ThreadPoolExecutor() as pool:
         yield pool
 
@@ -33,6 +33,6 @@ def event_hub(
     name = re.sub(r"\W+", "-", request.node.name)
     hubs.create(name, 2, ("$Default", "second", "third"))
     monkeypatch.setenv(CONNECTION_STRING, hubs.connection_string())
-    place = HubSteps(hubs, name)
-    yield place
-    closing.map(EventHubsSource.close, place.opened)
+    hub_steps = HubSteps(hubs, name)
+    yield hub_steps
+    closing.map(EventHubsSource.close, hub_steps.opened)

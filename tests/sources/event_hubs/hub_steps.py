@@ -1,4 +1,4 @@
-"""Steps of the tests with a hub: send, receive with the official client, read with our reader."""
+"""Steps of tests with a hub: send events, receive with the official client, and read with our reader."""
 
 import threading
 from collections.abc import Iterable
@@ -34,7 +34,10 @@ class HubSteps:
 
     @cached_property
     def plain(self) -> EventHubsSource:
-        """A source of this hub without options, shared by all readers of a test because closing one takes a second."""
+        """A source of this hub without options.
+
+        All readers of a test share it, because closing a source takes a second.
+        """
         return self.source()
 
     def reader(self, start: Position = TRIM_HORIZON, partition: str = "0", epoch: int = 0) -> PartitionReader:
@@ -44,36 +47,40 @@ class HubSteps:
     def send(self, texts: Iterable[str], partition: str = "0") -> None:
         self.hubs.put(self.hub, partition, texts)
 
-    def received(self, wanted: int, at: str | int | datetime, *, inclusive: bool = False) -> list[EventData]:
+    def received(
+        self, count: int, starting_position: str | int | datetime, *, inclusive: bool = False
+    ) -> list[EventData]:
         """Return the first events that the official client receives from partition 0."""
         events: list[EventData] = []
         client = EventHubConsumerClient.from_connection_string(self.hubs.connection_string(self.hub), "$Default")
 
-        def arrived(_context: object, event: Any) -> None:  # noqa: ANN401  the SDK may pass None
+        def on_event(_context: object, event: Any) -> None:  # noqa: ANN401  the SDK may pass None
             events.extend([event] if event else [])
-            if len(events) >= wanted:
+            if len(events) >= count:
                 client.close()
 
-        limit = threading.Timer(PATIENCE_SECONDS, client.close)
-        limit.start()
-        client.receive(arrived, partition_id="0", starting_position=at, starting_position_inclusive=inclusive)
-        limit.cancel()
+        timer = threading.Timer(PATIENCE_SECONDS, client.close)
+        timer.start()
+        client.receive(
+            on_event, partition_id="0", starting_position=starting_position, starting_position_inclusive=inclusive
+        )
+        timer.cancel()
         return events
 
     def readers(self, partition: int = 0) -> list[dict[str, Any]]:
-        """Return the readers of this partition as the hub sees them."""
+        """Return the readers of this partition, as the hub describes them."""
         return list(self.hubs.list_partitions(self.hub)[partition]["readers"])
 
 
-def collect(reader: PartitionReader, wanted: int) -> list[Record]:
-    """Return this many records, and others of the last batch."""
+def collect(reader: PartitionReader, count: int) -> list[Record]:
+    """Read at least this many records, and return all records that were read."""
     records: list[Record] = []
 
-    def enough() -> bool:
+    def has_enough() -> bool:
         records.extend(reader.read().records)
-        return len(records) >= wanted
+        return len(records) >= count
 
-    until(enough)
+    until(has_enough)
     return records
 
 

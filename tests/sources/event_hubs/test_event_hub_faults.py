@@ -1,4 +1,4 @@
-"""Errors say how to fix a hub's configuration, and contain no secret."""
+"""Errors explain how to fix the hub's configuration, and contain no secret."""
 
 import asyncio
 import gc
@@ -88,7 +88,7 @@ def test_scheme_opens_the_source_with_its_options(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
-    """Errors end up in logs, and a mistyped key is still mostly the key."""
+    """Errors end up in logs, and most of a mistyped key is still the key."""
     with pytest.raises(ValueError, match="not an Event Hubs connection string") as raised:
         access_by_connection_string(secret, "place", "hub", "$Default")
     assert "hidden" not in f"{raised.value!r}{raised.value.__cause__!r}{ACCESS!r}"
@@ -105,7 +105,7 @@ def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
     ],
 )
 def test_offset_is_preferred_if_there_is_one(position: Position, start: EventPosition) -> None:
-    """Some SDKs have written `no offset` into checkpoints; as an offset it would read nothing."""
+    """Some SDKs have written `no offset` into checkpoints. If it were used as an offset, nothing would be read."""
     assert starting_event_position(position) == start
 
 
@@ -116,7 +116,7 @@ def test_reader_start_is_always_resolved(position: Position) -> None:
         starting_event_position(position)
 
 
-class _Said(EventHubError):
+class _ErrorWithCondition(EventHubError):
     def __init__(self, condition: str) -> None:
         super().__init__("what the service said")
         self.error = condition
@@ -125,20 +125,24 @@ class _Said(EventHubError):
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (_Said("resource-limit-exceeded"), SourceUnavailable, "use a separate consumer group for this fleet"),
-        (_Said("server-busy"), SourceUnavailable, "what the service said"),
+        (
+            _ErrorWithCondition("resource-limit-exceeded"),
+            SourceUnavailable,
+            "use a separate consumer group for this fleet",
+        ),
+        (_ErrorWithCondition("server-busy"), SourceUnavailable, "what the service said"),
         (ConnectionLostError("gone"), SourceUnavailable, "gone"),
-        (_Said("link:stolen"), SourceUnavailable, "the lease is lost, or two fleets share the group"),
-        (_Said("not-found"), SourceError, "no such hub or consumer group '\\$Default'"),
-        (_Said("argument-error"), SourceError, "leasehold reset"),
-        (_Said("unauthorized-access"), SourceError, "check the key"),
+        (_ErrorWithCondition("link:stolen"), SourceUnavailable, "the lease is lost, or two fleets share the group"),
+        (_ErrorWithCondition("not-found"), SourceError, "no such hub or consumer group '\\$Default'"),
+        (_ErrorWithCondition("argument-error"), SourceError, "leasehold reset"),
+        (_ErrorWithCondition("unauthorized-access"), SourceError, "check the key"),
         (AuthenticationError("no"), SourceError, "check the key in EVENTHUBS_CONNECTION_STRING"),
         (AuthenticationError("CBS Authentication Expired."), SourceUnavailable, "its token has expired"),
         (ImportError("aiohttp"), SourceError, "websockets need aiohttp; install leasehold\\[azure\\]"),
     ],
 )
 def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], message: str) -> None:
-    """Temporary faults are retried; lasting ones stop the shard."""
+    """Temporary faults are retried, and lasting ones stop the shard."""
     explanation = translate_error(error, ACCESS, "3")
     assert isinstance(explanation, SourceUnavailable) == (kind is SourceUnavailable)
     with pytest.raises(SourceError, match=message):
@@ -163,23 +167,23 @@ def test_credentials_are_requested_off_the_loop_and_their_rejection_is_lasting()
     credential = _Credential()
     assert asyncio.run(AsyncCredential(credential).get_token("scope")).expires_on == EXPIRES
     assert credential.asked == ("scope",)
-    refused = _Credential(ClientAuthenticationError("no such identity"))
+    rejected_credential = _Credential(ClientAuthenticationError("no such identity"))
     with pytest.raises(AuthenticationError, match="no such identity") as raised:
-        asyncio.run(AsyncCredential(refused).get_token("scope"))
+        asyncio.run(AsyncCredential(rejected_credential).get_token("scope"))
     explanation = translate_error(raised.value, Access("place", "hub", "$Default"))
     assert "role 'Azure Event Hubs Data Receiver'" in str(explanation)
 
 
 @pytest.mark.services
 def test_missing_hub_is_an_immediate_error(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = open_url(f"{event_hub.hubs.namespace}/nowhere", {})
+    missing_hub = open_url(f"{event_hub.hubs.namespace}/nowhere", {})
     with pytest.raises(SourceError, match=r"'nowhere'.*no such hub") as raised:
-        missing.shards()
+        missing_hub.shards()
     assert not isinstance(raised.value, SourceUnavailable)
-    missing.close()
-    strangers = event_hub.source(group="fourth").open(Lease("0"), TRIM_HORIZON)
+    missing_hub.close()
+    foreign_group_reader = event_hub.source(group="fourth").open(Lease("0"), TRIM_HORIZON)
     with pytest.raises(SourceError, match="consumer group 'fourth'"):
-        until(lambda: strangers.read().records)
+        until(lambda: foreign_group_reader.read().records)
     monkeypatch.setenv(CONNECTION_STRING, event_hub.hubs.connection_string().replace(event_hub.hubs.key, "wrong"))
     with pytest.raises(SourceError, match="check the key"):
         event_hub.source().shards()
@@ -191,29 +195,29 @@ def test_quota_errors_and_outages_are_retried(event_hub: HubSteps, monkeypatch: 
     until(event_hub.readers)
     event_hub.hubs.detach_readers(event_hub.hub, "0", "amqp:resource-limit-exceeded")
     assert fault(reader).wait_seconds < 10
-    nobody = f"Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey={event_hub.hubs.key}"
-    monkeypatch.setenv(CONNECTION_STRING, f"{nobody};UseDevelopmentEmulator=true")
-    silent = open_url("localhost:1/hub", {})
+    unreachable_endpoint = f"Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey={event_hub.hubs.key}"
+    monkeypatch.setenv(CONNECTION_STRING, f"{unreachable_endpoint};UseDevelopmentEmulator=true")
+    unreachable_hub = open_url("localhost:1/hub", {})
     with pytest.raises(SourceUnavailable, match="event hub 'hub' in localhost:1"):
-        silent.shards()
-    silent.close()
+        unreachable_hub.shards()
+    unreachable_hub.close()
 
 
 @pytest.mark.services
 def test_missing_websocket_package_is_reported(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK would treat the missing package as temporary and retry forever."""
+    """The SDK would treat the missing package as a temporary fault and retry forever."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(SourceError, match="aiohttp"):
         event_hub.source(transport="websockets").shards()
 
 
 class Feed:
-    """A link with these events, and then this fault."""
+    """A link that returns these events, and then has this fault."""
 
     events: ClassVar[list[Record]] = []
     fault: ClassVar[BaseException | None] = None
 
-    def __init__(self, *_given: object, **_named: object) -> None:
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
         """Open nothing."""
 
     def take_events(self) -> list[Record]:
@@ -232,15 +236,15 @@ def test_link_reports_how_long_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> N
         cast("Any", None), ACCESS, "0", TRIM_HORIZON, epoch=0, prefetch=10, clock=lambda: now[0]
     )
     unlinked = []
-    for number, passed in enumerate((0.0, 25.0, 30.0)):
-        now[0] += passed
-        Feed.events[:] = [Record(b"", str(number))] if passed else []
+    for number, seconds in enumerate((0.0, 25.0, 30.0)):
+        now[0] += seconds
+        Feed.events[:] = [Record(b"", str(number))] if seconds else []
         unlinked.append(reader.read().disconnected_seconds)
     monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
     unlinked.append(reader.read().disconnected_seconds)
-    stolen = EventHubError("taken")
-    stolen.error = "link:stolen"
-    monkeypatch.setattr(Feed, "fault", stolen)
+    stolen_error = EventHubError("taken")
+    stolen_error.error = "link:stolen"
+    monkeypatch.setattr(Feed, "fault", stolen_error)
     unlinked.append(reader.read().disconnected_seconds)
     monkeypatch.setattr(Feed, "fault", None)
     unlinked.append(reader.read().disconnected_seconds)
@@ -251,63 +255,67 @@ def test_link_reports_how_long_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_backoff_grows_to_its_limit_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events reset the backoff after faults, and an idle partition is polled every half second at most."""
+    """Events reset the backoff after faults. An idle partition is polled at most every half second."""
     monkeypatch.setattr(poller, "PartitionReceiver", Feed)
     monkeypatch.setattr(poller, "random", SimpleNamespace(uniform=lambda _least, most: most))
     reader = poller.PartitionReader(cast("Any", None), ACCESS, "0", TRIM_HORIZON, epoch=0, prefetch=10)
-    idle = [reader.read().wait_seconds for _ in range(6)]
+    idle_waits = [reader.read().wait_seconds for _ in range(6)]
     monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
-    faults = [reader.read().wait_seconds for _ in range(5)]
+    fault_waits = [reader.read().wait_seconds for _ in range(5)]
     Feed.events[:] = [Record(b"", "5")]
-    after = [reader.read().wait_seconds for _ in range(2)]
+    later_waits = [reader.read().wait_seconds for _ in range(2)]
     monkeypatch.setattr(Feed, "fault", None)
-    assert (idle, faults, after) == ([0.05, 0.1, 0.2, 0.4, 0.5, 0.5], [3.0, 9.0, 27.0, 30.0, 30.0], [0.0, 3.0])
+    assert (idle_waits, fault_waits, later_waits) == (
+        [0.05, 0.1, 0.2, 0.4, 0.5, 0.5],
+        [3.0, 9.0, 27.0, 30.0, 30.0],
+        [0.0, 3.0],
+    )
     assert reader.read().wait_seconds == 0.05
 
 
 def test_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice ends only after its last events had time to arrive."""
-    now = iter([104.999, 105.0])
+    """A slice ends only after its last events have had time to arrive."""
+    times = iter([104.999, 105.0])
     enqueued = datetime.fromtimestamp(99, UTC)
     properties = {"is_empty": False, "last_enqueued_sequence_number": 7, "last_enqueued_time_utc": enqueued}
     monkeypatch.setattr(
         source, "BackgroundLoop", lambda: SimpleNamespace(run_and_wait=lambda work: work.close() or properties)
     )
-    monkeypatch.setattr(source, "time", SimpleNamespace(time=lambda: next(now)))
+    monkeypatch.setattr(source, "time", SimpleNamespace(time=lambda: next(times)))
     hub = source.EventHubsSource(ACCESS)
     assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, SettledShard(Position("7"), 99.0)]
 
 
 def test_unanswered_request_times_out_and_is_cancelled() -> None:
-    asking = BackgroundLoop()
-    work = asyncio.sleep(3600)
+    loop = BackgroundLoop()
+    coroutine = asyncio.sleep(3600)
     with pytest.raises(SourceUnavailable, match=r"did not respond within 0\.02 s"):
-        asking.run_and_wait(work, 0.02)
-    until(lambda: inspect.getcoroutinestate(work) == inspect.CORO_CLOSED)
-    asking.close()
+        loop.run_and_wait(coroutine, 0.02)
+    until(lambda: inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED)
+    loop.close()
 
 
 def test_request_timeout_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    asking, waited = BackgroundLoop(), list[float]()
-    silent: Future[None] = Future()
+    loop, waited = BackgroundLoop(), list[float]()
+    pending_future: Future[None] = Future()
 
-    def result(seconds: float) -> None:
+    def raise_timeout(seconds: float) -> None:
         waited.append(seconds)
         raise TimeoutError
 
-    monkeypatch.setattr(silent, "result", result)
-    monkeypatch.setattr(asking, "start_coroutine", lambda _work: silent)
+    monkeypatch.setattr(pending_future, "result", raise_timeout)
+    monkeypatch.setattr(loop, "start_coroutine", lambda _work: pending_future)
     with pytest.raises(SourceUnavailable, match="did not respond within 30 s"):
-        asking.run_and_wait(cast("Any", None))
-    assert (waited, silent.cancelled()) == ([30.0], True)
-    asking.close()
+        loop.run_and_wait(cast("Any", None))
+    assert (waited, pending_future.cancelled()) == ([30.0], True)
+    loop.close()
 
 
 def test_close_waits_for_links_to_close() -> None:
-    """Links are closed before the process ends, so the next owner need not steal them."""
+    """Links are closed before the process ends, so that the next owner need not steal them."""
     started, closed = threading.Event(), threading.Event()
 
-    async def slow() -> None:
+    async def close_slowly() -> None:
         try:
             started.set()
             await asyncio.Event().wait()
@@ -315,30 +323,30 @@ def test_close_waits_for_links_to_close() -> None:
             await asyncio.sleep(0.05)
             closed.set()
 
-    closing = BackgroundLoop()
-    closing.start_coroutine(slow())
+    loop = BackgroundLoop()
+    loop.start_coroutine(close_slowly())
     assert started.wait(20.0)
-    closing.close()
+    loop.close()
     assert closed.is_set()
 
 
 def test_link_whose_close_is_unanswered_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request is left pending when the loop is closed."""
+    """No request is pending after the loop is closed."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.2)
     started = threading.Event()
 
-    async def unanswered() -> None:
+    async def never_close() -> None:
         try:
             started.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.Event().wait()
 
-    closing, work = BackgroundLoop(), unanswered()
-    closing.start_coroutine(work)
+    loop, coroutine = BackgroundLoop(), never_close()
+    loop.start_coroutine(coroutine)
     assert started.wait(20.0)
-    closing.close()
-    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+    loop.close()
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
 
 def test_link_that_never_closes_does_not_block_close(
@@ -347,21 +355,21 @@ def test_link_that_never_closes_does_not_block_close(
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.05)
     started = threading.Event()
 
-    async def stubborn() -> None:
+    async def ignore_cancellation() -> None:
         while True:
             started.set()
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
 
-    before = set(threading.enumerate())
-    closing = BackgroundLoop()
-    (thread,) = set(threading.enumerate()) - before
-    closing.start_coroutine(stubborn())
+    threads_before = set(threading.enumerate())
+    loop = BackgroundLoop()
+    (thread,) = set(threading.enumerate()) - threads_before
+    loop.start_coroutine(ignore_cancellation())
     assert started.wait(20.0)
-    closing.close()
+    loop.close()
     until(lambda: not thread.is_alive())
-    caplog.set_level(logging.CRITICAL, "asyncio")  # asyncio logs that a task was left
-    del closing
+    caplog.set_level(logging.CRITICAL, "asyncio")  # asyncio logs that a task was still pending
+    del loop
     gc.collect()
 
 
@@ -377,7 +385,7 @@ def test_link_that_never_closes_does_not_block_close(
     ],
 )
 def test_repeated_fault_has_the_same_message(text: str, shown: str) -> None:
-    """Addresses of objects and tracking ids are left out, so that a fault that lasts is logged once."""
+    """Object addresses and tracking ids are removed, so that a lasting fault is logged only once."""
     access = Access("ns", "hub", "$Default")
     assert str(translate_error(EventHubError(text), access)) == f"event hub 'hub' in ns: {shown}"
 
@@ -385,7 +393,7 @@ def test_repeated_fault_has_the_same_message(text: str, shown: str) -> None:
 def test_failed_connection_logs_no_lines_about_forgotten_objects(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """While a proxy is down, the log does not get lines with object addresses at each try; other faults are logged."""
+    """While a proxy is down, no lines with object addresses are logged at each try. Other faults are logged."""
 
     async def report() -> None:
         loop = asyncio.get_running_loop()

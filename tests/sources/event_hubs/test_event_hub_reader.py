@@ -1,4 +1,4 @@
-"""Our reader on the real client loses no record when resumed, displaced, disconnected or throttled."""
+"""With the real client, our reader loses no record if it is resumed, displaced, disconnected or throttled."""
 
 import gc
 import logging
@@ -14,11 +14,11 @@ from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shar
 pytestmark = pytest.mark.services
 
 LOOKUPS = min(32, (os.cpu_count() or 1) + 4)
-"""The number of threads that an event loop may start for name lookups, however many partitions there are."""
+"""The number of threads that an event loop may start for name lookups, for any number of partitions."""
 
 
 def test_record_has_what_a_handler_and_a_checkpoint_need(event_hub: HubSteps) -> None:
-    """Other SDKs need the token to resume from a checkpoint."""
+    """Other SDKs need the token in order to resume from a checkpoint."""
     event_hub.send(["a", "b"])
     records = collect(event_hub.reader(), 2)
     event = records[1].event
@@ -46,7 +46,7 @@ def test_event_before_the_checkpoint_is_dropped_despite_its_offset(event_hub: Hu
 
 
 def test_batch_reports_how_far_it_was_read(event_hub: HubSteps) -> None:
-    """The worker checkpoints `read_to`, so it must never be after the last record read."""
+    """The worker checkpoints `read_to`, so it must never be after the last record that was read."""
     event_hub.send(["a", "b", "c"])
     reader = event_hub.reader()
     batch = until(lambda: (batch := reader.read()).records and batch)
@@ -55,8 +55,8 @@ def test_batch_reports_how_far_it_was_read(event_hub: HubSteps) -> None:
     assert 0 <= batch.behind_seconds < 60
     assert (batch.ended, batch.children) == (False, ())
     rows = batch.in_columns(batch.records).to_pylist()
-    assert [(row["body"], row["partition"]) for row in rows] == [(each.data, "0") for each in batch.records]
-    assert [row["offset"] for row in rows] == [each.token for each in batch.records]
+    assert [(row["body"], row["partition"]) for row in rows] == [(record.data, "0") for record in batch.records]
+    assert [row["offset"] for row in rows] == [record.token for record in batch.records]
     waits = [reader.read().wait_seconds for _ in range(6)]
     assert waits == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
 
@@ -69,7 +69,7 @@ def test_reading_from_a_time_includes_that_time(event_hub: HubSteps) -> None:
 
 
 def test_latest_is_a_number_or_the_start_of_an_empty_partition(event_hub: HubSteps) -> None:
-    """Events that arrive between resolving LATEST and the first read are not skipped."""
+    """Events that arrive after LATEST was resolved and before the first read are not skipped."""
     event_hub.send(["old", "older"])
     source = event_hub.source()
     full, empty = source.latest(Lease("0", checkpoint=LATEST)), source.latest(Lease("1", checkpoint=LATEST))
@@ -82,44 +82,44 @@ def test_latest_is_a_number_or_the_start_of_an_empty_partition(event_hub: HubSte
 
 def test_stolen_link_is_reported_and_not_stolen_back(event_hub: HubSteps) -> None:
     event_hub.send(["a", "b"])
-    loser = event_hub.reader()
-    assert texts(collect(loser, 2)) == ["a", "b"]
+    former_reader = event_hub.reader()
+    assert texts(collect(former_reader, 2)) == ["a", "b"]
     new_owner = event_hub.reader(epoch=3)
     assert texts(collect(new_owner, 2)) == ["a", "b"]
-    batch = fault(loser)
+    batch = fault(former_reader)
     assert (batch.records, batch.read_to, batch.wait_seconds) == ((), None, 10.0)
     assert [reader["epoch"] for reader in event_hub.readers()] == [3]
 
 
 def test_last_reader_of_equal_epoch_wins_and_resumes(event_hub: HubSteps) -> None:
-    """The official processors all use epoch 0, so the newer owner must get the link."""
+    """All official processors use epoch 0, so the newer owner must get the link."""
     event_hub.send(["a"])
-    first = event_hub.reader()
-    collect(first, 1)
-    second = event_hub.reader()
-    collect(second, 1)
-    fault(first)
+    first_reader = event_hub.reader()
+    collect(first_reader, 1)
+    second_reader = event_hub.reader()
+    collect(second_reader, 1)
+    fault(first_reader)
     event_hub.send(["b"])
-    assert texts(collect(second, 1)) == ["b"]
-    # After its wait, the first reader continues right after the last record it returned.
-    assert texts(collect(first, 1)) == ["b"]
-    assert fault(second).wait_seconds == 10.0
+    assert texts(collect(second_reader, 1)) == ["b"]
+    # After its wait, the first reader continues right after the last record that it returned.
+    assert texts(collect(first_reader, 1)) == ["b"]
+    assert fault(second_reader).wait_seconds == 10.0
 
 
-# The client leaves the socket of a broken connection to the garbage collector, which logs a warning.
+# The client leaves the socket of a broken connection to the garbage collector, which emits a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_broken_link_is_reopened_without_loss_or_repetition(
     event_hub: HubSteps, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The service routinely detaches links, for upgrades, throttling or idleness."""
+    """The service routinely detaches links because of upgrades, throttling or idleness."""
     caplog.set_level(logging.CRITICAL, "azure.eventhub")  # a captured traceback would keep that socket alive
     event_hub.hubs.add_partitions(event_hub.hub, 1)
     partitions = ("0", "1", "2")
     for partition in partitions:
         event_hub.send(["a", "b"], partition)
     readers = [event_hub.reader(partition=partition) for partition in partitions]
-    before = [texts(collect(reader, 2)) for reader in readers]
-    ended = (
+    texts_before = [texts(collect(reader, 2)) for reader in readers]
+    ended_counts = (
         event_hub.hubs.detach_readers(event_hub.hub, "0", "amqp:link:detach-forced"),
         event_hub.hubs.detach_readers(event_hub.hub, "1", "com.microsoft:server-busy"),
         event_hub.hubs.drop(event_hub.hub, "2"),
@@ -127,8 +127,8 @@ def test_broken_link_is_reopened_without_loss_or_repetition(
     waits = [fault(reader).wait_seconds for reader in readers]
     for partition in partitions:
         event_hub.send(["c"], partition)
-    after = [texts(collect(reader, 1)) for reader in readers]
-    assert (before, ended, after) == ([["a", "b"]] * 3, (1, 1, 1), [["c"]] * 3)
+    texts_after = [texts(collect(reader, 1)) for reader in readers]
+    assert (texts_before, ended_counts, texts_after) == ([["a", "b"]] * 3, (1, 1, 1), [["c"]] * 3)
     assert all(1.0 <= wait <= 3.0 for wait in waits)
     event_hub.plain.close()
     gc.collect()
@@ -139,12 +139,12 @@ def test_slow_handler_bounds_the_buffered_records(event_hub: HubSteps) -> None:
     event_hub.send(numbers, "0")
     event_hub.send(numbers, "1")
     source = event_hub.source(prefetch="20")
-    slow, quick = (source.open(Lease(partition), TRIM_HORIZON) for partition in ("0", "1"))
+    slow_reader, quick_reader = (source.open(Lease(partition), TRIM_HORIZON) for partition in ("0", "1"))
     until(event_hub.readers)
-    # When the other partition is read completely, this one would be, too.
-    assert texts(collect(quick, 400)) == numbers
+    # After the other partition was read completely, this one would be too, if its buffer were not bounded.
+    assert texts(collect(quick_reader, 400)) == numbers
     assert event_hub.readers()[0]["sent"] <= 4 * 20
-    assert texts(collect(slow, 400)) == numbers
+    assert texts(collect(slow_reader, 400)) == numbers
 
 
 def test_partition_added_at_run_time_is_read_from_its_start(event_hub: HubSteps) -> None:
@@ -159,14 +159,14 @@ def test_partition_added_at_run_time_is_read_from_its_start(event_hub: HubSteps)
 
 def test_many_partitions_share_one_thread_and_close_every_link(event_hub: HubSteps) -> None:
     event_hub.hubs.add_partitions(event_hub.hub, 14)
-    before = set(threading.enumerate())
+    threads_before = set(threading.enumerate())
     source = event_hub.source()
     readers = [source.open(Lease(str(number)), TRIM_HORIZON) for number in range(16)]
     until(lambda: all(partition["readers"] for partition in event_hub.hubs.list_partitions(event_hub.hub)))
-    started = set(threading.enumerate()) - before
-    assert len(started) <= 1 + LOOKUPS
+    started_threads = set(threading.enumerate()) - threads_before
+    assert len(started_threads) <= 1 + LOOKUPS
     readers[0].close()
     until(lambda: not event_hub.readers())
     source.close()
     assert until(lambda: not any(partition["readers"] for partition in event_hub.hubs.list_partitions(event_hub.hub)))
-    until(lambda: not started & set(threading.enumerate()))
+    until(lambda: not started_threads & set(threading.enumerate()))

@@ -1,4 +1,4 @@
-"""A rising owner level keeps former owners out, and a position that a hub does not know is an error."""
+"""A rising owner level keeps former owners out, and a position that the hub does not know is an error."""
 
 import logging
 from uuid import uuid4
@@ -22,17 +22,17 @@ pytestmark = pytest.mark.services
 
 
 def open_reader(event_hub: HubSteps, lease: Lease) -> PartitionReader:
-    """Return the lease owner's reader."""
+    """Open the reader of the lease's owner."""
     return event_hub.plain.open(lease, lease.checkpoint)
 
 
 def levels(event_hub: HubSteps) -> list[int | None]:
-    """Return the owner levels that read partition 0."""
+    """Return the owner levels of the readers of partition 0."""
     return [reader["epoch"] for reader in event_hub.readers()]
 
 
 def assert_shut_out(event_hub: HubSteps, reader: PartitionReader, level: int) -> None:
-    """Check that the reader fails on each try, gets no events and does not disturb others."""
+    """Assert that the reader fails at each try, gets no events, and does not disturb other readers."""
     event_hub.send(["more"])
     for _ in range(2):
         batch = fault(reader)
@@ -43,74 +43,74 @@ def assert_shut_out(event_hub: HubSteps, reader: PartitionReader, level: int) ->
 def test_former_owner_is_shut_out_by_the_next_owners_level(event_hub: HubSteps) -> None:
     event_hub.send(["a"])
     store = MemoryStore()
-    first = expect_applied(
+    first_lease = expect_applied(
         store.write(
             ClaimLease(expect_applied(store.write(CreateLease(Lease("0", stream=event_hub.plain.stream)))), "ann")
         )
     )
-    loser = open_reader(event_hub, first)
-    assert texts(collect(loser, 1)) == ["a"]
-    second = expect_applied(store.write(StealLease(first, "bob")))
-    winner = open_reader(event_hub, second)
-    assert texts(collect(winner, 1)) == ["a"]
-    assert_shut_out(event_hub, loser, second.epoch)
-    assert texts(collect(winner, 1)) == ["more"]
+    former_reader = open_reader(event_hub, first_lease)
+    assert texts(collect(former_reader, 1)) == ["a"]
+    second_lease = expect_applied(store.write(StealLease(first_lease, "bob")))
+    new_reader = open_reader(event_hub, second_lease)
+    assert texts(collect(new_reader, 1)) == ["a"]
+    assert_shut_out(event_hub, former_reader, second_lease.epoch)
+    assert texts(collect(new_reader, 1)) == ["more"]
 
 
 def test_fence_holds_after_a_copy_into_another_layout(
     event_hub: HubSteps, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copied lease keeps its epoch, so the new fleet's owner level is above the old one's."""
+    """A copied lease keeps its epoch, so the owner level of the new fleet is above that of the old one."""
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     event_hub.send(["a"])
     source, target = MemoryStore(), open_store(f"azblob://devstoreaccount1/fence-{uuid4().hex}?prefix=fleet")
-    old = expect_applied(
+    source_lease = expect_applied(
         source.write(
             ClaimLease(
                 expect_applied(source.write(CreateLease(Lease("0", stream=event_hub.plain.stream, epoch=501)))), "ann"
             )
         )
     )
-    loser = open_reader(event_hub, old)
-    collect(loser, 1)
-    (move,) = planned_copies((old,), (), ())
-    assert copy_lease(target, move) == move
-    new = expect_applied(target.write(ClaimLease(target.get(["0"])[0], "bob")))
-    assert (old.epoch, new.epoch) == (502, 503)
-    winner = open_reader(event_hub, new)
-    collect(winner, 1)
-    assert_shut_out(event_hub, loser, 503)
+    former_reader = open_reader(event_hub, source_lease)
+    collect(former_reader, 1)
+    (copy,) = planned_copies((source_lease,), (), ())
+    assert copy_lease(target, copy) == copy
+    target_lease = expect_applied(target.write(ClaimLease(target.get(["0"])[0], "bob")))
+    assert (source_lease.epoch, target_lease.epoch) == (502, 503)
+    new_reader = open_reader(event_hub, target_lease)
+    collect(new_reader, 1)
+    assert_shut_out(event_hub, former_reader, 503)
     target.close()
 
 
 def test_restarted_level_waits_until_the_old_fleet_is_gone(event_hub: HubSteps) -> None:
-    """The Azure SDKs' blobs cannot store an epoch, so a reader that is shut out reports it and reads later."""
+    """The Azure SDKs' blobs cannot store an epoch, so a reader that is shut out reports it, and reads later."""
     event_hub.send(["a"])
-    old = event_hub.reader(epoch=502)
-    collect(old, 1)
-    new = event_hub.reader()
-    assert_shut_out(event_hub, new, 502)
-    old.close()
+    former_reader = event_hub.reader(epoch=502)
+    collect(former_reader, 1)
+    new_reader = event_hub.reader()
+    assert_shut_out(event_hub, new_reader, 502)
+    former_reader.close()
     until(lambda: not event_hub.readers())
-    assert texts(collect(new, 2)) == ["a", "more"]
+    assert texts(collect(new_reader, 2)) == ["a", "more"]
 
 
 def test_reader_without_a_level_is_rejected_while_an_owner_reads(event_hub: HubSteps) -> None:
-    """The stand-in rejects such readers, as the service does."""
-    collected_by_owner = event_hub.reader(epoch=3)
+    """The local hub rejects such a reader, as the service does."""
+    owner_reader = event_hub.reader(epoch=3)
     event_hub.send(["a"])
-    collect(collected_by_owner, 1)
+    collect(owner_reader, 1)
     errors: list[Exception] = []
     client = EventHubConsumerClient.from_connection_string(
         event_hub.hubs.connection_string(event_hub.hub), "$Default", retry_total=0
     )
 
-    def failed(_context: object, error: Exception) -> None:
+    def record_error(_context: object, error: Exception) -> None:
         errors.append(error)
         client.close()
 
     with client:
-        client.receive(lambda _context, _event: None, partition_id="0", on_error=failed, starting_position="-1")
+        client.receive(lambda _context, _event: None, partition_id="0", on_error=record_error, starting_position="-1")
     assert "non-epoch receiver is not allowed" in str(errors[0])
     assert levels(event_hub) == [3]
 
@@ -132,14 +132,14 @@ def test_checkpoint_after_the_partition_end_is_an_error_with_advice(
 
 
 def test_events_past_retention_are_reported_as_lost(event_hub: HubSteps, caplog: pytest.LogCaptureFixture) -> None:
-    """The service starts at the oldest event it still has, so the reader logs what was lost."""
+    """The service starts at the oldest event that it still has, so the reader logs how many events were lost."""
     caplog.set_level(logging.ERROR, "leasehold.event_hubs")
     event_hub.send(["a", "b", "c", "d"])
-    first = collect(event_hub.reader(), 4)[0]
+    first_record = collect(event_hub.reader(), 4)[0]
     assert event_hub.hubs.trim_events(event_hub.hub, "0", 3) == 3
     assert texts(collect(event_hub.reader(TRIM_HORIZON), 1)) == ["d"]
     assert caplog.messages == []
-    assert texts(collect(event_hub.reader(first.position), 1)) == ["d"]
+    assert texts(collect(event_hub.reader(first_record.position), 1)) == ["d"]
     assert caplog.messages == [
         f"event hub {event_hub.hub!r}, partition 0: 2 events after number 0 have expired and are lost"
     ]

@@ -1,4 +1,4 @@
-"""The local hub works with the real `azure-eventhub` client, which all other tests here rely on."""
+"""The local hub works with the real `azure-eventhub` client, on which all other tests here rely."""
 
 import pytest
 from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
@@ -33,20 +33,20 @@ def test_producers_reach_partitions_by_number_by_key_and_in_turn(event_hub: HubS
         producer.send_batch([EventData(str(number)) for number in range(5)], partition_id="1")
         producer.send_batch([EventData("k1"), EventData("k2")], partition_key="key")
         producer.send_batch([EventData("k3")], partition_key="key")
-        before = [partition["events"] for partition in event_hub.hubs.list_partitions(event_hub.hub)]
+        counts_before = [partition["events"] for partition in event_hub.hubs.list_partitions(event_hub.hub)]
         for _ in range(4):
             producer.send_event(EventData("turn"))
-    after = [partition["events"] for partition in event_hub.hubs.list_partitions(event_hub.hub)]
-    assert before in ([3, 5], [0, 8])
-    assert [new - old for old, new in zip(before, after, strict=True)] == [2, 2]
+    counts_after = [partition["events"] for partition in event_hub.hubs.list_partitions(event_hub.hub)]
+    assert counts_before in ([3, 5], [0, 8])
+    assert [new - old for old, new in zip(counts_before, counts_after, strict=True)] == [2, 2]
 
 
 def test_client_starts_at_the_requested_position(event_hub: HubSteps) -> None:
     event_hub.send(["a", "b", "c", "d"])
-    third = collect(event_hub.source(group="second").open(Lease("0"), TRIM_HORIZON), 4)[2].event
-    assert third.offset != str(third.sequence_number)
-    events = event_hub.received(2, third.sequence_number, inclusive=True)
-    assert (events[0].body_as_str(), events[0].offset) == ("c", third.offset)
+    third_event = collect(event_hub.source(group="second").open(Lease("0"), TRIM_HORIZON), 4)[2].event
+    assert third_event.offset != str(third_event.sequence_number)
+    events = event_hub.received(2, third_event.sequence_number, inclusive=True)
+    assert (events[0].body_as_str(), events[0].offset) == ("c", third_event.offset)
 
 
 def test_added_partitions_are_listed_and_filled_during_reads(event_hub: HubSteps) -> None:
@@ -64,16 +64,16 @@ def test_added_partitions_are_listed_and_filled_during_reads(event_hub: HubSteps
 
 
 def test_wrong_key_is_rejected(event_hub: HubSteps) -> None:
-    wrong = event_hub.hubs.connection_string(event_hub.hub).replace(event_hub.hubs.key, "another")
+    wrong_connection_string = event_hub.hubs.connection_string(event_hub.hub).replace(event_hub.hubs.key, "another")
     with (
-        EventHubConsumerClient.from_connection_string(wrong, "$Default", retry_total=0) as client,
+        EventHubConsumerClient.from_connection_string(wrong_connection_string, "$Default", retry_total=0) as client,
         pytest.raises(AuthenticationError, match="InvalidSignature"),
     ):
         client.get_partition_ids()
 
 
 def test_impossible_orders_are_errors(event_hub: HubSteps) -> None:
-    """A test that detaches a reader that does not exist fails instead of passing by mistake."""
+    """A test that detaches a nonexistent reader fails instead of passing by mistake."""
     with pytest.raises(ServiceError, match="partition 9"):
         event_hub.hubs.detach_readers(event_hub.hub, "9")
     with pytest.raises(ServiceError, match="KeyError"):

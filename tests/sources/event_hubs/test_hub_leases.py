@@ -1,4 +1,4 @@
-"""Partitions of all hubs have the same ids, so a lease's stream name tells whose it is."""
+"""The partitions of all hubs have the same ids, so the stream name of a lease identifies its hub."""
 
 import pytest
 from hub_steps import HubSteps
@@ -22,7 +22,7 @@ CONFIG = Config(lease_seconds=10.0, initial_position=LATEST)
 
 
 def started_worker(event_hub: HubSteps, store: Store, clock: Clock, **options: str) -> Worker:
-    """Return a new worker of this hub, once rows of a new group have waited long enough for their owner (L13)."""
+    """Return a new worker of this hub, after the rows of a new group have waited long enough for an owner (L13)."""
     worker = Worker(
         store=store, source=event_hub.source(**options), me="ann", config=CONFIG, scheduler=ThreadScheduler(clock)
     )
@@ -38,17 +38,18 @@ def turn(event_hub: HubSteps, store: Store, **options: str) -> Listing:
 
 
 def test_table_of_another_group_is_rejected_unchanged(event_hub: HubSteps) -> None:
-    store, first = MemoryStore(), f"{event_hub.hubs.namespace}/{event_hub.hub}/$default"
-    before = turn(event_hub, store)
-    assert [(lease.key, lease.stream) for lease in before.leases] == [("0", first), ("1", first)]
+    store, first_stream = MemoryStore(), f"{event_hub.hubs.namespace}/{event_hub.hub}/$default"
+    listing = turn(event_hub, store)
+    assert [(lease.key, lease.stream) for lease in listing.leases] == [("0", first_stream), ("1", first_stream)]
     message = (
-        f"lease '0': it belongs to hub and group {first}, not {event_hub.hubs.namespace}/{event_hub.hub}/second: use a"
+        f"lease '0': it belongs to hub and group {first_stream}, not "
+        f"{event_hub.hubs.namespace}/{event_hub.hub}/second: use a"
     )
     with pytest.raises(SourceError) as raised:
         turn(event_hub, store, group="second")
     assert str(raised.value).startswith(message.replace("$Default", "$default"))
-    assert store.list() == before
-    assert turn(event_hub, store).leases[0].stream == first
+    assert store.list() == listing
+    assert turn(event_hub, store).leases[0].stream == first_stream
 
 
 def test_table_of_shards_is_rejected_for_partitions(event_hub: HubSteps) -> None:
@@ -59,19 +60,21 @@ def test_table_of_shards_is_rejected_for_partitions(event_hub: HubSteps) -> None
 
 
 def test_partitions_added_under_latest_are_read_from_their_start(event_hub: HubSteps) -> None:
-    """Events that arrive before a new partition is listed are read (L6)."""
+    """Events that arrive in a new partition before it is listed are read (L6)."""
     event_hub.hubs.add_partitions(event_hub.hub, 18)
     event_hub.send(["old"])
     clock = Clock()
     worker = started_worker(event_hub, MemoryStore(), clock)
-    first = worker.store.list().leases
-    assert ({lease.checkpoint for lease in first}, len(first)) == ({LATEST}, 20)
-    expect_applied(worker.store.write(CheckpointLate(first[0], Position("0", 0, "0"))))
+    first_leases = worker.store.list().leases
+    assert ({lease.checkpoint for lease in first_leases}, len(first_leases)) == ({LATEST}, 20)
+    expect_applied(worker.store.write(CheckpointLate(first_leases[0], Position("0", 0, "0"))))
     event_hub.hubs.add_partitions(event_hub.hub, 5)
     event_hub.send(["first"], partition="24")
     worker.hurry()
     worker.turn(clock())
     clock.now += CONFIG.renew_seconds + CONFIG.cycle_seconds
     worker.turn(clock())
-    added = {lease.key: lease.checkpoint for lease in worker.store.list().leases if int(lease.key) >= len(first)}
-    assert added == dict.fromkeys(map(str, range(20, 25)), TRIM_HORIZON)
+    added_checkpoints = {
+        lease.key: lease.checkpoint for lease in worker.store.list().leases if int(lease.key) >= len(first_leases)
+    }
+    assert added_checkpoints == dict.fromkeys(map(str, range(20, 25)), TRIM_HORIZON)

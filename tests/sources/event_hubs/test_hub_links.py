@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-# Compiled from C at installation. The local hub needs it.
+# The engine is compiled from C when it is installed. The local hub needs it.
 pytest.importorskip("proton", reason="python-qpid-proton was not built: no C compiler", exc_type=ImportError)
 
 from proton import Connection, Link, Message, Transport
@@ -23,22 +23,22 @@ HEARTBEAT = bytes.fromhex("0000000802000000")
 
 
 class Wire:
-    """The socket of a hub's connection, which stores what is written and reports heartbeats."""
+    """The socket of a connection to the hub. It stores the bytes that the hub writes, and reports heartbeats."""
 
     def __init__(self) -> None:
         self.written = b""
-        self.beaten = asyncio.Event()
+        self.heartbeat_seen = asyncio.Event()
 
     def write(self, data: bytes) -> None:
         self.written += data
         if data.endswith(HEARTBEAT):
-            self.beaten.set()
+            self.heartbeat_seen.set()
 
     def is_closing(self) -> bool:
         return False
 
     def close(self) -> None:
-        """Do nothing, since nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 class Client:
@@ -56,7 +56,7 @@ class Client:
         self.connection.open()
 
     def talk(self) -> None:
-        """Carry bytes both ways until neither side has more to send."""
+        """Pass bytes both ways until neither side has more to send."""
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(pending) or b""
             self._engine.pop(len(data))
@@ -81,9 +81,9 @@ def _status(token: Message) -> int:
 
 @pytest.mark.parametrize("mode", [Link.SND_SETTLED, Link.SND_UNSETTLED, Link.SND_MIXED])
 def test_link_is_settled_as_its_client_requests(mode: int) -> None:
-    """Go's client requires settled reply links of `$cbs` and `$management`, and disconnects otherwise."""
+    """Go's client needs settled reply links from `$cbs` and `$management`, and disconnects otherwise."""
 
-    async def attached() -> tuple[int, int]:
+    async def attach_link() -> tuple[int, int]:
         client = Client(Wire())
         session = client.connection.session()
         session.open()
@@ -95,35 +95,35 @@ def test_link_is_settled_as_its_client_requests(mode: int) -> None:
         client.leave()
         return link.remote_snd_settle_mode, link.remote_rcv_settle_mode
 
-    assert asyncio.run(attached()) == (mode, Link.RCV_SECOND)
+    assert asyncio.run(attach_link()) == (mode, Link.RCV_SECOND)
 
 
 def test_silent_hub_sends_heartbeats() -> None:
     """The clients for Go, Java and JavaScript disconnect from a hub that sends nothing for a while."""
 
-    async def beaten() -> bool:
+    async def wait_for_heartbeats() -> bool:
         wire = Wire()
         client = Client(wire, IDLE_SECONDS)
         client.talk()
-        wire.beaten.clear()
+        wire.heartbeat_seen.clear()
         async with asyncio.timeout(WAIT_SECONDS):
-            await wire.beaten.wait()
-            wire.beaten.clear()
-            await wire.beaten.wait()
+            await wire.heartbeat_seen.wait()
+            wire.heartbeat_seen.clear()
+            await wire.heartbeat_seen.wait()
         client.leave()
         return True
 
-    assert asyncio.run(beaten())
+    assert asyncio.run(wait_for_heartbeats())
 
 
 @pytest.mark.parametrize("resource", ["amqp%3A%2F%2Flocalhost%2Fhub", "amqp%3a%2f%2flocalhost%2fhub"])
 def test_token_resource_is_checked_as_it_was_signed(resource: str) -> None:
-    """Go's client escapes the resource in lower case, and its key is still accepted."""
+    """Go's client escapes the resource in lower case, and its token is accepted nevertheless."""
     assert _status(_token(resource)) == 202
     assert _status(_token(resource, "another")) == 401
     assert _status(_token("amqp%3a%2f%2flocalhost%2fhub&sr=more")) == 401
 
 
 def test_hub_sends_what_clients_require() -> None:
-    """Go's client ignores a response without the factor."""
+    """Go's client ignores a response without `georeplication_factor`."""
     assert describe_hub(Hub.of("hub", 1))["georeplication_factor"] == 1

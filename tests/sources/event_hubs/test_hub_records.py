@@ -1,4 +1,4 @@
-"""Events become records, whatever their sender put into them."""
+"""Events are converted to records, whatever their sender put into them."""
 
 from typing import Any, cast
 
@@ -32,11 +32,11 @@ def test_event_with_any_body_becomes_a_record(body: dict[str, Any], data: bytes)
 
 
 def test_unusual_key_or_time_stops_nothing() -> None:
-    odd = convert_event(event({b"x-opt-partition-key": b"\xff", b"x-opt-enqueued-time": "noon"}, data_body=[b""]))
-    assert (odd.partition_key, odd.arrived, odd.position.token) == ("\\xff", None, "4096")
+    record = convert_event(event({b"x-opt-partition-key": b"\xff", b"x-opt-enqueued-time": "noon"}, data_body=[b""]))
+    assert (record.partition_key, record.arrived, record.position.token) == ("\\xff", None, "4096")
 
 
 def test_event_without_a_sequence_number_is_rejected() -> None:
-    """It could not be checkpointed, and checkpoints of later events would skip it."""
+    """Such an event could not be checkpointed, and the checkpoints of later events would skip it."""
     with pytest.raises(SourceError, match="sequence number"):
         convert_event(event({b"x-opt-sequence-number": None}, data_body=[b""]))

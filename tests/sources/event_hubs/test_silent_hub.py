@@ -1,4 +1,4 @@
-"""A hub that hangs is reported within a minute; a quiet hub receives few requests and stays OK."""
+"""A hub that hangs is reported within a minute. A quiet hub gets few requests and its status stays OK."""
 
 import os
 import signal
@@ -24,14 +24,14 @@ STEP_SECONDS = 0.5
 LEASE_SECONDS = 30.0
 
 
-class Link:
+class QuietLink:
     """A link without faults that returns the events put on it."""
 
     events: ClassVar[list[Record]] = []
     opened: ClassVar[int] = 0
     fault = None
 
-    def __init__(self, *_given: object, **_named: object) -> None:
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
         type(self).opened += 1
 
     def take_events(self) -> list[Record]:
@@ -44,7 +44,7 @@ class Link:
 
 @define
 class Service:
-    """Replaces the event loop and the service: responds immediately with a number, or hangs."""
+    """Replaces the event loop and the service. It responds immediately with a sequence number, or hangs."""
 
     last: int = 0
     hangs: bool = False
@@ -56,18 +56,18 @@ class Service:
         """Return the response, or a future that never completes."""
         work.close()
         self.requests += 1
-        answer: Future[int] = Future()
-        self.answers.append(answer)
+        response: Future[int] = Future()
+        self.answers.append(response)
         if self.refusal is not None:
-            answer.set_exception(self.refusal)
+            response.set_exception(self.refusal)
         elif not self.hangs:
-            answer.set_result(self.last)
-        return answer
+            response.set_result(self.last)
+        return response
 
 
 @define
 class World:
-    """One partition, its reader, its owner's annotations, and an observer of the row."""
+    """One partition, its reader, the annotations of its owner, and an observer of the lease's row."""
 
     service: Service = field(factory=Service)
     now: float = 1000.0
@@ -87,7 +87,7 @@ class World:
         return EPOCH + self.now
 
     def live(self, seconds: float) -> Iterator[Status]:
-        """Read when due, annotate the row as owners do, and look at the row at every step."""
+        """Read when a read is due, annotate the row as owners do, and yield the row's status at every step."""
         for _ in range(round(seconds / STEP_SECONDS)):
             self.now += STEP_SECONDS
             if self.due <= self.now:
@@ -105,28 +105,28 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """A world with a quiet link."""
-    monkeypatch.setattr(poller, "PartitionReceiver", Link)
-    Link.events[:], Link.opened = [], 0
+    monkeypatch.setattr(poller, "PartitionReceiver", QuietLink)
+    QuietLink.events[:], QuietLink.opened = [], 0
     return World()
 
 
 @pytest.mark.parametrize("after", range(0, 60, 7))
 def test_hanging_hub_is_reported_after_a_minute_and_recovers(world: World, after: int) -> None:
-    """An idle link alone is no proof of progress, so a hanging hub does not show lag 0."""
+    """A link without events is no proof of progress, so a hanging hub does not show lag 0."""
     assert {status.word for status in world.live(100 + after)} == {"OK"}
     world.service.hangs = True
-    *_, last = world.live(61)
-    assert (last.word, "no response for" in last.says) == ("STALLED", True)
-    *_, last = world.live(60)
-    assert (last.word, "timed out after 30 s" in last.says, Link.opened) == ("STALLED", True, 1)
+    *_, last_status = world.live(61)
+    assert (last_status.word, "no response for" in last_status.says) == ("STALLED", True)
+    *_, last_status = world.live(60)
+    assert (last_status.word, "timed out after 30 s" in last_status.says, QuietLink.opened) == ("STALLED", True, 1)
     world.service.hangs = False
-    *_, last = world.live(100)
-    assert last.ok
+    *_, last_status = world.live(100)
+    assert last_status.ok
 
 
 def test_quiet_hub_stays_ok_and_is_rarely_asked(world: World) -> None:
     assert {status.word for status in world.live(3000)} == {"OK"}
-    assert (world.service.requests <= 3000 / poller.PROBE_SECONDS[1] + 1, Link.opened) == (True, 1)
+    assert (world.service.requests <= 3000 / poller.PROBE_SECONDS[1] + 1, QuietLink.opened) == (True, 1)
 
 
 def test_quiet_hub_delays_a_read_no_longer_than_a_response_takes(world: World) -> None:
@@ -137,7 +137,7 @@ def test_quiet_hub_delays_a_read_no_longer_than_a_response_takes(world: World) -
 
 @pytest.mark.parametrize("idle_seconds", [0, 100])
 def test_hanging_hub_is_awaited_soon(world: World, idle_seconds: int) -> None:
-    """It is awaited within seconds after an event, and an idle hub once it was asked."""
+    """Waiting begins seconds after an event, or on an idle hub after a request for the properties."""
     if idle_seconds:
         list(world.live(idle_seconds))
     world.service.hangs = True
@@ -148,20 +148,20 @@ def test_hanging_hub_is_awaited_soon(world: World, idle_seconds: int) -> None:
 def test_hub_with_traffic_gets_no_requests(world: World) -> None:
     """Events prove that the hub responds."""
     for number in range(1, 60):
-        Link.events.append(Record(b"", str(number)))
+        QuietLink.events.append(Record(b"", str(number)))
         assert {status.word for status in world.live(4)} <= {"OK"}
-    assert (world.service.requests, Link.opened) == (0, 1)
+    assert (world.service.requests, QuietLink.opened) == (0, 1)
 
 
 def test_link_that_misses_existing_events_is_reopened(world: World) -> None:
-    """The partition's properties show that events exist, although the link receives none."""
+    """The properties of the partition show that events exist, although the link receives none."""
     list(world.live(40))
     world.service.last = 3
-    *_, last = world.live(100)
-    assert (last.ok, Link.opened) == (False, 2)
-    Link.events[:] = [Record(b"", str(number)) for number in (1, 2, 3)]
-    *_, last = world.live(40)
-    assert (last.word, Link.events) == ("OK", [])
+    *_, last_status = world.live(100)
+    assert (last_status.ok, QuietLink.opened) == (False, 2)
+    QuietLink.events[:] = [Record(b"", str(number)) for number in (1, 2, 3)]
+    *_, last_status = world.live(40)
+    assert (last_status.word, QuietLink.events) == ("OK", [])
 
 
 def test_event_during_a_request_does_not_reopen_the_link(world: World) -> None:
@@ -169,21 +169,21 @@ def test_event_during_a_request_does_not_reopen_the_link(world: World) -> None:
     world.service.last = 1
     list(world.live(2))
     assert world.service.requests == 2
-    Link.events[:] = [Record(b"", "1")]
+    QuietLink.events[:] = [Record(b"", "1")]
     assert {status.word for status in world.live(100)} == {"OK"}
-    assert Link.opened == 1
+    assert QuietLink.opened == 1
 
 
 def test_rejected_request_for_properties_is_retried(world: World) -> None:
     """A busy service may also reject the request for properties."""
     list(world.live(24))
     world.service.refusal = OSError("busy")
-    *_, last = world.live(80)
-    assert (last.word, "busy: no response for" in last.says) == ("STALLED", True)
+    *_, last_status = world.live(80)
+    assert (last_status.word, "busy: no response for" in last_status.says) == ("STALLED", True)
     assert world.service.requests <= 80 / poller.PROBE_SECONDS[1] + 2
     world.service.refusal = None
-    *_, last = world.live(60)
-    assert last.ok
+    *_, last_status = world.live(60)
+    assert last_status.ok
 
 
 def test_closed_reader_leaves_no_pending_request(world: World) -> None:
@@ -191,7 +191,7 @@ def test_closed_reader_leaves_no_pending_request(world: World) -> None:
     world.service.hangs = True
     list(world.live(25))
     world.reader.close()
-    assert [answer.cancelled() for answer in world.service.answers] == [False, False, True]
+    assert [response.cancelled() for response in world.service.answers] == [False, False, True]
 
 
 @pytest.mark.services
@@ -199,7 +199,7 @@ def test_closed_reader_leaves_no_pending_request(world: World) -> None:
 def test_stopped_hub_is_reported_and_read_again_once_it_resumes(
     event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real client reports nothing about a connection on which nothing arrives."""
+    """The real client reports no error for a connection on which nothing arrives."""
     monkeypatch.setattr(poller, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(poller, "PROBE_SECONDS", (1.0, 1.0))
     monkeypatch.setattr(poller, "LATE_SECONDS", 0.5)
@@ -219,10 +219,10 @@ def test_stopped_hub_is_reported_and_read_again_once_it_resumes(
 
 
 def test_last_read_time_is_when_the_hub_last_responded(world: World) -> None:
-    """On a quiet link, only an event or a response about its partition advances the time."""
+    """On a quiet link, only an event or a response about this partition advances the time of the last read."""
     list(world.live(100))
     for _ in world.live(60):
-        reach = world.meter.progress(world.now, world.wall())
-        assert reach.read is not None
+        progress = world.meter.progress(world.now, world.wall())
+        assert progress.read is not None
         last_response = world.reader._last_response  # noqa: SLF001
-        assert reach.read - EPOCH <= last_response + poller.IDLE_SECONDS_MAX + STEP_SECONDS
+        assert progress.read - EPOCH <= last_response + poller.IDLE_SECONDS_MAX + STEP_SECONDS

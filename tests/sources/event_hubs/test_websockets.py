@@ -1,4 +1,4 @@
-"""AMQP over websockets to a local hub through a gateway, for networks that allow only port 443."""
+"""AMQP over websockets to a local hub, through a gateway, for networks that allow only port 443."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,26 +18,26 @@ PATH = "/$servicebus/websocket"
 
 
 @contextmanager
-def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
-    """Run a gateway from websockets to AMQP; return its port and the protocols that clients requested."""
+def gateway(hub_port: int) -> Iterator[tuple[int, list[str]]]:
+    """Run a gateway from websockets to AMQP. Yield its port and the protocols that clients have requested."""
     protocols: list[str] = []
 
-    async def carry(request: web.Request) -> web.WebSocketResponse:
+    async def relay(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(protocols=["AMQPWSB10"])
         await socket.prepare(request)
         protocols.append(socket.ws_protocol or "")
-        coming, going = await asyncio.open_connection(HOST, to)
-        back = asyncio.create_task(_carry_back(coming, socket))
+        from_hub, to_hub = await asyncio.open_connection(HOST, hub_port)
+        back_task = asyncio.create_task(_relay_from_hub(from_hub, socket))
         async for message in socket:
             if message.type is WSMsgType.BINARY:
-                going.write(message.data)
-        back.cancel()
-        going.close()
+                to_hub.write(message.data)
+        back_task.cancel()
+        to_hub.close()
         return socket
 
     port, loop = find_free_port(), BackgroundLoop()
     application = web.Application()
-    application.router.add_get(PATH, carry)
+    application.router.add_get(PATH, relay)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     loop.run_and_wait(runner.setup())
     loop.run_and_wait(web.TCPSite(runner, HOST, port).start())
@@ -46,19 +46,19 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
     loop.close()
 
 
-async def _carry_back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
-    with suppress(ConnectionError):  # the client hung up first
-        while data := await coming.read(65536):
+async def _relay_from_hub(from_hub: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
+    with suppress(ConnectionError):  # the client disconnected first
+        while data := await from_hub.read(65536):
             await socket.send_bytes(data)
         await socket.close()
 
 
 @pytest.mark.services
-@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client disables TLS for this host, as needed here
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client disables TLS for this host, as the test needs
 def test_partition_is_read_over_websockets(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     event_hub.send(["a", "b", "c"])
     with gateway(event_hub.hubs.service.port) as (port, protocols):
-        # The client always uses port 443 for websockets, which is privileged here.
+        # The client always uses port 443 for websockets, which needs root privileges here.
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port)
         source = event_hub.source(transport="websockets")
         assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
@@ -78,14 +78,14 @@ def test_partition_is_read_through_an_http_proxy(
     """The proxy comes from the URL or the environment, and NO_PROXY is respected."""
     event_hub.send(["a", "b"])
     with gateway(event_hub.hubs.service.port) as (port, protocols):
-        direct = setting == "NO_PROXY"
-        monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port if direct else 9)
+        without_proxy = setting == "NO_PROXY"
+        monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port if without_proxy else 9)
         proxy, options = f"http://{HOST}:{port}", {"transport": "websockets"}
         if setting == "url":
             options["proxy"] = proxy
         else:
-            monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9" if direct else proxy)
-            monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost" if direct else "")
+            monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9" if without_proxy else proxy)
+            monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost" if without_proxy else "")
         source = event_hub.source(**options)
         reader = source.open(Lease("0"), TRIM_HORIZON)
         assert texts(collect(reader, 2)) == ["a", "b"]
@@ -130,7 +130,7 @@ def test_environment_proxy_is_read_with_its_credentials(
     ],
 )
 def test_no_proxy_is_read_in_its_usual_forms(monkeypatch: pytest.MonkeyPatch, no_proxy: str, *, direct: bool) -> None:
-    """It may name a host, a domain, or one of their ports."""
+    """NO_PROXY may name a host, a domain, or a host or domain with a port."""
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
     monkeypatch.delenv("no_proxy", raising=False)
@@ -155,6 +155,6 @@ def test_unreadable_proxy_is_rejected_without_being_repeated(monkeypatch: pytest
     ],
 )
 def test_proxy_in_the_url_requires_websockets_and_no_password(options: dict[str, str], says: str) -> None:
-    with pytest.raises(ValueError, match=says) as refused:
+    with pytest.raises(ValueError, match=says) as caught:
         open_url("ns/hub", options)
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Build valid and invalid aggregated records field by field."""
+"""Builds valid and invalid aggregated records field by field."""
 
 import base64
 import hashlib
@@ -8,16 +8,16 @@ LAST = 2**128 - 1
 
 
 def md5(data: bytes) -> bytes:
-    """Return the digest that both the format and the hash key space use."""
+    """Return the digest that is used both by the aggregate format and for hash keys."""
     return hashlib.md5(data, usedforsecurity=False).digest()
 
 
-def varint(number: int, *, longer: int = 0) -> bytes:
-    """Return a varint, optionally padded with redundant bytes."""
+def varint(number: int, *, padding: int = 0) -> bytes:
+    """Return a varint with `padding` redundant bytes."""
     parts = [number & 0x7F]
     while number := number >> 7:
         parts.append(number & 0x7F)
-    parts += [0] * longer
+    parts += [0] * padding
     return bytes([part | 0x80 for part in parts[:-1]] + parts[-1:])
 
 
@@ -47,16 +47,16 @@ def hash_keys(*names: str | bytes) -> bytes:
     return b"".join(sized(2, name.encode() if isinstance(name, str) else name) for name in names)
 
 
-def record(key: int | None, data: bytes | None, hash_key: int | None = None, more: bytes = b"") -> bytes:
-    """Return a user record; None omits a field."""
+def record(key: int | None, data: bytes | None, hash_key: int | None = None, extra_fields: bytes = b"") -> bytes:
+    """Return a user record. A field that is None is omitted."""
     inner = number(1, key) if key is not None else b""
     inner += number(2, hash_key) if hash_key is not None else b""
     inner += sized(3, data) if data is not None else b""
-    return sized(3, inner + more)
+    return sized(3, inner + extra_fields)
 
 
 def sealed(body: bytes) -> bytes:
-    """Return the body between magic and digest."""
+    """Return the body, preceded by the magic bytes and followed by the digest."""
     return MAGIC + body + md5(body)
 
 

@@ -1,4 +1,4 @@
-"""Rows of the conformance table of aggregates, and records packed as the KPL packs them."""
+"""Hypothesis strategies for rows of user records, and a function that packs rows as the KPL does."""
 
 from itertools import takewhile
 
@@ -20,6 +20,6 @@ Rows = list[tuple[str, str | None, bytes]]
 
 
 def packed(rows: Rows, limit: int = 1 << 20) -> tuple[Aggregate, Rows]:
-    """Pack rows up to the first that does not fit; return the aggregate and the packed rows."""
+    """Pack rows up to the first one that does not fit. Return the aggregate and the rows in it."""
     aggregate = Aggregate(limit)
     return aggregate, list(takewhile(lambda row: aggregate.add(row[2], row[0], row[1]), rows))

@@ -1,4 +1,4 @@
-"""Write conformance.jsonl, which holds the KCL jar's result for every crafted case.
+"""Writes conformance.jsonl, which contains the KCL jar's result for every crafted case.
 
 Run it after adding a case: `python tests/sources/kinesis/conformance.py`.
 """
@@ -17,7 +17,7 @@ TABLE = Path(__file__).with_name("conformance.jsonl")
 
 
 def read() -> Iterator[tuple[Case, tuple[kcl_jar.KclRecord, ...]]]:
-    """Return each stored case, and the records that the KCL keeps."""
+    """Yield each stored case with the records that the KCL keeps for it."""
     for line in TABLE.read_text().splitlines():
         row = json.loads(line)
         kept = tuple(
@@ -41,7 +41,7 @@ def _row(case: Case, kept: tuple[kcl_jar.KclRecord, ...]) -> dict[str, Any]:
 
 
 def write() -> int:
-    """Run every crafted case through the jar, and return their number."""
+    """Run every crafted case through the jar, write the results, and return the number of cases."""
     crafted = tuple(cases())
     answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in crafted)
     rows = [_row(case, kept) for case, kept in zip(crafted, answers, strict=True)]

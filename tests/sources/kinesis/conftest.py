@@ -1,4 +1,4 @@
-"""A client of the local Kinesis, and a stream to write to."""
+"""A client of the local Kinesis, and a stream that tests can write to."""
 
 from collections.abc import Iterator
 from uuid import uuid4

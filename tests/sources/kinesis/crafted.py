@@ -1,4 +1,4 @@
-"""All crafted cases of Kinesis records that are aggregated or appear to be."""
+"""All crafted cases of Kinesis records that are aggregates or look like aggregates."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from attrs import frozen
 
 @frozen
 class Case:
-    """One Kinesis record and its shard's range, with the expected reason and number of dropped records."""
+    """One Kinesis record and its shard's hash range, with the expected reason and number of dropped records."""
 
     name: str
     data: bytes
@@ -34,18 +34,18 @@ def cases() -> Iterator[Case]:
 
 
 def _not_aggregates() -> Iterator[Case]:
-    whole = sealed(TWO)
+    aggregate = sealed(TWO)
     yield Case("no data at all", b"", "plain")
     yield Case("three bytes of magic", MAGIC[:3], "plain")
     yield Case("magic alone", MAGIC, "plain")
     yield Case("magic and an empty body's digest", sealed(b""), "plain")
-    yield Case("another magic", b"\xf3\x89\x9a\xc3" + whole[4:], "plain")
+    yield Case("another magic", b"\xf3\x89\x9a\xc3" + aggregate[4:], "plain")
     yield Case("text", b"RECORD 749 pjqrcfbxafzdndzmbgane", "plain")
-    yield Case("wrong digest", whole[:-1] + bytes([whole[-1] ^ 1]), "bad-md5")
-    yield Case("one byte after the digest", whole + b"\0", "bad-md5")
+    yield Case("wrong digest", aggregate[:-1] + bytes([aggregate[-1] ^ 1]), "bad-md5")
+    yield Case("one byte after the digest", aggregate + b"\0", "bad-md5")
     yield Case("digest of magic and body", MAGIC + TWO + md5(MAGIC + TWO), "bad-md5")
-    yield Case("cut short by one", whole[:-1], "bad-md5")
-    yield Case("an aggregate inside an aggregate", sealed(keys("a") + record(0, whole)), "aggregated")
+    yield Case("cut short by one", aggregate[:-1], "bad-md5")
+    yield Case("an aggregate inside an aggregate", sealed(keys("a") + record(0, aggregate)), "aggregated")
 
 
 def _forms() -> Iterator[Case]:
@@ -58,8 +58,8 @@ def _forms() -> Iterator[Case]:
     yield Case("the same key twice in the table", sealed(keys("a", "a") + ONE + record(1, b"two")), "aggregated")
     yield Case("tables without records", sealed(keys("a") + hash_keys("1")), "empty")
     yield Case("data before the indices", sealed(keys("a") + sized(3, sized(3, b"x") + number(1, 0))), "aggregated")
-    yield Case("last index wins", sealed(keys("a", "b") + record(0, b"x", more=number(1, 1))), "aggregated")
-    yield Case("last data wins", sealed(keys("a") + record(0, b"x", more=sized(3, b"yy"))), "aggregated")
+    yield Case("last index wins", sealed(keys("a", "b") + record(0, b"x", extra_fields=number(1, 1))), "aggregated")
+    yield Case("last data wins", sealed(keys("a") + record(0, b"x", extra_fields=sized(3, b"yy"))), "aggregated")
     yield Case(
         "last hash key index wins",
         sealed(keys("a") + hash_keys("1", "2") + record(0, b"x", 0, number(2, 1))),
@@ -75,49 +75,71 @@ def _forms() -> Iterator[Case]:
         "aggregated",
     )
     yield Case(
-        "a tag", sealed(keys("a") + record(0, b"x", more=sized(4, sized(1, b"k") + sized(2, b"v")))), "aggregated"
+        "a tag",
+        sealed(keys("a") + record(0, b"x", extra_fields=sized(4, sized(1, b"k") + sized(2, b"v")))),
+        "aggregated",
     )
-    yield Case("a tag without value", sealed(keys("a") + record(0, b"x", more=sized(4, sized(1, b"k")))), "aggregated")
+    yield Case(
+        "a tag without value", sealed(keys("a") + record(0, b"x", extra_fields=sized(4, sized(1, b"k")))), "aggregated"
+    )
 
 
 def _padded() -> bytes:
-    inner = varint(1 << 3, longer=2) + varint(0, longer=8) + varint(3 << 3 | 2, longer=1) + varint(1, longer=3) + b"x"
-    key = varint(1 << 3 | 2, longer=4) + varint(1, longer=2) + b"a"
-    return key + varint(3 << 3 | 2, longer=1) + varint(len(inner), longer=1) + inner
+    inner = (
+        varint(1 << 3, padding=2) + varint(0, padding=8) + varint(3 << 3 | 2, padding=1) + varint(1, padding=3) + b"x"
+    )
+    key = varint(1 << 3 | 2, padding=4) + varint(1, padding=2) + b"a"
+    return key + varint(3 << 3 | 2, padding=1) + varint(len(inner), padding=1) + inner
 
 
 def _unknown_fields() -> Iterator[Case]:
-    for where, around in (
+    for container, body_with in (
         ("message", lambda field: TWO + field),
-        ("record", lambda field: keys("a") + record(0, b"x", more=field)),
+        ("record", lambda field: keys("a") + record(0, b"x", extra_fields=field)),
     ):
-        yield Case(f"unknown varint in a {where}", sealed(around(number(9, 2**63))), "aggregated")
-        yield Case(f"unknown bytes in a {where}", sealed(around(sized(9, b"\xff" * 9))), "aggregated")
-        yield Case(f"unknown 4 bytes in a {where}", sealed(around(varint(9 << 3 | 5) + b"1234")), "aggregated")
-        yield Case(f"unknown 8 bytes in a {where}", sealed(around(varint(9 << 3 | 1) + b"12345678")), "aggregated")
-        yield Case(f"unknown group in a {where}", sealed(around(group(9, number(1, 5) + sized(3, b"z")))), "aggregated")
-        yield Case(f"half of 4 bytes in a {where}", sealed(around(varint(9 << 3 | 5) + b"12")), "bad-proto")
-        yield Case(f"half of 8 bytes in a {where}", sealed(around(varint(9 << 3 | 1) + b"1234")), "bad-proto")
-        yield Case(f"group left open in a {where}", sealed(around(varint(9 << 3 | 3) + number(1, 5))), "bad-proto")
+        yield Case(f"unknown varint in a {container}", sealed(body_with(number(9, 2**63))), "aggregated")
+        yield Case(f"unknown bytes in a {container}", sealed(body_with(sized(9, b"\xff" * 9))), "aggregated")
+        yield Case(f"unknown 4 bytes in a {container}", sealed(body_with(varint(9 << 3 | 5) + b"1234")), "aggregated")
         yield Case(
-            f"group closed as another in a {where}",
-            sealed(around(varint(9 << 3 | 3) + varint(10 << 3 | 4))),
+            f"unknown 8 bytes in a {container}", sealed(body_with(varint(9 << 3 | 1) + b"12345678")), "aggregated"
+        )
+        yield Case(
+            f"unknown group in a {container}", sealed(body_with(group(9, number(1, 5) + sized(3, b"z")))), "aggregated"
+        )
+        yield Case(f"half of 4 bytes in a {container}", sealed(body_with(varint(9 << 3 | 5) + b"12")), "bad-proto")
+        yield Case(f"half of 8 bytes in a {container}", sealed(body_with(varint(9 << 3 | 1) + b"1234")), "bad-proto")
+        yield Case(
+            f"group left open in a {container}", sealed(body_with(varint(9 << 3 | 3) + number(1, 5))), "bad-proto"
+        )
+        yield Case(
+            f"group closed as another in a {container}",
+            sealed(body_with(varint(9 << 3 | 3) + varint(10 << 3 | 4))),
             "bad-proto",
         )
-        yield Case(f"end of no group in a {where}", sealed(around(varint(9 << 3 | 4))), "bad-proto")
-        yield Case(f"wire type 6 in a {where}", sealed(around(varint(9 << 3 | 6) + b"1")), "bad-proto")
-        yield Case(f"wire type 7 in a {where}", sealed(around(varint(9 << 3 | 7) + b"1")), "bad-proto")
-        yield Case(f"field number 0 in a {where}", sealed(around(number(0, 1))), "bad-proto")
-        yield Case(f"greatest field number in a {where}", sealed(around(number(2**29 - 1, 1))), "aggregated")
+        yield Case(f"end of no group in a {container}", sealed(body_with(varint(9 << 3 | 4))), "bad-proto")
+        yield Case(f"wire type 6 in a {container}", sealed(body_with(varint(9 << 3 | 6) + b"1")), "bad-proto")
+        yield Case(f"wire type 7 in a {container}", sealed(body_with(varint(9 << 3 | 7) + b"1")), "bad-proto")
+        yield Case(f"field number 0 in a {container}", sealed(body_with(number(0, 1))), "bad-proto")
+        yield Case(f"greatest field number in a {container}", sealed(body_with(number(2**29 - 1, 1))), "aggregated")
         yield Case(
-            f"tag beyond 32 bits in a {where}", sealed(around(varint(2**32 + (9 << 3)) + varint(1))), "aggregated"
+            f"tag beyond 32 bits in a {container}",
+            sealed(body_with(varint(2**32 + (9 << 3)) + varint(1))),
+            "aggregated",
         )
-        yield Case(f"tag of 11 bytes in a {where}", sealed(around(varint(9 << 3, longer=10) + varint(1))), "bad-proto")
         yield Case(
-            f"number of 11 bytes in a {where}", sealed(around(varint(9 << 3) + varint(1, longer=10))), "bad-proto"
+            f"tag of 11 bytes in a {container}", sealed(body_with(varint(9 << 3, padding=10) + varint(1))), "bad-proto"
         )
-    yield Case("99 nested groups in a record", sealed(keys("a") + record(0, b"x", more=nested(99))), "aggregated")
-    yield Case("100 nested groups in a record", sealed(keys("a") + record(0, b"x", more=nested(100))), "bad-proto")
+        yield Case(
+            f"number of 11 bytes in a {container}",
+            sealed(body_with(varint(9 << 3) + varint(1, padding=10))),
+            "bad-proto",
+        )
+    yield Case(
+        "99 nested groups in a record", sealed(keys("a") + record(0, b"x", extra_fields=nested(99))), "aggregated"
+    )
+    yield Case(
+        "100 nested groups in a record", sealed(keys("a") + record(0, b"x", extra_fields=nested(100))), "bad-proto"
+    )
     yield Case("100 nested groups in the message", sealed(TWO + nested(100)), "aggregated")
     yield Case("101 nested groups in the message", sealed(TWO + nested(101)), "bad-proto")
     yield Case("98 nested groups in a tag", _tagged(98), "aggregated")
@@ -127,11 +149,11 @@ def _unknown_fields() -> Iterator[Case]:
     yield Case("records of varints", sealed(TWO + number(3, 7)), "aggregated")
     yield Case("index of bytes", sealed(keys("a") + sized(3, sized(1, b"\0") + sized(3, b"x"))), "bad-proto")
     yield Case("data of varint", sealed(keys("a") + sized(3, number(1, 0) + number(3, 1))), "bad-proto")
-    yield Case("tag of varint", sealed(keys("a") + record(0, b"x", more=number(4, 1))), "aggregated")
+    yield Case("tag of varint", sealed(keys("a") + record(0, b"x", extra_fields=number(4, 1))), "aggregated")
 
 
 def _tagged(depth: int) -> bytes:
-    return sealed(keys("a") + record(0, b"x", more=sized(4, sized(1, b"k") + nested(depth))))
+    return sealed(keys("a") + record(0, b"x", extra_fields=sized(4, sized(1, b"k") + nested(depth))))
 
 
 def _malformed() -> Iterator[Case]:
@@ -139,9 +161,11 @@ def _malformed() -> Iterator[Case]:
     yield Case("no data field", sealed(keys("a") + record(0, None)), "bad-proto")
     yield Case("empty record", sealed(keys("a") + record(None, None)), "bad-proto")
     yield Case("a sound record, then one without data", sealed(TWO + record(0, None)), "bad-proto")
-    yield Case("a tag without key", sealed(keys("a") + record(0, b"x", more=sized(4, sized(2, b"v")))), "bad-proto")
-    yield Case("an empty tag", sealed(keys("a") + record(0, b"x", more=sized(4, b""))), "bad-proto")
-    yield Case("a tag cut short", sealed(keys("a") + record(0, b"x", more=sized(4, b"\x0a\x05k"))), "bad-proto")
+    yield Case(
+        "a tag without key", sealed(keys("a") + record(0, b"x", extra_fields=sized(4, sized(2, b"v")))), "bad-proto"
+    )
+    yield Case("an empty tag", sealed(keys("a") + record(0, b"x", extra_fields=sized(4, b""))), "bad-proto")
+    yield Case("a tag cut short", sealed(keys("a") + record(0, b"x", extra_fields=sized(4, b"\x0a\x05k"))), "bad-proto")
     yield Case("message cut inside a record", sealed(TWO[:-2]), "bad-proto")
     yield Case("message cut inside a key", sealed(keys("abc")[:-1]), "bad-proto")
     yield Case("message cut after a tag", sealed(TWO + b"\x1a"), "bad-proto")
@@ -209,13 +233,13 @@ def _texts() -> Iterator[Case]:
     yield Case("key of four bytes a character", sealed(keys("😀é한") + ONE), "aggregated")
     yield Case("key with zero bytes", sealed(keys("a\0b") + ONE), "aggregated")
     key = b"caf\xe9"
-    shown = key.decode("utf-8", "replace")
+    decoded_key = key.decode("utf-8", "replace")
     yield Case(
         "latin-1 key, its hash in range",
         sealed(keys(key) + ONE),
         "aggregated",
-        first=hash_of(shown),
-        last=hash_of(shown),
+        first=hash_of(decoded_key),
+        last=hash_of(decoded_key),
     )
 
 
@@ -226,7 +250,7 @@ def _explicit_hash_keys() -> Iterator[Case]:
         sealed(keys("a") + hash_keys("5") + ONE + record(0, b"two", 0)),
         "aggregated",
     )
-    fine = [
+    valid = [
         "0",
         "340282366920938463463374607431768211455",
         "+17",
@@ -236,10 +260,14 @@ def _explicit_hash_keys() -> Iterator[Case]:
         "\uff11\uff12",
         "0" * 5000,
     ]
-    none = ["", "-", "+", "abc", "1_000", " 1", "1 ", "1.0", "0x10", "--1", "+-1", "1-", "12345678+9"]
-    none += ["\U0001d7ce", "½", "²"]
-    far = ["-1", "340282366920938463463374607431768211456", "9" * 5000, "-" + "9" * 5000]
-    for names, reason, dropped in ((fine, "aggregated", 0), (none, "bad-hash-key", 1), (far, "out-of-range", 2)):
+    invalid = ["", "-", "+", "abc", "1_000", " 1", "1 ", "1.0", "0x10", "--1", "+-1", "1-", "12345678+9"]
+    invalid += ["\U0001d7ce", "½", "²"]
+    out_of_range = ["-1", "340282366920938463463374607431768211456", "9" * 5000, "-" + "9" * 5000]
+    for names, reason, dropped in (
+        (valid, "aggregated", 0),
+        (invalid, "bad-hash-key", 1),
+        (out_of_range, "out-of-range", 2),
+    ):
         for name in names:
             body = keys("a") + hash_keys(name) + ONE + record(0, b"two", 0)
             yield Case(f"hash key {name[:60]!r} of {len(name)} characters", sealed(body), reason, dropped)

@@ -1,4 +1,4 @@
-"""A scripted SubscribeToShard service, with Kinesis's event framing byte for byte."""
+"""A scripted SubscribeToShard service that frames events as Kinesis does, byte for byte."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 @frozen
 class EventBody:
-    """An event with this body."""
+    """An ordinary event with this body."""
 
     body: dict[str, Any]
 
@@ -54,7 +54,7 @@ class Garbled:
 
 @frozen
 class Held:
-    """Nothing arrives until this is set or the reader disconnects."""
+    """Nothing arrives until `until` is set or the reader disconnects."""
 
     until: Event = field(factory=Event)
 
@@ -65,20 +65,22 @@ Script = Rejection | Silence | list[Step]
 
 @define
 class Service:
-    """Responds to each operation from its list, in order, and records the requests."""
+    """Responds to each operation from its script, in order, and records the requests."""
 
     scripts: list[Script]
     others: dict[str, Callable[[dict[str, Any]], Any]]
     asked: list[dict[str, Any]] = field(factory=list)
     """The starting position of each SubscribeToShard request."""
     sent: int = 0
-    """Events written so far."""
+    """The number of events written so far."""
     left: Event = field(factory=Event)
-    """Set once a reader has disconnected before the end of its script."""
+    """Set when a reader disconnects before the end of its script."""
 
 
-def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes = b"data", **more: object) -> EventBody:
-    """Return an event with records of these numbers; the next subscription may start at `then`."""
+def event(
+    *numbers: int, continuation: int | None = None, behind_ms: int = 0, data: bytes = b"data", **more: object
+) -> EventBody:
+    """Return an event with records with these sequence numbers. The next subscription may start at `continuation`."""
     rows = [
         {
             "SequenceNumber": str(number),
@@ -88,9 +90,9 @@ def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes =
         }
         for number in numbers
     ]
-    body: dict[str, Any] = {"Records": rows, "MillisBehindLatest": behind, **more}
-    if then is not None:
-        body["ContinuationSequenceNumber"] = str(then)
+    body: dict[str, Any] = {"Records": rows, "MillisBehindLatest": behind_ms, **more}
+    if continuation is not None:
+        body["ContinuationSequenceNumber"] = str(continuation)
     return EventBody(body)
 
 
@@ -110,8 +112,8 @@ def frame(kind: str, name: str, payload: bytes, content_type: str = "application
     key = ":exception-type" if kind == "exception" else ":event-type"
     fields = {":message-type": kind, key: name, ":content-type": content_type}
     headers = b"".join(
-        pack(">B", len(each)) + each.encode() + pack(">BH", 7, len(text)) + text.encode()
-        for each, text in fields.items()
+        pack(">B", len(name_of_field)) + name_of_field.encode() + pack(">BH", 7, len(text)) + text.encode()
+        for name_of_field, text in fields.items()
     )
     prelude = pack(">II", 16 + len(headers) + len(payload), len(headers))
     message = prelude + pack(">I", crc32(prelude)) + headers + payload
@@ -119,14 +121,14 @@ def frame(kind: str, name: str, payload: bytes, content_type: str = "application
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Handles one connection."""
 
     protocol_version = "HTTP/1.1"
     server: Server
     service: Service
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_POST(self) -> None:
         self.service = self.server.service
@@ -135,27 +137,27 @@ class _Handler(BaseHTTPRequestHandler):
         if "cbor" in self.headers["Content-Type"]:
             self._reject(Rejection("SerializationException"))
             return
-        question = json.loads(body)
+        request = json.loads(body)
         if operation == "SubscribeToShard":
-            self.service.asked.append(question["StartingPosition"])
+            self.service.asked.append(request["StartingPosition"])
             self._subscribe(self.service.scripts.pop(0))
         else:
-            answer = self.service.others[operation](question)
-            if isinstance(answer, Rejection):
-                self._reject(answer)
+            response = self.service.others[operation](request)
+            if isinstance(response, Rejection):
+                self._reject(response)
             else:
-                self._plain(answer)
+                self._plain(response)
 
-    def _plain(self, answer: object, status: int = 200) -> None:
-        body = json.dumps(answer).encode()
+    def _plain(self, response: object, status: int = 200) -> None:
+        body = json.dumps(response).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/x-amz-json-1.1")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def _reject(self, refusal: Rejection) -> None:
-        self._plain({"__type": refusal.code, "message": refusal.message}, refusal.status)
+    def _reject(self, rejection: Rejection) -> None:
+        self._plain({"__type": rejection.code, "message": rejection.message}, rejection.status)
 
     def _subscribe(self, script: Script) -> None:
         if isinstance(script, Rejection):
@@ -193,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self._detect_disconnect()
 
     def _detect_disconnect(self) -> None:
-        # The reader sends nothing more on this connection, so a read returns only at its end.
+        # The reader sends nothing more on this connection, so a read returns only when the reader has disconnected.
         if select([self.connection], [], [], 0.01)[0]:
             raise ConnectionAbortedError
 

@@ -1,4 +1,4 @@
-"""A Kinesis client whose PutRecords is throttled, partly rejected or left without a response, by a seed."""
+"""A Kinesis client whose PutRecords is throttled, partly rejected, or left without a response, as drawn from a seed."""
 
 import random
 from collections import Counter
@@ -12,11 +12,9 @@ Rows = list[dict[str, Any]]
 
 
 class Faulty:
-    """A client that injects faults into PutRecords and passes all other calls on unchanged.
+    """A client that injects faults into PutRecords, and passes all other calls on unchanged.
 
-    rate       the share of requests with a fault
-    happened   the number of faults by name
-    doubtful   user payloads of requests whose result was hidden
+    rate       the share of requests that get a fault
     """
 
     def __init__(self, client: KinesisClient, rate: float, seed: int = 1) -> None:
@@ -30,7 +28,7 @@ class Faulty:
         return getattr(self._client, name)
 
     def put_records(self, *, StreamName: str, Records: Rows) -> Any:  # noqa: ANN401, N803  the client's signature
-        """Fail at random as the service may."""
+        """Fail at random, in the ways in which the service may fail."""
         fault = next(self._faults) if self._chance.random() < self._rate else "none"
         self.happened[fault] += 1
         if fault == "throttled":
@@ -46,12 +44,12 @@ class Faulty:
         raise ReadTimeoutError(endpoint_url="injected")
 
     def _partly(self, stream: str, records: Rows) -> Any:  # noqa: ANN401  the client's signature
-        through = [self._chance.random() < 0.5 for _ in records]
-        accepted = [row for row, fine in zip(records, through, strict=True) if fine]
+        is_accepted = [self._chance.random() < 0.5 for _ in records]
+        accepted = [row for row, accept in zip(records, is_accepted, strict=True) if accept]
         results = self._client.put_records(StreamName=stream, Records=accepted)["Records"] if accepted else []  # type: ignore[arg-type]  # likewise
-        answers = iter(results)
-        refused = {"ErrorCode": "InternalFailure", "ErrorMessage": "injected"}
+        results_left = iter(results)
+        rejection = {"ErrorCode": "InternalFailure", "ErrorMessage": "injected"}
         return {
-            "FailedRecordCount": through.count(False),
-            "Records": [next(answers) if fine else refused for fine in through],
+            "FailedRecordCount": is_accepted.count(False),
+            "Records": [next(results_left) if accept else rejection for accept in is_accepted],
         }

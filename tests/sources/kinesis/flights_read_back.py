@@ -1,7 +1,7 @@
-"""Compare the records that our worker and a Java KCL worker dispatch from a produced stream.
+"""Compares the records that our worker and a Java KCL worker dispatch from a stream that was produced with faults.
 
-`LEASEHOLD_DYNAMODB_LOCAL=1 python tests/sources/kinesis/flights_read_back.py` sends all flights of a year to eight
-shards, sixteen and eight again through requests that fail, and has both read everything.
+`LEASEHOLD_DYNAMODB_LOCAL=1 python tests/sources/kinesis/flights_read_back.py` sends all flights of a year through
+requests that fail, to eight shards, then sixteen, then eight again, and has both workers read everything.
 """
 
 # ruff: noqa: T201  a script prints its results
@@ -56,31 +56,33 @@ def java_missing() -> str:
 def readable_records(records: Iterable[Stored]) -> Content:
     """Return the stream's records, except aggregates that landed on a wrong shard."""
     content: Content = {}
-    for each in records:
-        for user in deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop"):
-            place = int(each.sequence_number), user.sub_sequence_number
+    for stored_record in records:
+        for user in deaggregate(
+            stored_record.data, stored_record.partition_key, None, stored_record.hash_range, misplaced="drop"
+        ):
+            place = int(stored_record.sequence_number), user.sub_sequence_number
             digest = hashlib.sha1(user.data, usedforsecurity=False).hexdigest()
-            content.setdefault(each.shard, {})[place] = user.partition_key or "", digest
+            content.setdefault(stored_record.shard, {})[place] = user.partition_key or "", digest
     return content
 
 
 def read_by_ours(places: Places, stream: str, count: int, folder: Path) -> Content:
-    """Return the user records that our worker dispatches when it decides as the KCL does."""
+    """Return the user records that our worker dispatches if it decides as the KCL does."""
     source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={places.kinesis}"
-    words = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
+    command = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
     settings = ("--initial-position", "TRIM_HORIZON", "--lease-seconds", "3", "--events", "--worker", "ours")
-    return _dispatched(Child("ours", (*words, *settings), folder), count)
+    return _dispatched(Child("ours", (*command, *settings), folder), count)
 
 
 def read_by_java(places: Places, stream: str, count: int, folder: Path, version: str) -> Content:
     """Return the user records that a polling Java KCL worker with its own table dispatches."""
-    place = (places.kinesis, places.dynamodb, stream, f"{stream}-kcl-{version}")
-    # kinesis-local lists the children of shards open at the horizon too, and the KCL then does not start.
-    store = open_store(f"dynamodb://{place[3]}?region=eu-west-1&endpoint={places.dynamodb}", create=True)
+    kcl_arguments = (places.kinesis, places.dynamodb, stream, f"{stream}-kcl-{version}")
+    # kinesis-local also lists the children of shards that are open at the horizon, and then the KCL does not start.
+    store = open_store(f"dynamodb://{kcl_arguments[3]}?region=eu-west-1&endpoint={places.dynamodb}", create=True)
     for shard in open_url(stream, {"region": "eu-west-1", "endpoint": places.kinesis}).shards():
         if not shard.parents:
             store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
-    worker = java_kcl.started(f"kcl-{version}", version, place, folder, properties=("-Dmax.records=20",))
+    worker = java_kcl.started(f"kcl-{version}", version, kcl_arguments, folder, properties=("-Dmax.records=20",))
     return _dispatched(worker, count)
 
 
@@ -88,14 +90,14 @@ def _dispatched(worker: Child, count: int) -> Content:
     content: Content = {}
     tail = Tail(worker.out, parse_event)
     try:
-        silent = time.monotonic()
+        last_record_at = time.monotonic()
         while (count_read := size(content)) < count:
             assert worker.is_running, worker.last_output
-            assert time.monotonic() < silent + SILENCE_SECONDS, (
+            assert time.monotonic() < last_record_at + SILENCE_SECONDS, (
                 f"{worker.name}: {count_read} of {count} records, then silence\n{worker.last_output}"
             )
             _take(content, tail.read_new_items())
-            silent = time.monotonic() if size(content) > count_read else silent
+            last_record_at = time.monotonic() if size(content) > count_read else last_record_at
             time.sleep(0.1)
         worker.ask_to_end()
         worker.wait()
@@ -129,18 +131,20 @@ def _main() -> None:
     os.environ.update(ENVIRONMENT)
     rows = list(flights(options.count))
     with run_kinesis_local() as kinesis, dynamodb_local() as dynamodb, tempfile.TemporaryDirectory() as folder:
-        client, places = create_producer_client("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
-        stream, faulty, writings, producer = produce(client, rows, (8, 16, 8), options.rate, pending=5000)
+        client, services = create_producer_client("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
+        stream, faulty_client, futures, producer = produce(client, rows, (8, 16, 8), options.rate, pending=5000)
         records = list(stored(client, stream))
-        print(judge(rows, records, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
+        print(judge(rows, records, faulty_client, futures), dict(faulty_client.happened), producer.metrics, sep="\n")
         expected = readable_records(records)
         print(f"in the stream: {size(expected)} user records in {len(expected)} shards, {len(records)} Kinesis records")
         for reader in (*options.kcl, "ours"):
-            began = time.monotonic()
-            where = places, stream, size(expected), Path(folder)
-            content = read_by_ours(*where) if reader == "ours" else read_by_java(*where, reader)
+            started_at = time.monotonic()
+            read_arguments = services, stream, size(expected), Path(folder)
+            content = read_by_ours(*read_arguments) if reader == "ours" else read_by_java(*read_arguments, reader)
             verdict = "the same" if in_order(content) == in_order(expected) else "OTHERS"
-            print(f"{reader}: {size(content)} user records, {verdict}, {time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"{reader}: {size(content)} user records, {verdict}, {time.monotonic() - started_at:.0f} s", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Read mutated aggregated records without a crash, a hang or excessive memory.
+"""Checks that reading mutated aggregated records causes no crash, no hang and no excessive memory use.
 
 `python tests/sources/kinesis/fuzz_aggregation.py 1000000` reads a million of them;
 with `--jar`, the KCL's jar reads them too and every result is compared.
@@ -42,14 +42,14 @@ def _insert(body: bytes, chance: Chance) -> bytes:
     index = chance.randrange(len(body) + 1)
     value = chance.choice(_NUMBERS)
     field = chance.randrange(1, 6)
-    grown = (
+    insertions = (
         varint(value),
         number(field, value),
         sized(field, chance.randbytes(3)),
         group(field, b""),
         varint(field << 3 | 3),
     )
-    return body[:index] + chance.choice(grown) + body[index:]
+    return body[:index] + chance.choice(insertions) + body[index:]
 
 
 def _repeat(body: bytes, chance: Chance) -> bytes:
@@ -62,35 +62,36 @@ _MUTATIONS: tuple[Callable[[bytes, Chance], bytes], ...] = (_flip, _cut, _remove
 
 
 def mutated(count: int, seed: int) -> Iterator[Case]:
-    """Return crafted cases changed in one to four places; nine in ten get a valid digest, so that they are parsed."""
+    """Yield crafted cases with one to four changes. Nine in ten get a valid digest, so that they are parsed."""
     chance = random.Random(seed)  # noqa: S311  repeatable on purpose
-    grounds = [case for case in cases() if len(case.data) <= _LARGEST_SEED]
+    seed_cases = [case for case in cases() if len(case.data) <= _LARGEST_SEED]
     for _ in range(count):
-        ground = chance.choice(grounds)
-        body = ground.data[len(MAGIC) : -16]
+        seed_case = chance.choice(seed_cases)
+        body = seed_case.data[len(MAGIC) : -16]
         for _ in range(chance.randrange(1, 4)):
             body = chance.choice(_MUTATIONS)(body, chance)
-        data = sealed(body) if chance.random() < 0.9 else _flip(ground.data, chance)
-        yield Case(ground.name, data, "", first=ground.first, last=ground.last)
+        data = sealed(body) if chance.random() < 0.9 else _flip(seed_case.data, chance)
+        yield Case(seed_case.name, data, "", first=seed_case.first, last=seed_case.last)
 
 
 def read(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
-    """Return our result for a case when we decide as the KCL does: its reason, and the records kept."""
-    answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
+    """Return the reason and the records that we keep for a case if we decide as the KCL does."""
+    user_records = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     kept = tuple(
-        (u.partition_key or "", u.explicit_hash_key, u.data, u.sub_sequence_number, answer.aggregated) for u in answer
+        (u.partition_key or "", u.explicit_hash_key, u.data, u.sub_sequence_number, user_records.aggregated)
+        for u in user_records
     )
-    return answer.reason, kept
+    return user_records.reason, kept
 
 
 def differences(buffers: tuple[Case, ...]) -> list[Case]:
-    """Return the cases for which the KCL's jar has another result."""
+    """Return the cases for which the KCL's jar has a different result."""
     answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in buffers)
     return [case for case, kept in zip(buffers, answers, strict=True) if read(case)[1] != kept]
 
 
-def monsters() -> Iterator[Case]:
-    """Return records of up to 10 MiB that would exhaust a slow or greedy reader."""
+def oversized_cases() -> Iterator[Case]:
+    """Yield records of up to 10 MiB that would exhaust a reader that is slow or needs much memory."""
     yield Case("a length of 2**40", sealed(b"\x1a" + varint(2**40) + b"x"), "bad-proto")
     yield Case(
         "a million keys",
@@ -138,19 +139,19 @@ def _main() -> None:
     options = parser.parse_args()
     if options.jar:
         buffers = tuple(mutated(options.count, options.seed))
-        odd = differences(buffers)
-        print(f"{len(buffers)} buffers, {len(odd)} read otherwise by KCL", *odd[:5], sep="\n")
+        different_cases = differences(buffers)
+        print(f"{len(buffers)} buffers, {len(different_cases)} read otherwise by KCL", *different_cases[:5], sep="\n")
         return
     reasons: Counter[str] = Counter()
     slowest = 0.0
     for case in mutated(options.count, options.seed):
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         reasons[read(case)[0]] += 1
-        slowest = max(slowest, time.perf_counter() - began)
-    for case in monsters():
-        began = time.perf_counter()
-        answer = deaggregate(case.data, "outer", None, (case.first, case.last))
-        print(f"{case.name}: {answer.reason}, {time.perf_counter() - began:.2f} s")
+        slowest = max(slowest, time.perf_counter() - started_at)
+    for case in oversized_cases():
+        started_at = time.perf_counter()
+        user_records = deaggregate(case.data, "outer", None, (case.first, case.last))
+        print(f"{case.name}: {user_records.reason}, {time.perf_counter() - started_at:.2f} s")
     print(
         f"{options.count} buffers, {dict(reasons)}, slowest {slowest * 1000:.2f} ms, "
         f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB"

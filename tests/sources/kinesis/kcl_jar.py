@@ -16,12 +16,12 @@ _JARS = _HERE.parents[3] / ".local" / "java" / "deaggregate"
 
 
 def missing() -> str:
-    """Return why the jar cannot be run here, or an empty string."""
+    """Return which tools for running the jar are missing here, or an empty string."""
     return ", ".join(tool for tool in ("java", "mvn") if shutil.which(tool) is None)
 
 
 def jars() -> Path:
-    """Return the folder of the jars; the first call downloads them."""
+    """Return the folder of the jars. The first call downloads them."""
     if not (_JARS / "complete").exists():
         fetch = ["mvn", "-q", "-B", "-f", str(_PROGRAM / "pom.xml"), "dependency:copy-dependencies"]
         subprocess.run([*fetch, f"-DoutputDirectory={_JARS}"], check=True, timeout=280)
@@ -29,18 +29,18 @@ def jars() -> Path:
     return _JARS
 
 
-def kcl_records(questions: Iterable[tuple[bytes, int, int]]) -> list[tuple[KclRecord, ...]]:
+def kcl_records(aggregates_with_ranges: Iterable[tuple[bytes, int, int]]) -> list[tuple[KclRecord, ...]]:
     """Return, for each (data, first, last), the records that the KCL dispatches."""
-    lines = [f"{base64.b64encode(data).decode()} {first} {last}" for data, first, last in questions]
+    lines = [f"{base64.b64encode(data).decode()} {first} {last}" for data, first, last in aggregates_with_ranges]
     command = ["java", "-cp", f"{jars()}{os.sep}*", str(_PROGRAM / "Deaggregate.java")]
-    run = subprocess.run(
+    completed = subprocess.run(
         command, input="\n".join(lines), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
     )
-    answers = run.stdout.removesuffix("\n").split("\n")
-    return [tuple(_parse_record(field) for field in answer.split()) for answer in answers]
+    response_lines = completed.stdout.removesuffix("\n").split("\n")
+    return [tuple(_parse_record(field) for field in response_line.split()) for response_line in response_lines]
 
 
 def _parse_record(field: str) -> KclRecord:
     aggregated, sub, key, hash_key, data = field.split(",")
-    shown = None if hash_key == "-" else base64.b64decode(hash_key).decode()
-    return base64.b64decode(key).decode(), shown, base64.b64decode(data), int(sub), aggregated == "true"
+    explicit_hash_key = None if hash_key == "-" else base64.b64decode(hash_key).decode()
+    return base64.b64decode(key).decode(), explicit_hash_key, base64.b64decode(data), int(sub), aggregated == "true"

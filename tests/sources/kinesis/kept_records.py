@@ -12,7 +12,7 @@ from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
 
 class RecordingClient(AcceptingShard):
-    """A client that stores records after passing them to `before`.
+    """A client that passes the data of each request to `before`, and then stores it.
 
     halves  whether the stream has two shards, the first with ten hash keys
     """

@@ -1,4 +1,4 @@
-"""Produce a year of flights while the stream is resharded and requests fail, then judge the result."""
+"""Produces a year of flights while the stream is resharded and requests fail, then judges the result."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 60
 
 
 def flights(count: int = ROWS) -> Iterator[tuple[str, bytes]]:
-    """Return aircraft and line of the first flights; each line is unique."""
+    """Yield the aircraft and the line of the first flights. Each line is unique."""
     for number, row in enumerate(flight_rows(count)):
         yield row["tailnum"], ",".join((str(number), *row.values())).encode()
 
@@ -38,7 +38,7 @@ class Stored:
 
 @frozen
 class Verdict:
-    """The result for the rows.
+    """How the stored rows differ from those that were sent.
 
     lost, extra   rows sent and not found, found and not sent
     disordered    keys whose rows, by first occurrence, are not in the order in which they were sent
@@ -64,22 +64,22 @@ def produce(
     rate: float,
     pending: int,
 ) -> tuple[str, Faulty, list[RecordFuture], Producer]:
-    """Send all rows, changing the shard count at even intervals."""
+    """Send all rows while changing the shard count at even intervals."""
     stream = f"flights-{uuid4().hex[:8]}"
     client.create_stream(StreamName=stream, ShardCount=shards[0])
     _active(client, stream)
-    faulty = Faulty(client, rate)
-    writings: list[RecordFuture] = []
-    changes: list[Thread] = []
-    producer = Producer(faulty, stream, Settings(share=16.0, linger_seconds=0.02), pending_records=pending)  # type: ignore[arg-type]  # it stands in for a client
+    faulty_client = Faulty(client, rate)
+    futures: list[RecordFuture] = []
+    reshape_threads: list[Thread] = []
+    producer = Producer(faulty_client, stream, Settings(share=16.0, linger_seconds=0.02), pending_records=pending)  # type: ignore[arg-type]  # it stands in for a client
     with producer:
         for number, (key, data) in enumerate(rows):
             if number and number % (len(rows) // len(shards) + 1) == 0:
-                changes = [*changes, _reshape(client, stream, shards[len(changes) + 1])]
-            writings.append(producer.put(data, key))
-    for change in changes:
+                reshape_threads = [*reshape_threads, _reshape(client, stream, shards[len(reshape_threads) + 1])]
+            futures.append(producer.put(data, key))
+    for change in reshape_threads:
         change.join()
-    return stream, faulty, writings, producer
+    return stream, faulty_client, futures, producer
 
 
 def _reshape(client: KinesisClient, stream: str, count: int) -> Thread:
@@ -101,44 +101,53 @@ def _active(client: KinesisClient, stream: str) -> None:
 
 def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
     """Return all records of the stream, shard by shard, older shards first."""
-    for shard in sorted(client.list_shards(StreamName=stream)["Shards"], key=lambda each: each["ShardId"]):
+    for shard in sorted(client.list_shards(StreamName=stream)["Shards"], key=lambda shard_row: shard_row["ShardId"]):
         name, keys = shard["ShardId"], shard["HashKeyRange"]
-        reach = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
-        place = client.get_shard_iterator(StreamName=stream, ShardId=name, ShardIteratorType="TRIM_HORIZON")
-        iterator: str | None = place["ShardIterator"]
+        hash_range = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
+        iterator_response = client.get_shard_iterator(StreamName=stream, ShardId=name, ShardIteratorType="TRIM_HORIZON")
+        iterator: str | None = iterator_response["ShardIterator"]
         while iterator:
-            answer = client.get_records(ShardIterator=iterator)
-            for row in answer["Records"]:
-                yield Stored(name, reach, row["SequenceNumber"], row["PartitionKey"], row["Data"])
-            iterator = answer.get("NextShardIterator") if answer["Records"] or answer["MillisBehindLatest"] else None
+            response = client.get_records(ShardIterator=iterator)
+            for row in response["Records"]:
+                yield Stored(name, hash_range, row["SequenceNumber"], row["PartitionKey"], row["Data"])
+            iterator = (
+                response.get("NextShardIterator") if response["Records"] or response["MillisBehindLatest"] else None
+            )
 
 
-def judge(
-    rows: list[tuple[str, bytes]], records: list[Stored], faulty: Faulty, writings: list[RecordFuture]
-) -> Verdict:
+def judge(rows: list[tuple[str, bytes]], records: list[Stored], faulty: Faulty, futures: list[RecordFuture]) -> Verdict:
     """Compare the stored records with those that were sent."""
     written: list[tuple[str, bytes, tuple[str, str, int]]] = []
     dropped = 0
-    for each in records:
-        answer = deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop")
-        dropped += answer.reason is Reason.OUT_OF_RANGE
+    for stored_record in records:
+        user_records = deaggregate(
+            stored_record.data, stored_record.partition_key, None, stored_record.hash_range, misplaced="drop"
+        )
+        dropped += user_records.reason is Reason.OUT_OF_RANGE
         written += [
-            (u.partition_key or "", u.data, (each.shard, each.sequence_number, u.sub_sequence_number)) for u in answer
+            (
+                user_record.partition_key or "",
+                user_record.data,
+                (stored_record.shard, stored_record.sequence_number, user_record.sub_sequence_number),
+            )
+            for user_record in user_records
         ]
-    times = Counter(data for _, data, _ in written)
+    copies = Counter(data for _, data, _ in written)
     sent_data = {data for _, data in rows}
-    doubtful = {user.data for row in faulty.doubtful for user in deaggregate(row["Data"])}
-    twice = [data for data, count in times.items() if count > 1]
+    doubtful_data = {user.data for row in faulty.doubtful for user in deaggregate(row["Data"])}
+    repeated = [data for data, count in copies.items() if count > 1]
     places = {(data, place) for _, data, place in written}
-    results = [(data, writing.result(timeout=0)) for (_, data), writing in zip(rows, writings, strict=True)]
+    results = [(data, writing.result(timeout=0)) for (_, data), writing in zip(rows, futures, strict=True)]
     return Verdict(
-        lost=len(sent_data - times.keys()),
-        extra=len(times.keys() - sent_data),
+        lost=len(sent_data - copies.keys()),
+        extra=len(copies.keys() - sent_data),
         disordered=_disordered(rows, list(dict.fromkeys((key, data) for key, data, _ in written))),
-        twice=len(twice),
-        unexplained=sum(data not in doubtful for data in twice),
+        twice=len(repeated),
+        unexplained=sum(data not in doubtful_data for data in repeated),
         misreported=sum(
-            (data, (w.shard, w.sequence_number, w.sub_sequence_number)) not in places for data, w in results
+            (data, (written_record.shard, written_record.sequence_number, written_record.sub_sequence_number))
+            not in places
+            for data, written_record in results
         ),
         dropped=dropped,
     )
@@ -146,7 +155,7 @@ def judge(
 
 def _disordered(rows: list[tuple[str, bytes]], written: list[tuple[str, bytes]]) -> tuple[str, ...]:
     orders: tuple[dict[str, list[bytes]], ...] = ({}, {})
-    for order, each in zip(orders, (rows, written), strict=True):
-        for key, data in each:
+    for order, key_data_rows in zip(orders, (rows, written), strict=True):
+        for key, data in key_data_rows:
             order.setdefault(key, []).append(data)
     return tuple(sorted(key for key in orders[0] if orders[0][key] != orders[1].get(key)))

@@ -1,4 +1,4 @@
-"""An in-memory stream that splits, merges and loses responses, and a KCL reader of it."""
+"""An in-memory stream that splits and merges, and a reader that reads it as the KCL does."""
 
 from collections.abc import Iterator
 
@@ -19,11 +19,11 @@ class Stream:
     written: int = 0
 
     def write(self, unit: Unit) -> UnitWritten:
-        """Store a Kinesis record where its hash key falls."""
+        """Store a Kinesis record in the shard to which its hash key belongs."""
         [shard] = [
-            each.id
-            for each in self.open
-            if each.hash_range and each.hash_range[0] <= unit.hash_key <= each.hash_range[1]
+            open_shard.id
+            for open_shard in self.open
+            if open_shard.hash_range and open_shard.hash_range[0] <= unit.hash_key <= open_shard.hash_range[1]
         ]
         self.written += 1
         self.logs.setdefault(shard, []).append((str(self.written), unit.data, unit.partition_key))
@@ -32,7 +32,7 @@ class Stream:
     @property
     def open(self) -> list[Shard]:
         """Return the open shards in the order of their ranges."""
-        return sorted((each for each in self.shards if each.open), key=lambda each: each.hash_range or HASH_KEYS)
+        return sorted((shard for shard in self.shards if shard.open), key=lambda shard: shard.hash_range or HASH_KEYS)
 
     def split(self, place: int) -> None:
         parent = self.open[place % len(self.open)]
@@ -44,14 +44,17 @@ class Stream:
     def merge(self, place: int) -> None:
         if len(self.open) > 1:
             index = place % (len(self.open) - 1)
-            one, two = self.open[index : index + 2]
-            self._follow([one, two], [((one.hash_range or HASH_KEYS)[0], (two.hash_range or HASH_KEYS)[1])])
+            left_shard, right_shard = self.open[index : index + 2]
+            self._follow(
+                [left_shard, right_shard],
+                [((left_shard.hash_range or HASH_KEYS)[0], (right_shard.hash_range or HASH_KEYS)[1])],
+            )
 
     def _follow(self, parents: list[Shard], ranges: list[tuple[int, int]]) -> None:
         names = tuple(parent.id for parent in parents)
-        self.shards = [evolve(each, open=False) if each.id in names else each for each in self.shards]
+        self.shards = [evolve(shard, open=False) if shard.id in names else shard for shard in self.shards]
         self.shards += [
-            Shard(f"s{len(self.shards) + i}", parents=names, hash_range=each) for i, each in enumerate(ranges)
+            Shard(f"s{len(self.shards) + i}", parents=names, hash_range=shard) for i, shard in enumerate(ranges)
         ]
 
     def read(self) -> Iterator[tuple[str, str, int, str, bytes]]:

@@ -1,4 +1,4 @@
-"""A worker stops within an aggregate and the next one continues; misplaced aggregates are read past."""
+"""A worker stops within an aggregate and the next worker continues there. Reading goes past misplaced aggregates."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,19 +25,19 @@ from leasehold.stores.writes import CreateLease
 
 pytestmark = pytest.mark.services
 
-HERE, ELSEWHERE = "key-0", "key-1"  # in the second half of the hash keys, and in the first
+HERE, ELSEWHERE = "key-0", "key-1"  # `HERE` is in the second half of the hash keys, `ELSEWHERE` in the first
 RecordFields = tuple[str, int, bytes]
 
 
 def aggregate(key: str, count: int) -> bytes:
     """Return an aggregate of user records of one key."""
-    packed = Aggregate(1 << 20)
-    assert all(packed.add(b"%d" % number, key) for number in range(count))
-    return packed.encode()
+    aggregate_builder = Aggregate(1 << 20)
+    assert all(aggregate_builder.add(b"%d" % number, key) for number in range(count))
+    return aggregate_builder.encode()
 
 
 def put(client: KinesisClient, stream: str, *records: bytes) -> list[str]:
-    """Put these into the second of two shards in order; return their sequence numbers."""
+    """Put these records into the second of two shards in order. Return their sequence numbers."""
     rows = [
         client.put_record(StreamName=stream, Data=data, PartitionKey="a", ExplicitHashKey=str(2**128 - 1))
         for data in records
@@ -61,9 +61,9 @@ def store(source: Source, tmp_path: Path) -> Store:
 
 
 @contextmanager
-def running_worker(store: Store, source: Source, me: str, handling: Handling) -> Iterator[None]:
+def running_worker(store: Store, source: Source, worker_name: str, handling: Handling) -> Iterator[None]:
     """Run a worker for the duration of the block."""
-    worker = Worker(store=store, source=source, me=me, config=Config(initial_position=TRIM_HORIZON))
+    worker = Worker(store=store, source=source, me=worker_name, config=Config(initial_position=TRIM_HORIZON))
     with running(Runner(worker, handling)):
         yield
 
@@ -74,42 +74,42 @@ def record_fields(delivery: Delivery) -> list[RecordFields]:
 
 
 def checkpoint(store: Store) -> Position:
-    """Return the checkpoint of the one lease with records."""
+    """Return the checkpoint of the only lease whose shard has records."""
     return next(lease.checkpoint for lease in store.list().leases if lease.shard.endswith("1"))
 
 
 def test_half_processed_aggregate_is_finished_by_the_next_worker(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
-    first, second = put(client, stream, aggregate(HERE, 10), aggregate(HERE, 3))
+    first_number, second_number = put(client, stream, aggregate(HERE, 10), aggregate(HERE, 3))
     stopped, all_received, received = Event(), Event(), list[RecordFields]()
 
-    def half(delivery: Delivery) -> None:
+    def fail_halfway(delivery: Delivery) -> None:
         assert delivery.checkpoint(delivery.records[3])
         stopped.set()
         raise RuntimeError("in the midst of an aggregate")
 
-    def rest(delivery: Delivery) -> None:
+    def handle_rest(delivery: Delivery) -> None:
         received.extend(record_fields(delivery))
-        if received[-1][:2] == (second, 2):
+        if received[-1][:2] == (second_number, 2):
             all_received.set()
 
-    with running_worker(store, source, "a-1", Handling(half, attempts=1)):
+    with running_worker(store, source, "a-1", Handling(fail_halfway, attempts=1)):
         assert stopped.wait(WAIT)
-    assert checkpoint(store) == Position(first, 3)
-    with running_worker(store, source, "a-2", Handling(rest)):
+    assert checkpoint(store) == Position(first_number, 3)
+    with running_worker(store, source, "a-2", Handling(handle_rest)):
         assert all_received.wait(WAIT)
-    assert received == [(first, sub, b"%d" % sub) for sub in range(4, 10)] + [
-        (second, sub, b"%d" % sub) for sub in range(3)
+    assert received == [(first_number, sub, b"%d" % sub) for sub in range(4, 10)] + [
+        (second_number, sub, b"%d" % sub) for sub in range(3)
     ]
-    assert checkpoint(store) == Position(second, 2)
+    assert checkpoint(store) == Position(second_number, 2)
 
 
 def test_read_position_passes_misplaced_aggregates_and_is_checkpointed(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
     """Misplaced aggregates at the end of a shard are not read again after each start, and the backlog falls to zero."""
-    first, stray = put(client, stream, aggregate(HERE, 2), aggregate(ELSEWHERE, 5))
+    first_number, misplaced_number = put(client, stream, aggregate(HERE, 2), aggregate(ELSEWHERE, 5))
     received, checkpoints = list[RecordFields](), list[Position]()
     handled = Event()
 
@@ -121,10 +121,10 @@ def test_read_position_passes_misplaced_aggregates_and_is_checkpointed(
 
     with running_worker(store, source, "a-1", Handling(handler)):
         assert handled.wait(WAIT)
-        (later,) = put(client, stream, aggregate(ELSEWHERE, 4))
+        (later_number,) = put(client, stream, aggregate(ELSEWHERE, 4))
         deadline = monotonic() + WAIT
-        while checkpoint(store) != Position(later, 3):
+        while checkpoint(store) != Position(later_number, 3):
             assert monotonic() < deadline, checkpoint(store)
             sleep(0.05)
-    assert received == [(first, 0, b"0"), (first, 1, b"1")]
-    assert checkpoints == [Position(stray, 4)]
+    assert received == [(first_number, 0, b"0"), (first_number, 1, b"1")]
+    assert checkpoints == [Position(misplaced_number, 4)]

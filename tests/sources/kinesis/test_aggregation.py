@@ -1,8 +1,8 @@
-"""Aggregated records are encoded as by the KPL, and decode to the original records."""
+"""Aggregated records are encoded exactly as by the KPL, and decode to the original records."""
 
 import pytest
 from aggregation_rows import ROWS, Rows, packed
-from fuzz_aggregation import differences, monsters, mutated, read
+from fuzz_aggregation import differences, mutated, oversized_cases, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kcl_jar import missing
@@ -16,8 +16,8 @@ from leasehold.balancer.model import HASH_KEYS
 
 @pytest.mark.parametrize(("data", "rows"), SAMPLES)
 def test_kpl_samples_are_decoded(data: bytes, rows: Rows) -> None:
-    answer = deaggregate(data, "a", None, HASH_KEYS)
-    assert (answer.rows, answer.reason, answer.dropped) == (tuple(rows), Reason.AGGREGATED, 0)
+    user_records = deaggregate(data, "a", None, HASH_KEYS)
+    assert (user_records.rows, user_records.reason, user_records.dropped) == (tuple(rows), Reason.AGGREGATED, 0)
 
 
 @pytest.mark.parametrize(("data", "rows"), SAMPLES)
@@ -30,9 +30,9 @@ def test_aggregates_match_the_kpls_bytes(data: bytes, rows: Rows) -> None:
 @given(ROWS)
 def test_packed_record_decodes_unchanged(rows: Rows) -> None:
     aggregate, _ = packed(rows)
-    answer = deaggregate(aggregate.encode(), aggregate.partition_key, rows[0][1], HASH_KEYS)
-    assert answer.rows == tuple(rows)
-    assert answer.aggregated == (len(rows) > 1)
+    user_records = deaggregate(aggregate.encode(), aggregate.partition_key, rows[0][1], HASH_KEYS)
+    assert user_records.rows == tuple(rows)
+    assert user_records.aggregated == (len(rows) > 1)
 
 
 @settings(deadline=None)
@@ -58,9 +58,9 @@ def test_only_records_that_do_not_fit_are_rejected(rows: Rows, limit: int) -> No
 def test_rejected_record_leaves_no_trace() -> None:
     """The key table does not contain the key of a record that did not fit."""
     aggregate, _ = packed([("a", None, b"1"), ("b", None, b"2")], limit=60)
-    before = aggregate.encode()
+    encoded_before = aggregate.encode()
     assert not aggregate.add(b"x" * 60, "c", "7")
-    assert (aggregate.encode(), aggregate.size) == (before, len(before) + 1)
+    assert (aggregate.encode(), aggregate.size) == (encoded_before, len(encoded_before) + 1)
 
 
 def test_empty_aggregate_is_not_sent() -> None:
@@ -70,13 +70,13 @@ def test_empty_aggregate_is_not_sent() -> None:
 
 def test_view_reports_the_encoded_fields() -> None:
     aggregate, _ = packed([("a", None, b"1"), ("b", "7", b"2")])
-    answer = deaggregate(aggregate.encode(), "a")
-    users = [UserRecord(b"1", "a", None, 0), UserRecord(b"2", "b", "7", 1)]
-    assert (list(answer), [answer[0], answer[-1]], len(answer)) == (users, users, 2)
+    user_records = deaggregate(aggregate.encode(), "a")
+    expected = [UserRecord(b"1", "a", None, 0), UserRecord(b"2", "b", "7", 1)]
+    assert (list(user_records), [user_records[0], user_records[-1]], len(user_records)) == (expected, expected, 2)
 
 
 def test_forwarded_record_keeps_its_own_keys() -> None:
-    """Streams whose service distributes records have no keys, and can be read."""
+    """A stream whose service distributes records itself has no partition keys, and can still be read."""
     assert list(deaggregate(b"x", None)) == [UserRecord(b"x", None, None, 0)]
     assert list(deaggregate(b"x", "k", "5")) == [UserRecord(b"x", "k", "5", 0)]
 
@@ -94,9 +94,9 @@ def test_mutated_records_do_not_crash_the_reader() -> None:
 
 
 def test_hostile_record_is_read_within_limits() -> None:
-    for case in monsters():
-        answer = deaggregate(case.data, "outer", None, (case.first, case.last))
-        assert (case.name, answer.reason, answer.dropped) == (case.name, case.reason, case.dropped)
+    for case in oversized_cases():
+        user_records = deaggregate(case.data, "outer", None, (case.first, case.last))
+        assert (case.name, user_records.reason, user_records.dropped) == (case.name, case.reason, case.dropped)
 
 
 @pytest.mark.more

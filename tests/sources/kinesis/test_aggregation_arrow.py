@@ -24,7 +24,7 @@ Row = tuple[int, int, str | None, str | None, bytes]
 
 @pytest.fixture(autouse=True, scope="module")
 def measuring() -> Iterator[None]:
-    """Enable the measuring code, although it is not compiled here."""
+    """Enable the code that measures aggregates, although it is not compiled here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregation_arrow, "_USE_SPANS", True)
         yield
@@ -33,10 +33,10 @@ def measuring() -> Iterator[None]:
 def one_by_one(
     records: list[bytes], keys: list[str], hash_range: HashRange | None, misplaced: Misplaced = "keep"
 ) -> list[Row]:
-    """Return the rows as `deaggregate` gives them."""
+    """Return the rows that `deaggregate` gives, record by record."""
     return [
-        (place, user.sub_sequence_number, user.partition_key, user.explicit_hash_key, user.data)
-        for place, (data, key) in enumerate(zip(records, keys, strict=True))
+        (index, user.sub_sequence_number, user.partition_key, user.explicit_hash_key, user.data)
+        for index, (data, key) in enumerate(zip(records, keys, strict=True))
         for user in deaggregate(data, key, None, hash_range, misplaced=misplaced)
     ]
 
@@ -44,7 +44,7 @@ def one_by_one(
 def together(
     records: list[bytes], keys: list[str], hash_range: HashRange | None, misplaced: Misplaced = "keep"
 ) -> list[Row]:
-    """Return the rows of the batch."""
+    """Return the rows of one Arrow batch with all records."""
     batch = deaggregate_to_arrow(records, keys, hash_range, misplaced=misplaced)
     batch.validate(full=True)
     return [tuple(row.values()) for row in batch.to_pylist()]
@@ -66,26 +66,28 @@ def test_odd_records_do_not_change_the_rest_of_their_batch(
     measured: bool, misplaced: Misplaced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)
-    common = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].encode()
-    odd = [case for case in cases() if len(case.data) < 10_000]
-    for case in odd:
-        records, keys, whole = [common, case.data, common], ["a", "b", "c"], (case.first, case.last)
-        assert together(records, keys, whole, misplaced) == one_by_one(records, keys, whole, misplaced), case.name
-    records = [case.data for case in odd]
-    assert together(records, records_keys := [case.name for case in odd], None) == one_by_one(
+    common_record = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].encode()
+    odd_cases = [case for case in cases() if len(case.data) < 10_000]
+    for case in odd_cases:
+        records, keys, hash_range = [common_record, case.data, common_record], ["a", "b", "c"], (case.first, case.last)
+        assert together(records, keys, hash_range, misplaced) == one_by_one(records, keys, hash_range, misplaced), (
+            case.name
+        )
+    records = [case.data for case in odd_cases]
+    assert together(records, records_keys := [case.name for case in odd_cases], None) == one_by_one(
         records, records_keys, None
     )
 
 
 def test_mutated_records_decode_alike() -> None:
-    buffers: list[Case] = list(mutated(2000, seed=8))
-    for one, two in pairwise(buffers):
-        records = [one.data, two.data]
+    mutated_cases: list[Case] = list(mutated(2000, seed=8))
+    for first_case, second_case in pairwise(mutated_cases):
+        records = [first_case.data, second_case.data]
         assert together(records, ["a", "b"], None) == one_by_one(records, ["a", "b"], None)
 
 
 def test_every_small_size_decodes_alike() -> None:
-    """Several bytes are copied at a time, and short data is stored in another place than long data."""
+    """Several bytes are copied at once, and short values are stored in another place than long ones."""
     rows: Rows = [("k" * size + "é", None, bytes(range(1, size))) for size in range(1, 42)]
     record = packed(rows)[0].encode()
     assert together([record, record], ["a", "b"], None) == one_by_one([record, record], ["a", "b"], None)
@@ -98,7 +100,7 @@ def test_batch_beyond_arrows_offsets_is_rejected() -> None:
 
 
 def test_keys_beyond_arrows_offsets_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long key of many small user records takes more bytes than the records, and could overflow the offsets."""
+    """If one long key is used by many small user records, the keys take more bytes than the records."""
     record = packed([("k" * 100, None, b"")] * 50)[0].encode()
     monkeypatch.setattr(aggregation_arrow, "_MAX_BYTES", 5000)
     with pytest.raises(ValueError, match="records: 5000 bytes of partition keys in one batch; at most 4999 fit"):

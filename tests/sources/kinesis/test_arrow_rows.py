@@ -1,4 +1,4 @@
-"""Batches of a stream as columns match the records that other handlers get."""
+"""The columns of a batch match the records that other handlers get."""
 
 import subprocess
 import sys
@@ -32,12 +32,15 @@ class Canned:
     def get_shard_iterator(self, **_place: object) -> dict[str, str]:
         return {"ShardIterator": "it"}
 
-    def get_records(self, **_asked: object) -> dict[str, Any]:
+    def get_records(self, **_request: object) -> dict[str, Any]:
         return {"Records": [dict(row) for row in self.rows], "NextShardIterator": "it", "MillisBehindLatest": 0}
 
 
 def read(*rows: dict[str, Any]) -> tuple[Batch, InColumns]:
-    """Return the batch of a plain worker, and its columns."""
+    """Read these rows with a worker's poller.
+
+    Return the batch, and the function that converts its records to columns.
+    """
     batch = Poller(cast("KinesisClient", Canned(list(rows))), "orders", "shard-0", TRIM_HORIZON, None).read()
     assert batch.in_columns is not None
     return batch, batch.in_columns
@@ -49,16 +52,16 @@ def test_columns_match_records() -> None:
     assert rows.schema == SCHEMA
     columns = rows.to_pylist()
     names = ("data", "shardId", "streamName", "partitionKey", "explicitHashKey", "sequenceNumber", "subSequenceNumber")
-    assert [tuple(each[name] for name in names) for each in columns] == [
-        (each.data, "shard-0", "orders", each.partition_key, None, each.sequence_number, each.sub_sequence_number)
-        for each in batch.records
+    assert [tuple(row[name] for name in names) for row in columns] == [
+        (row.data, "shard-0", "orders", row.partition_key, None, row.sequence_number, row.sub_sequence_number)
+        for row in batch.records
     ]
-    times = [each["approximateArrivalTimestamp"] for each in columns]
-    assert [each and each.timestamp() for each in times] == [1_767_312_000.123, None, None]
+    times = [row["approximateArrivalTimestamp"] for row in columns]
+    assert [row and row.timestamp() for row in times] == [1_767_312_000.123, None, None]
 
 
 def test_columns_of_some_records_are_theirs_alone() -> None:
-    """After a failure, a handler gets only the columns of the remaining records."""
+    """After a failure, a handler gets columns with only the remaining records."""
     batch, in_columns = read(*ROWS)
     assert in_columns(tuple(batch.records)[1:]) == in_columns(batch.records).slice(1)
     assert in_columns(batch.records[1:]) == in_columns(batch.records).slice(1)

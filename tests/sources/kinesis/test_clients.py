@@ -1,4 +1,4 @@
-"""The client that reads: its timeouts, retries and parsing of times."""
+"""The client for reading: its timeouts, its retries, and how it parses times."""
 
 import base64
 import json
@@ -25,17 +25,17 @@ ARRIVED = 1_767_312_000.25
 
 
 def test_record_time_is_parsed_as_utc_without_a_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking up the time zone takes more than half of boto3's time for a record."""
+    """More than half of the time that boto3 needs for a record is spent on looking up the time zone."""
     monkeypatch.setattr(clients, "CborHooks", None)
     record = {"SequenceNumber": "5", "Data": base64.b64encode(b"data").decode(), "PartitionKey": "k"}
     body = {"Records": [{**record, "ApproximateArrivalTimestamp": ARRIVED}], "NextShardIterator": "i-2"}
 
-    def answer(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
+    def respond(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
         return AWSResponse(request.url, 200, HTTPHeaders(), Raw(json.dumps(body).encode()))
 
     client = create_reading_client("eu-west-1", None)
     # The stubs do not allow a handler of this event to respond instead of the service.
-    client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", answer))
+    client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", respond))
     (row,) = client.get_records(ShardIterator="i-1")["Records"]
     arrived = row["ApproximateArrivalTimestamp"]
     assert (arrived, arrived.tzinfo) == (datetime.fromtimestamp(ARRIVED, UTC), UTC)
@@ -45,12 +45,14 @@ def test_record_time_is_parsed_as_utc_without_a_local_time_zone(monkeypatch: pyt
 def test_silent_connection_times_out_soon(monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
     clients: list[KinesisClient] = []
 
-    def keep(*settings: str | None, read_seconds: float, session: object, arn: str | None) -> "KinesisClient":
+    def create_and_record(
+        *settings: str | None, read_seconds: float, session: object, arn: str | None
+    ) -> "KinesisClient":
         assert (session, arn) == (None, None)
         clients.append(create_reading_client(settings[0], settings[1], read_seconds=read_seconds))
         return clients[0]
 
-    monkeypatch.setattr(source, "create_reading_client", keep)
+    monkeypatch.setattr(source, "create_reading_client", create_and_record)
     source.open_url("orders", {"region": "eu-west-1", **options}).close()
     config: Any = clients[0].meta.config
     assert (config.connect_timeout, config.read_timeout) == (5, 5.0)
@@ -59,18 +61,18 @@ def test_silent_connection_times_out_soon(monkeypatch: pytest.MonkeyPatch, optio
 def test_closed_source_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = list[str]()
 
-    def made(*settings: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
+    def create_closable_client(*settings: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
         client = create_reading_client(settings[0], settings[1], read_seconds=read_seconds)
         monkeypatch.setattr(client, "close", lambda: closed.append("closed"))
         return client
 
-    monkeypatch.setattr(source, "create_reading_client", made)
+    monkeypatch.setattr(source, "create_reading_client", create_closable_client)
     source.open_url("orders", {"region": "eu-west-1"}).close()
     assert closed == ["closed"]
 
 
 def test_transient_failure_is_retried_once_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One retry saves a wait of the poller; more would block a thread inside boto3."""
+    """One retry saves the poller a wait. More retries would block a thread inside boto3."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
     requests: list[str] = []
 
@@ -94,12 +96,12 @@ def test_timed_out_call_is_not_retried_by_the_client() -> None:
     """A retry would block the reading thread for another timeout."""
     requests: list[str] = []
 
-    def wait(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
+    def raise_timeout(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
         requests.append(request.url)
         raise ReadTimeoutError(endpoint_url=request.url)
 
     client = create_reading_client("eu-west-1", None)
-    client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", wait))
+    client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", raise_timeout))
     with pytest.raises(ReadTimeoutError):
         client.get_shard_iterator(StreamName="orders", ShardId="s-0", ShardIteratorType="LATEST")
     assert len(requests) == 1
@@ -134,10 +136,12 @@ def test_unknown_option_value_is_rejected(options: dict[str, str], says: str) ->
 
 
 def test_shard_that_cannot_be_asked_about_is_not_gone() -> None:
-    """If the service is busy, the shard's lease and checkpoint are kept."""
+    """If the service is too busy to respond, the shard's lease and checkpoint are kept."""
     kinesis = create_reading_client("eu-west-1", None)
     with Stubber(kinesis) as stub:
         stub.add_client_error("get_shard_iterator", "LimitExceededException")
-        stub.add_response("list_shards", {"Shards": [], "ResponseMetadata": {"HTTPHeaders": {}}})  # nor listed
+        stub.add_response(
+            "list_shards", {"Shards": [], "ResponseMetadata": {"HTTPHeaders": {}}}
+        )  # the listing does not have the shard either
         with pytest.raises(SourceUnavailable):
             KinesisSource(kinesis, "orders").gone("shardId-000000000000")

@@ -27,22 +27,22 @@ Forms = dict[str, dict[str, ModuleType]]
 
 @pytest.fixture(scope="module")
 def forms() -> Iterator[Forms]:
-    """Return both forms of the codec."""
-    with plain_and_compiled() as both:
-        if "compiled" not in both:
+    """Yield the modules of the codec, in plain and in compiled form."""
+    with plain_and_compiled() as modules_by_form:
+        if "compiled" not in modules_by_form:
             pytest.skip("the codec is not compiled: no compiler")
-        yield both
+        yield modules_by_form
 
 
 def test_codec_compiles_in_an_isolated_build(forms: Forms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wheels are built in isolation, where a codec that fails to compile only logs a warning."""
+    """Wheels are built in isolation, where a failed compilation of the codec only logs a warning."""
     assert "compiled" in forms
     monkeypatch.setattr(hatch_build, "CHECKED", (*hatch_build.CHECKED, "--no-site-packages"))
     assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 2  # plus the shared module and the C module
 
 
-def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has its own classes
-    return answer.rows, list(answer.subs), str(answer.reason), answer.dropped
+def _said(user_records: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has its own classes
+    return user_records.rows, list(user_records.subs), str(user_records.reason), user_records.dropped
 
 
 def test_each_form_names_itself(forms: Forms) -> None:
@@ -78,9 +78,11 @@ def test_both_forms_read_placed_records_alike(forms: Forms) -> None:
         results = []
         for form in ("plain", "compiled"):
             places, sizes = forms[form]["places"], (4, len(case.data) - 16)
-            located = places.locate(case.data, *sizes)
-            whole = located and places.LocatedRecords(case.data, *located, number="7", arrived=1.5)
-            results.append(whole and (len(whole), [*whole], [*whole[1:-1]], [type(each) for each in whole]))
+            layout = places.locate(case.data, *sizes)
+            records = layout and places.LocatedRecords(case.data, *layout, number="7", arrived=1.5)
+            results.append(
+                records and (len(records), [*records], [*records[1:-1]], [type(record) for record in records])
+            )
         assert results[0] == results[1], case.name
 
 
@@ -97,13 +99,17 @@ def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, mi
 
 def test_c_scanner_rejects_views_outside_the_response(forms: Forms) -> None:
     scan = forms["compiled"]["scan"]
-    beyond = struct.pack("<iiii", 20, 0, 0, 90)
-    for views, fault in (((beyond,) * 3, IndexError), ((b"\xff" * 16,) * 3, IndexError), ((b"",) * 3, ValueError)):
+    view_beyond_end = struct.pack("<iiii", 20, 0, 0, 90)
+    for views, fault in (
+        ((view_beyond_end,) * 3, IndexError),
+        ((b"\xff" * 16,) * 3, IndexError),
+        ((b"",) * 3, ValueError),
+    ):
         with pytest.raises(fault):
             scan.columns(b"x" * 100, *views, bytes(8))
-    for odd in ((), (tuple,), (int, *[[]] * 7), (Record, *[()] * 7)):
+    for wrong_arguments in ((), (tuple,), (int, *[[]] * 7), (Record, *[()] * 7)):
         with pytest.raises(TypeError):
-            scan.records(*odd)
+            scan.records(*wrong_arguments)
 
 
 def test_records_made_in_c_are_records(forms: Forms) -> None:
@@ -111,9 +117,9 @@ def test_records_made_in_c_are_records(forms: Forms) -> None:
     columns = [b"x", b"y"], ["1", "2"], [0, 0], ["k", None], [None, "7"], [1.5, None], [False, True]
     records = [*scan.records(Record, *columns)]
     assert records == [Record(*row) for row in zip(*columns, strict=True)]
-    assert {type(each) for each in records} == {Record}
+    assert {type(record) for record in records} == {Record}
     records[0].data, records[1].position
-    shrinking = scan.records(Record, *columns)
-    next(shrinking)
+    iterator = scan.records(Record, *columns)
+    next(iterator)
     columns[0].pop()
-    assert [*shrinking] == []
+    assert [*iterator] == []

@@ -1,4 +1,4 @@
-"""Our deaggregation agrees with the KCL's, case by case."""
+"""Our deaggregation gives the same results as the KCL's, case by case."""
 
 import conformance
 import kcl_jar
@@ -11,33 +11,33 @@ TABLE = tuple(conformance.read())
 
 
 def _ours(case: Case) -> tuple[kcl_jar.KclRecord, ...]:
-    answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
+    user_records = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     return tuple(
-        (user.partition_key or "", user.explicit_hash_key, user.data, user.sub_sequence_number, answer.aggregated)
-        for user in answer
+        (user.partition_key or "", user.explicit_hash_key, user.data, user.sub_sequence_number, user_records.aggregated)
+        for user in user_records
     )
 
 
 @pytest.mark.parametrize(("case", "kept"), TABLE, ids=[case.name for case, _ in TABLE])
 def test_user_records_that_the_kcl_keeps_are_kept(case: Case, kept: tuple[kcl_jar.KclRecord, ...]) -> None:
-    """A worker of ours processes the same records as a Java worker in its group."""
+    """One of our workers processes the same records as a Java worker in its group."""
     assert _ours(case) == kept
 
 
 @pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
 def test_every_case_has_its_reason_and_count(case: Case) -> None:
-    answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
-    assert (answer.reason, answer.dropped) == (case.reason, case.dropped)
+    user_records = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
+    assert (user_records.reason, user_records.dropped) == (case.reason, case.dropped)
 
 
 @pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
 def test_strict_mode_rejects_only_malformed_aggregates(case: Case) -> None:
     try:
         deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop", strict=True)
-        refused = False
+        is_rejected = False
     except MalformedAggregate as error:
-        refused = str(error).startswith(case.reason)
-    assert refused == (Reason(case.reason) in MALFORMED)
+        is_rejected = str(error).startswith(case.reason)
+    assert is_rejected == (Reason(case.reason) in MALFORMED)
 
 
 def test_table_holds_every_crafted_case() -> None:

@@ -1,4 +1,4 @@
-"""Read a shard by enhanced fan-out, through boto3, from a scripted service."""
+"""Reads a shard by enhanced fan-out, through boto3, from a scripted service."""
 
 import logging
 import time
@@ -54,7 +54,7 @@ class Stage:
     def reader(
         self, start: Position = TRIM_HORIZON, consumer: StreamConsumer | None = None, *, rewind: bool = False
     ) -> FanOut:
-        """Return a reader of its one shard."""
+        """Return a reader of the stream's one shard."""
         reader = FanOut(
             self.client,
             "orders",
@@ -73,7 +73,7 @@ class Stage:
 def running() -> Iterator[tuple[Server, "KinesisClient"]]:
     """A server without a script, and a client for it."""
     with serving() as server:
-        # With CBOR the client would fall back to JSON and log a warning in whichever test runs first.
+        # With CBOR, the client would fall back to JSON and log a warning in the test that happens to run first.
         client = create_reading_client("eu-west-1", server.url, wire="json")
         yield server, client
         client.close()
@@ -81,21 +81,27 @@ def running() -> Iterator[tuple[Server, "KinesisClient"]]:
 
 @pytest.fixture
 def staged(running: tuple[Server, "KinesisClient"]) -> Iterator[Callable[..., Stage]]:
-    """Return a function that makes a stage with one script per subscription."""
+    """Return a function that creates a stage with one script per subscription."""
     server, client = running
     stages: list[Stage] = []
 
-    def make(*scripts: Script, **others: Callable[[dict[str, Any]], Any]) -> Stage:
+    def create_stage(*scripts: Script, **others: Callable[[dict[str, Any]], Any]) -> Stage:
         server.service = Service(list(scripts), others)
         stages.append(Stage(server.service, client))
         return stages[-1]
 
-    yield make
+    yield create_stage
     readers = [reader for stage in stages for reader in stage.readers]
     for reader in readers:
         reader.close()
-    # A request still in transit would consume the first script of the next test.
-    until(lambda: all(feed is None or feed.has_ended for feed in (each._subscription for each in readers)), "they end")  # noqa: SLF001  as below
+    # Wait, because a request still in transit would consume the first script of the next test.
+    until(
+        lambda: all(
+            feed is None or feed.has_ended
+            for feed in (closed_reader._subscription for closed_reader in readers)  # noqa: SLF001
+        ),
+        "they end",
+    )
 
 
 def next_batch(reader: FanOut) -> Batch:
@@ -110,12 +116,12 @@ def next_batch(reader: FanOut) -> Batch:
 
 
 def numbers(batch: Batch) -> list[tuple[str, int]]:
-    """Return the position of each record."""
+    """Return the sequence and sub-sequence number of each record."""
     return [(record.sequence_number, record.sub_sequence_number) for record in batch.records]
 
 
 def test_records_arrive_whole_with_the_fields_for_metrics(staged: Callable[..., Stage]) -> None:
-    stage = staged([event(5, 6, then=6, behind=1500), Held()])
+    stage = staged([event(5, 6, continuation=6, behind_ms=1500), Held()])
     batch = next_batch(stage.reader())
     assert (numbers(batch), batch.read_to) == ([("5", 0), ("6", 0)], Position("6"))
     assert (batch.behind_seconds, batch.size, batch.wait_seconds, batch.ended) == (1.5, 8, 0.0, False)
@@ -135,20 +141,20 @@ def test_records_arrive_whole_with_the_fields_for_metrics(staged: Callable[..., 
 def test_reader_subscribes_at_the_requested_position(
     staged: Callable[..., Stage], start: Position, place: dict[str, object]
 ) -> None:
-    stage = staged([event(then=5), Held()])
+    stage = staged([event(continuation=5), Held()])
     next_batch(stage.reader(start))
     assert stage.service.asked == [place]
 
 
 def test_reader_resumes_inside_an_aggregate(staged: Callable[..., Stage]) -> None:
-    whole = sealed(keys("k") + record(0, b"a") + record(0, b"b") + record(0, b"c"))
-    stage = staged([event(5, then=5, data=whole), Held()])
+    aggregate = sealed(keys("k") + record(0, b"a") + record(0, b"b") + record(0, b"c"))
+    stage = staged([event(5, continuation=5, data=aggregate), Held()])
     assert numbers(next_batch(stage.reader(Position("5", 1)))) == [("5", 2)]
 
 
 def test_expired_subscription_is_renewed_without_a_gap(staged: Callable[..., Stage]) -> None:
-    """The service ends a subscription after five minutes; the next one neither repeats nor skips records."""
-    stage = staged([event(5, 6, then=6), event(then=8)], [event(8, then=8), Held()])
+    """The service ends a subscription after five minutes. The next subscription neither repeats nor skips records."""
+    stage = staged([event(5, 6, continuation=6), event(continuation=8)], [event(8, continuation=8), Held()])
     reader = stage.reader()
     first = next_batch(reader)
     next_batch(reader)  # no records, but the position advanced
@@ -159,8 +165,8 @@ def test_expired_subscription_is_renewed_without_a_gap(staged: Callable[..., Sta
 
 
 def test_record_repeated_at_a_renewal_is_dropped(staged: Callable[..., Stage]) -> None:
-    """A renewed subscription starts AT the last record, so the reader drops that record."""
-    stage = staged([event(5, 6, then=6)], [event(6, 7, then=7), Held()])
+    """A renewed subscription starts AT the last record, so the reader drops this record."""
+    stage = staged([event(5, 6, continuation=6)], [event(6, 7, continuation=7), Held()])
     reader = stage.reader()
     next_batch(reader)
     stage.clock.now += 5
@@ -168,29 +174,37 @@ def test_record_repeated_at_a_renewal_is_dropped(staged: Callable[..., Stage]) -
 
 
 def test_unreadable_event_is_requested_again(staged: Callable[..., Stage]) -> None:
-    odd = event(6, then=6)
-    odd.body["Records"][0]["PartitionKey"] = 7
-    stage = staged([event(5, then=5), odd, event(7, then=7), Held()], [event(5, 6, then=6), event(7, then=7), Held()])
+    invalid_event = event(6, continuation=6)
+    invalid_event.body["Records"][0]["PartitionKey"] = 7
+    stage = staged(
+        [event(5, continuation=5), invalid_event, event(7, continuation=7), Held()],
+        [event(5, 6, continuation=6), event(7, continuation=7), Held()],
+    )
     reader = stage.reader()
-    first, unread = next_batch(reader), next_batch(reader)
+    first_batch, failed_batch = next_batch(reader), next_batch(reader)
     stage.clock.now += 5
-    again, last = next_batch(reader), next_batch(reader)
-    assert [numbers(each) for each in (first, unread, again, last)] == [[("5", 0)], [], [("6", 0)], [("7", 0)]]
-    assert (unread.read_to, stage.service.asked) == (None, [HORIZON, AT_5])
+    repeated_batch, last_batch = next_batch(reader), next_batch(reader)
+    assert [numbers(batch) for batch in (first_batch, failed_batch, repeated_batch, last_batch)] == [
+        [("5", 0)],
+        [],
+        [("6", 0)],
+        [("7", 0)],
+    ]
+    assert (failed_batch.read_to, stage.service.asked) == (None, [HORIZON, AT_5])
 
 
 def test_subscription_with_an_unreadable_event_is_closed(staged: Callable[..., Stage]) -> None:
     """Closing it frees its thread and connection, and lets the next subscription succeed."""
-    odd = event(6, then=6)
-    odd.body["Records"][0]["PartitionKey"] = 7
-    stage = staged([odd, Held()])
+    invalid_event = event(6, continuation=6)
+    invalid_event.body["Records"][0]["PartitionKey"] = 7
+    stage = staged([invalid_event, Held()])
     assert numbers(next_batch(stage.reader())) == []
     assert stage.service.left.wait(5)
 
 
 def test_short_subscription_is_not_renewed_within_five_seconds(staged: Callable[..., Stage]) -> None:
-    """The service rejects a second subscription within five seconds."""
-    stage = staged([event(then=5)], [event(6, then=6), Held()])
+    """The service rejects another subscription within five seconds."""
+    stage = staged([event(continuation=5)], [event(6, continuation=6), Held()])
     reader = stage.reader()
     next_batch(reader)
     until(lambda: reader.read().records == () and reader._subscription is None, "it ended")  # noqa: SLF001  not visible elsewhere
@@ -203,7 +217,9 @@ def test_short_subscription_is_not_renewed_within_five_seconds(staged: Callable[
 def test_subscription_held_by_another_reader_is_awaited(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = staged(Rejection("ResourceInUseException"), Rejection("ResourceInUseException"), [event(5, then=5), Held()])
+    stage = staged(
+        Rejection("ResourceInUseException"), Rejection("ResourceInUseException"), [event(5, continuation=5), Held()]
+    )
     reader = stage.reader()
     waits = [next_batch(reader).wait_seconds for _ in range(2)]
     assert numbers(next_batch(reader)) == [("5", 0)]
@@ -212,7 +228,7 @@ def test_subscription_held_by_another_reader_is_awaited(
 
 
 def test_subscription_that_ends_before_it_begins_is_retried(staged: Callable[..., Stage]) -> None:
-    stage = staged(Silence(), [event(5, then=5), Held()])
+    stage = staged(Silence(), [event(5, continuation=5), Held()])
     reader = stage.reader()
     assert [numbers(next_batch(reader)), numbers(next_batch(reader))] == [[], [("5", 0)]]
     assert stage.service.asked == [HORIZON] * 2
@@ -220,7 +236,7 @@ def test_subscription_that_ends_before_it_begins_is_retried(staged: Callable[...
 
 def test_stolen_subscription_is_not_stolen_back_at_once(staged: Callable[..., Stage]) -> None:
     """An owner that has not yet noticed the loss of its lease does not compete with the new owner."""
-    stage = staged([event(5, then=5), Fault("ResourceInUseException")], [event(6, then=6), Held()])
+    stage = staged([event(5, continuation=5), Fault("ResourceInUseException")], [event(6, continuation=6), Held()])
     reader = stage.reader()
     assert [numbers(next_batch(reader)), numbers(next_batch(reader))] == [[("5", 0)], []]
     stage.clock.now += 9.9
@@ -233,12 +249,12 @@ def test_stolen_subscription_is_not_stolen_back_at_once(staged: Callable[..., St
     "broken", [Fault("InternalFailureException"), Fault("KMSThrottlingException"), Cut(), Garbled()]
 )
 def test_broken_subscription_resumes_after_the_last_batch(staged: Callable[..., Stage], broken: Any) -> None:  # noqa: ANN401  any step of a script
-    stage = staged([event(5, then=5), broken], [event(5, 6, then=6), Held()])
+    stage = staged([event(5, continuation=5), broken], [event(5, 6, continuation=6), Held()])
     reader = stage.reader()
     batches = [next_batch(reader), next_batch(reader)]
     stage.clock.now += 5
     batches.append(next_batch(reader))
-    assert [numbers(each) for each in batches] == [[("5", 0)], [], [("6", 0)]]
+    assert [numbers(batch) for batch in batches] == [[("5", 0)], [], [("6", 0)]]
     assert batches[1].wait_seconds >= 0.4
     assert stage.service.asked == [HORIZON, AT_5]
 
@@ -246,14 +262,14 @@ def test_broken_subscription_resumes_after_the_last_batch(staged: Callable[..., 
 def test_silent_connection_is_dropped_without_a_warning(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = staged([event(5, then=5), Held()], [event(6, then=6), Held()])
-    impatient = Config(read_timeout=0.2, retries={"total_max_attempts": 1})
-    stage.client = boto3.client("kinesis", endpoint_url=stage.client.meta.endpoint_url, config=impatient)
+    stage = staged([event(5, continuation=5), Held()], [event(6, continuation=6), Held()])
+    config = Config(read_timeout=0.2, retries={"total_max_attempts": 1})
+    stage.client = boto3.client("kinesis", endpoint_url=stage.client.meta.endpoint_url, config=config)
     reader = stage.reader()
-    first = next_batch(reader)
+    first_batch = next_batch(reader)
     until(lambda: reader.read().records == () and reader._subscription is None, "it was given up")  # noqa: SLF001  not visible elsewhere
     stage.clock.now += 5
-    assert [numbers(first), numbers(next_batch(reader))] == [[("5", 0)], [("6", 0)]]
+    assert [numbers(first_batch), numbers(next_batch(reader))] == [[("5", 0)], [("6", 0)]]
     assert [each.message for each in caplog.records] == []
     stage.client.close()
 
@@ -263,7 +279,7 @@ def test_silent_connection_is_dropped_without_a_warning(
     [("KMSAccessDeniedException", "cannot read stream 'orders'"), ("KMSDisabledException", "KMSDisabledException")],
 )
 def test_lasting_fault_stops_the_shard_with_an_error(staged: Callable[..., Stage], code: str, says: str) -> None:
-    stage = staged([event(5, then=5), Fault(code)])
+    stage = staged([event(5, continuation=5), Fault(code)])
     reader = stage.reader()
     next_batch(reader)
     with pytest.raises(SourceError, match=says) as caught:
@@ -273,20 +289,20 @@ def test_lasting_fault_stops_the_shard_with_an_error(staged: Callable[..., Stage
 
 @pytest.mark.parametrize("then", [None, 6], ids=["as-documented", "as-ferrokinesis"])
 def test_closed_shard_ends_with_its_children(staged: Callable[..., Stage], then: int | None) -> None:
-    stage = staged([event(5, then=5), event(then=then, ChildShards=[CHILD])])
+    stage = staged([event(5, continuation=5), event(continuation=then, ChildShards=[CHILD])])
     reader = stage.reader()
     batches = [next_batch(reader), next_batch(reader)]
-    assert [(numbers(each), each.ended, each.children) for each in batches] == [
+    assert [(numbers(batch), batch.ended, batch.children) for batch in batches] == [
         ([("5", 0)], False, ()),
         ([], True, (Shard("s-1", parents=("s-0",), hash_range=(0, 9)),)),
     ]
 
 
 def test_shard_with_children_is_read_to_its_last_record(staged: Callable[..., Stage]) -> None:
-    early = event(5, then=6, ChildShards=[CHILD])
-    stage = staged([early, event(6, ChildShards=[CHILD])])
+    event_with_children = event(5, continuation=6, ChildShards=[CHILD])
+    stage = staged([event_with_children, event(6, ChildShards=[CHILD])])
     reader = stage.reader()
-    assert [(numbers(each), each.ended) for each in (next_batch(reader), next_batch(reader))] == [
+    assert [(numbers(batch), batch.ended) for batch in (next_batch(reader), next_batch(reader))] == [
         ([("5", 0)], False),
         ([("6", 0)], True),
     ]
@@ -310,59 +326,62 @@ class Counted:
 
 
 def test_slow_handler_pauses_the_reading() -> None:
-    """At most `MAX_BUFFERED_EVENTS` events are buffered; after that, reading pauses until the handler catches up."""
+    """At most `MAX_BUFFERED_EVENTS` events are buffered. Then reading pauses until the handler catches up."""
     stream = Counted(50)
-    feed = SubscriptionReceiver(lambda: cast("Stream", stream))
-    ahead: list[int] = []
+    receiver = SubscriptionReceiver(lambda: cast("Stream", stream))
+    buffered_counts: list[int] = []
     received: list[object] = []
     while len(received) < 50:
-        until(lambda: bool(feed._inbox), "an event waits")  # noqa: SLF001  take() would make room
-        ahead.append(stream.read - len(received))
-        received.append(feed.take_event())
-    assert (received, max(ahead) <= MAX_BUFFERED_EVENTS + 1) == (list(range(50)), True)  # the thread holds one more
-    until(lambda: feed.has_ended, "its end is seen")
+        until(lambda: bool(receiver._inbox), "an event waits")  # noqa: SLF001  take() would make room
+        buffered_counts.append(stream.read - len(received))
+        received.append(receiver.take_event())
+    assert (received, max(buffered_counts) <= MAX_BUFFERED_EVENTS + 1) == (
+        list(range(50)),
+        True,
+    )  # the thread has one more event
+    until(lambda: receiver.has_ended, "its end is seen")
 
 
 def test_close_ends_the_subscription_at_once(staged: Callable[..., Stage]) -> None:
-    stage = staged([event(5, then=5), Held()])
+    stage = staged([event(5, continuation=5), Held()])
     reader = stage.reader()
     next_batch(reader)
-    feed = reader._subscription  # noqa: SLF001  its end is not visible elsewhere
+    receiver = reader._subscription  # noqa: SLF001  its end is not visible elsewhere
     reader.close()
     assert stage.service.left.wait(5)
-    until(lambda: feed is not None and feed.has_ended, "the thread is gone")
+    until(lambda: receiver is not None and receiver.has_ended, "the thread is gone")
 
 
 def test_close_with_a_full_buffer_ends_the_thread() -> None:
     stream = Counted(50)
-    feed = SubscriptionReceiver(lambda: cast("Stream", stream))
+    receiver = SubscriptionReceiver(lambda: cast("Stream", stream))
     until(lambda: stream.read > MAX_BUFFERED_EVENTS, "there is no more room")
-    feed.close()
-    until(lambda: feed.has_ended, "the thread is gone")
+    receiver.close()
+    until(lambda: receiver.has_ended, "the thread is gone")
     assert stream.read == MAX_BUFFERED_EVENTS + 1
 
 
 def test_thread_that_waits_for_room_is_woken_after_the_receiver_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The receiver closes before it wakes its thread, so the thread never waits for room again."""
+    """The receiver is marked as closed before it wakes its thread, so the thread never waits for room again."""
     acquired = list[None]()
 
     class Handing(Semaphore):
-        """A semaphore whose release returns once the waiting thread waits again or ends."""
+        """A semaphore whose release returns only when the waiting thread waits again or has ended."""
 
         def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
             acquired.append(None)
             return super().acquire(blocking, timeout)
 
         def release(self, n: int = 1) -> None:
-            before = len(acquired)
+            acquired_before = len(acquired)
             super().release(n)
-            until(lambda: len(acquired) > before or feed.has_ended, "the thread goes on")
+            until(lambda: len(acquired) > acquired_before or receiver.has_ended, "the thread goes on")
 
     monkeypatch.setattr(fan_out, "Semaphore", Handing)
-    feed = SubscriptionReceiver(lambda: cast("Stream", Counted(50)))
+    receiver = SubscriptionReceiver(lambda: cast("Stream", Counted(50)))
     until(lambda: len(acquired) > MAX_BUFFERED_EVENTS, "there is no more room")
-    feed.close()
-    until(lambda: feed.has_ended, "the thread is gone")
+    receiver.close()
+    until(lambda: receiver.has_ended, "the thread is gone")
 
 
 def test_subscription_granted_after_close_is_left_unread() -> None:
@@ -373,12 +392,12 @@ def test_subscription_granted_after_close_is_left_unread() -> None:
         assert granted.wait(30)
         return cast("Stream", stream)
 
-    feed = SubscriptionReceiver(subscribe)
+    receiver = SubscriptionReceiver(subscribe)
     assert requested.wait(30)
-    feed.close()
+    receiver.close()
     granted.set()
-    until(lambda: feed.has_ended, "the thread is gone")
-    assert (stream.read, stream.closed, feed.fault) == (0, True, None)
+    until(lambda: receiver.has_ended, "the thread is gone")
+    assert (stream.read, stream.closed, receiver.fault) == (0, True, None)
 
 
 def test_reader_reports_dropped_records_at_its_end(
@@ -398,7 +417,7 @@ def test_trimmed_checkpoint_stops_the_shard_with_advice(staged: Callable[..., St
 
 
 def test_if_trimmed_option_starts_at_the_oldest_record(staged: Callable[..., Stage]) -> None:
-    stage = staged(Rejection("InvalidArgumentException"), [event(9, then=9), Held()])
+    stage = staged(Rejection("InvalidArgumentException"), [event(9, continuation=9), Held()])
     assert numbers(next_batch(stage.reader(Position("5"), rewind=True))) == [("9", 0)]
     assert stage.service.asked == [AT_5, HORIZON]
 
@@ -408,7 +427,7 @@ class Registry:
     """The consumers of a stream, as the service describes them."""
 
     statuses: list[str]
-    """Successive results of DescribeStreamConsumer; the last one repeats, and "" means not found."""
+    """Statuses that DescribeStreamConsumer returns one after another. The last one repeats, and "" means not found."""
     registering: Any = None
     """The response of RegisterStreamConsumer, if not the default."""
     asked: list[str] = field(factory=list)
@@ -422,15 +441,15 @@ class Registry:
             "RegisterStreamConsumer": self._register,
         }
 
-    def _describe(self, question: dict[str, Any]) -> Any:  # noqa: ANN401  any response
-        self.asked.append("describe " + question["ConsumerName"])
+    def _describe(self, request: dict[str, Any]) -> Any:  # noqa: ANN401  any response
+        self.asked.append("describe " + request["ConsumerName"])
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         if not status:
             return Rejection("ResourceNotFoundException")
         return {"ConsumerDescription": {"ConsumerARN": ARN, "ConsumerStatus": status}}
 
-    def _register(self, question: dict[str, Any]) -> Any:  # noqa: ANN401  likewise
-        self.asked.append("register " + question["ConsumerName"])
+    def _register(self, request: dict[str, Any]) -> Any:  # noqa: ANN401  likewise
+        self.asked.append("register " + request["ConsumerName"])
         return self.registering or {"Consumer": {"ConsumerARN": ARN, "ConsumerStatus": "CREATING"}}
 
 
@@ -438,13 +457,13 @@ def test_consumer_is_registered_once_and_awaited(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = Registry(["", "CREATING", "ACTIVE"])
-    stage = staged([event(5, then=5), Held()], **registry.operations())
+    stage = staged([event(5, continuation=5), Held()], **registry.operations())
     consumer = stage.consumer("app")
     reader = stage.reader(consumer=consumer)
     for _ in range(2):
         with pytest.raises(SourceUnavailable, match="consumer 'app' of stream 'orders' is not ACTIVE yet"):
             consumer.find_arn()
-        assert reader.read().wait_seconds >= 0.4  # the last check was a moment ago, so no request is sent
+        assert reader.read().wait_seconds >= 0.4  # the last check was just now, so no request is sent
         stage.clock.now += 1
     assert numbers(next_batch(reader)) == [("5", 0)]
     assert registry.asked == ["describe app", "register app", "describe app", "describe app"]
@@ -452,16 +471,16 @@ def test_consumer_is_registered_once_and_awaited(
 
 
 def test_consumer_is_described_once_a_second(staged: Callable[..., Stage]) -> None:
-    """The service allows twenty DescribeStreamConsumer requests per second and stream, even for a large fleet."""
+    """The service allows twenty DescribeStreamConsumer requests per second and stream, however large the fleet."""
     registry = Registry(["CREATING"])
     stage = staged(**registry.operations())
-    consumer, looks = stage.consumer("app"), []
-    for passed in (0.0, 0.9, 0.1):
-        stage.clock.now += passed
+    consumer, request_counts = stage.consumer("app"), []
+    for seconds in (0.0, 0.9, 0.1):
+        stage.clock.now += seconds
         with pytest.raises(SourceUnavailable):
             consumer.find_arn()
-        looks.append(len(registry.asked))
-    assert looks == [1, 1, 2]
+        request_counts.append(len(registry.asked))
+    assert request_counts == [1, 1, 2]
 
 
 def test_consumer_registered_by_another_worker_is_used(staged: Callable[..., Stage]) -> None:
@@ -497,11 +516,11 @@ def test_full_list_of_consumers_causes_polling_with_one_warning(
 ) -> None:
     registry = Registry([""], Rejection("LimitExceededException", "20 are registered"))
     rows = event(5).body["Records"]
-    polling = {
+    polling_operations = {
         "GetShardIterator": lambda _: {"ShardIterator": "i-1"},
         "GetRecords": lambda _: {"Records": rows, "MillisBehindLatest": 0, "NextShardIterator": "i-2"},
     }
-    stage = staged(**registry.operations(), **polling)
+    stage = staged(**registry.operations(), **polling_operations)
     consumer = stage.consumer("app")
     readers = [stage.reader(consumer=consumer) for _ in range(2)]
     for _ in range(2):
@@ -519,7 +538,9 @@ def test_full_list_of_consumers_causes_polling_with_one_warning(
 def test_deregistered_consumer_is_registered_again(staged: Callable[..., Stage]) -> None:
     registry = Registry(["ACTIVE"])
     stage = staged(
-        Rejection("ResourceNotFoundException", "no such consumer"), [event(5, then=5), Held()], **registry.operations()
+        Rejection("ResourceNotFoundException", "no such consumer"),
+        [event(5, continuation=5), Held()],
+        **registry.operations(),
     )
     consumer = stage.consumer("app")
     with pytest.raises(SourceError, match="no such consumer"):
@@ -537,13 +558,13 @@ def test_deregistered_consumer_is_registered_again(staged: Callable[..., Stage])
     ],
 )
 def test_invalid_consumer_is_named(url: str, says: str) -> None:
-    """A wrong `consumer` option is an error when the source is opened, not when a shard is read."""
+    """A wrong `consumer` option is an error when the source is opened, not only when a shard is read."""
     with pytest.raises(ValueError, match=says):
         open_source(url)
 
 
 def test_wait_for_events_starts_short_and_grows_when_idle(staged: Callable[..., Stage]) -> None:
-    """The wait for a pushed event starts at 10 ms and doubles up to 100 ms, so an idle shard uses little CPU."""
+    """The wait for a pushed event starts at 10 ms and doubles up to 100 ms, so an idle shard uses little CPU time."""
     stage = staged([Held()])
     reader = stage.reader()
     assert [reader.read().wait_seconds for _ in range(6)] == [0.01, 0.02, 0.04, 0.08, 0.1, 0.1]

@@ -1,4 +1,4 @@
-"""Events of a subscription become rows of a Spark query."""
+"""The events of a subscription become rows of a Spark query."""
 
 from contextlib import closing
 
@@ -24,11 +24,11 @@ def test_events_become_rows() -> None:
         with closing(ArrowFanOut(client, "orders", "s-0", TRIM_HORIZON, HASH_KEYS, consumer=consumer)) as reader:
             batches = list[Batch]()
 
-            def came() -> bool:
+            def read_rows() -> bool:
                 batches.append(reader.read())
                 return bool(batches[-1].count)
 
-            until(came, "a row")
+            until(read_rows, "a row")
         client.close()
     chunk = make_chunk(make_columns("orders"), Lease("s-0"), batches[-1])
     assert chunk is not None

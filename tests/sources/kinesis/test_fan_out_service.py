@@ -1,4 +1,4 @@
-"""Enhanced fan-out from ferrokinesis: order across renewals, a closed shard, and a full list of consumers."""
+"""Enhanced fan-out from ferrokinesis: order across renewals, a closed shard, and a stream with too many consumers."""
 
 import time
 from collections.abc import Iterator
@@ -45,9 +45,9 @@ def active(client: "KinesisClient", stream: str) -> None:
 
 
 def put(client: "KinesisClient", stream: str, count: int) -> list[str]:
-    """Put this many records; return their sequence numbers."""
+    """Put this many records, and return their sequence numbers."""
     rows: Any = [{"Data": b"data", "PartitionKey": "k"} for _ in range(count)]
-    return [each["SequenceNumber"] for each in client.put_records(StreamName=stream, Records=rows)["Records"]]
+    return [row["SequenceNumber"] for row in client.put_records(StreamName=stream, Records=rows)["Records"]]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def reader(client: "KinesisClient", stream: str) -> Iterator[Reader]:
 
 
 def read(reader: Reader, received: list[str]) -> bool:
-    """Read once and wait as the batch asks; return whether the shard has ended."""
+    """Read once, and wait as long as the batch demands. Return whether the shard has ended."""
     batch = reader.read()
     received += [record.sequence_number for record in batch.records]
     time.sleep(batch.wait_seconds)
@@ -69,43 +69,45 @@ def read(reader: Reader, received: list[str]) -> bool:
 def test_no_record_is_lost_or_repeated_between_subscriptions(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
-    """A real service confirms the position at which the next subscription starts."""
+    """On a real service, the next subscription starts at the position that the reader requests."""
     positions: list[str] = []
     client.meta.events.register(
         "provide-client-params.kinesis.SubscribeToShard",
         lambda params, **_: positions.append(params["StartingPosition"]["Type"]),
     )
-    sent: list[str] = []
+    sent_numbers: list[str] = []
     received: list[str] = []
     while len(positions) < 3:
-        sent += put(client, stream, 5)
+        sent_numbers += put(client, stream, 5)
         read(reader, received)
-    until(lambda: read(reader, received) or len(received) >= len(sent), "all of it came")
-    assert (received, positions) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
+    until(lambda: read(reader, received) or len(received) >= len(sent_numbers), "all of it came")
+    assert (received, positions) == (sent_numbers, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
 
 
 def test_first_subscription_starts_at_the_requested_position(client: "KinesisClient", stream: str) -> None:
-    sent = put(client, stream, 120)
+    sent_numbers = put(client, stream, 120)
     received: list[str] = []
-    for number in (sent[0], sent[99]):  # the first request of a client is in CBOR
-        asking = create_reading_client("eu-west-1", client.meta.endpoint_url)
-        reader = KinesisSource(asking, stream, consumer="app").open(Lease(SHARD), Position(number))
-        positions: list[str] = []
+    for number in (sent_numbers[0], sent_numbers[99]):  # the first request of a client is in CBOR
+        new_client = create_reading_client("eu-west-1", client.meta.endpoint_url)
+        reader = KinesisSource(new_client, stream, consumer="app").open(Lease(SHARD), Position(number))
+        numbers_read: list[str] = []
         until(
-            lambda reader=reader, positions=positions: read(reader, positions) or sent[-1] in positions,  # type: ignore[misc]
+            lambda reader=reader, numbers_read=numbers_read: (
+                read(reader, numbers_read) or sent_numbers[-1] in numbers_read
+            ),  # type: ignore[misc]
             "the last record",
         )
         reader.close()
-        asking.close()
-        received += positions[:1]
-        assert positions == sorted(positions, key=int)
-    assert received == [sent[1], sent[100]]
+        new_client.close()
+        received += numbers_read[:1]
+        assert numbers_read == sorted(numbers_read, key=int)
+    assert received == [sent_numbers[1], sent_numbers[100]]
 
 
 def test_closed_shard_is_read_to_its_end_and_names_its_children(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
-    """This service lists the children in each event, and the backlog is still read."""
+    """This service lists the children in every event, and yet the backlog is read to its end."""
     sent = put(client, stream, 120)
     client.split_shard(StreamName=stream, ShardToSplit=SHARD, NewStartingHashKey=str(1 << 127))
     active(client, stream)
@@ -123,13 +125,13 @@ def test_closed_shard_is_read_to_its_end_and_names_its_children(
 def test_stream_without_room_for_consumers_is_polled(
     client: "KinesisClient", stream: str, reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A real service returns the error code that the reader expects at the limit."""
+    """At the limit, a real service returns the error code that the reader expects."""
     arn = client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamARN"]
     for number in range(20):
         client.register_stream_consumer(StreamARN=arn, ConsumerName=f"other-{number}")
     sent = put(client, stream, 5)
     received: list[str] = []
     until(lambda: read(reader, received) or len(received) >= 5, "it was polled")
-    messages = [each.message for each in caplog.records if each.name == "leasehold.kinesis"]
+    messages = [record.message for record in caplog.records if record.name == "leasehold.kinesis"]
     assert (received, len(messages)) == (sent, 1)
     assert messages[0].startswith(f"stream {stream} has no room for consumer 'app', so its shards are polled: ")

@@ -1,4 +1,4 @@
-"""A worker with enhanced fan-out on a scripted service: its metrics, its stop, and the theft of its lease."""
+"""A worker with enhanced fan-out on a scripted service: its metrics, its stop, and the stealing of its lease."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ OTHERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @define
 class RunningWorker:
-    """A running worker, and the events of its handler and leases."""
+    """A running worker, and the events that its handler and its lease caused."""
 
     service: Service
     runner: Runner = field(init=False)
@@ -45,11 +45,11 @@ class RunningWorker:
     metrics: InMemoryMetricReader = field(factory=InMemoryMetricReader)
     handled: list[str] = field(factory=list)
     happened: list[str] = field(factory=list)
-    got_some: Event = field(factory=Event)
+    records_received: Event = field(factory=Event)
     over: Event = field(factory=Event)
 
     def begin(self, source: KinesisSource) -> None:
-        """Start the worker as the only one of its group."""
+        """Start the worker as the only worker of its group."""
         config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
         worker = Worker(store=self.store, source=source, me="a-1", config=config)
         meter = MeterProvider([self.metrics]).get_meter("test")
@@ -58,9 +58,9 @@ class RunningWorker:
         self.thread.start()
 
     def handle(self, delivery: Delivery) -> None:
-        """Record what was dispatched."""
+        """Record the sequence numbers that were dispatched."""
         self.handled += [record.sequence_number for record in delivery.records]
-        self.got_some.set()
+        self.records_received.set()
 
     def observe(self, happening: ShardEvent, _holding: Holding) -> None:
         """Record events of the lease."""
@@ -93,37 +93,37 @@ def joined(server: Server) -> Iterator[Callable[[list[Script]], RunningWorker]]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.runner.stop()
-        one.thread.join(30)
-        assert not one.thread.is_alive()
+    for running_worker in started:
+        running_worker.runner.stop()
+        running_worker.thread.join(30)
+        assert not running_worker.thread.is_alive()
 
 
 def test_stop_ends_the_subscription_and_releases_the_lease(joined: Callable[[list[Script]], RunningWorker]) -> None:
-    one = joined([[event(5, 6, then=6), Held()]])
-    assert one.got_some.wait(30)
-    one.runner.stop()
-    one.thread.join(30)
-    assert one.service.left.wait(30)
-    assert (one.handled, one.happened) == (["5", "6"], ["initialize", "stopped"])
-    assert (one.lease().owner, one.lease().checkpoint) == (None, Position("6"))
+    running_worker = joined([[event(5, 6, continuation=6), Held()]])
+    assert running_worker.records_received.wait(30)
+    running_worker.runner.stop()
+    running_worker.thread.join(30)
+    assert running_worker.service.left.wait(30)
+    assert (running_worker.handled, running_worker.happened) == (["5", "6"], ["initialize", "stopped"])
+    assert (running_worker.lease().owner, running_worker.lease().checkpoint) == (None, Position("6"))
 
 
 def test_steal_ends_the_subscription(joined: Callable[[list[Script]], RunningWorker]) -> None:
-    one = joined([[event(5, then=5), Held()]])
-    assert one.got_some.wait(30)
-    one.store.write(StealLease(one.lease(), "b-1"))
-    assert one.service.left.wait(30)
-    assert one.over.wait(30)
-    assert (one.happened, one.lease().owner) == (["initialize", "lease-lost"], "b-1")
+    running_worker = joined([[event(5, continuation=5), Held()]])
+    assert running_worker.records_received.wait(30)
+    running_worker.store.write(StealLease(running_worker.lease(), "b-1"))
+    assert running_worker.service.left.wait(30)
+    assert running_worker.over.wait(30)
+    assert (running_worker.happened, running_worker.lease().owner) == (["initialize", "lease-lost"], "b-1")
 
 
 def test_pushed_record_is_counted_like_a_polled_one(joined: Callable[[list[Script]], RunningWorker]) -> None:
-    one = joined([[event(5, 6, then=6, behind=1500), Held()]])
-    assert one.got_some.wait(30)
+    running_worker = joined([[event(5, 6, continuation=6, behind_ms=1500), Held()]])
+    assert running_worker.records_received.wait(30)
     deadline = time.monotonic() + 30
     expected = {"bytes": 8, "records": 2, "millis_behind_latest": 1500}
-    while (values := _metric_values(one.metrics, set(expected))) != expected:
+    while (values := _metric_values(running_worker.metrics, set(expected))) != expected:
         assert time.monotonic() < deadline, values
         time.sleep(0.01)
 

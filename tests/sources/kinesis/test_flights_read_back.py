@@ -1,4 +1,4 @@
-"""A worker of ours and a Java KCL worker read the same from what the producer wrote."""
+"""Our worker and a Java KCL worker read the same records from a stream that the producer wrote."""
 
 from pathlib import Path
 
@@ -17,15 +17,15 @@ FINE = Verdict(lost=0, extra=0, disordered=(), twice=0, unexplained=0, misreport
 def test_java_and_our_worker_read_a_resharded_stream_alike(
     client: KinesisClient, kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
 ) -> None:
-    if absent := java_missing():
-        pytest.skip(f"the Java KCL is not run: no {absent}")
+    if missing_tools := java_missing():
+        pytest.skip(f"the Java KCL is not run: no {missing_tools}")
     rows = list(flights(8000))
-    stream, faulty, writings, _producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
+    stream, faulty_client, futures, _producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
     records = list(stored(client, stream))
-    assert evolve(judge(rows, records, faulty, writings), twice=0, dropped=0) == FINE
-    expected, places = readable_records(records), Places(kinesis_url, dynamodb_local_url)
+    assert evolve(judge(rows, records, faulty_client, futures), twice=0, dropped=0) == FINE
+    expected, services = readable_records(records), Places(kinesis_url, dynamodb_local_url)
     assert len(expected) == 2 + 4 + 2
-    ours = read_by_ours(places, stream, size(expected), tmp_path)
-    java = read_by_java(places, stream, size(expected), tmp_path, VERSION)
-    assert in_order(ours) == in_order(expected)
-    assert in_order(java) == in_order(expected)
+    read_by_leasehold = read_by_ours(services, stream, size(expected), tmp_path)
+    read_by_kcl = read_by_java(services, stream, size(expected), tmp_path, VERSION)
+    assert in_order(read_by_leasehold) == in_order(expected)
+    assert in_order(read_by_kcl) == in_order(expected)

@@ -1,4 +1,4 @@
-"""The `max_records` option of a source's URL limits the records per request."""
+"""The `max_records` option of a source URL limits the number of records per request."""
 
 import pytest
 from standins.wire_service import Service, listening
@@ -14,11 +14,11 @@ def test_request_asks_for_the_max_records_of_the_url() -> None:
     """The default is the service's own limit."""
     answers = {"ShardIterator": "i-1"}, {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
     for option, limit in (("&max_records=7", 7), ("", MAX_RECORDS)):
-        spoken = Service({"StreamDescriptionSummary": {}}, *answers)
-        source = open_source(f"kinesis://orders?region=eu-west-1&endpoint={listening(spoken)}{option}")
+        service = Service({"StreamDescriptionSummary": {}}, *answers)
+        source = open_source(f"kinesis://orders?region=eu-west-1&endpoint={listening(service)}{option}")
         source.open(Lease("s-0"), TRIM_HORIZON).read()
         source.close()
-        assert spoken.asked[-1]["Limit"] == limit
+        assert service.asked[-1]["Limit"] == limit
 
 
 @pytest.mark.parametrize(("text", "limit"), [("1", 10), ("10", 10), ("1000", ChangePoller.max_records)])

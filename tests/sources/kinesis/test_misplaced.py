@@ -1,4 +1,4 @@
-"""Which user records a reader returns of an aggregate whose records do not all belong to its shard."""
+"""Which user records of an aggregate a reader returns if not all of them belong to its shard."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast, get_args
@@ -40,37 +40,39 @@ RANGES = st.tuples(st.integers(0, HASH_KEYS[1]), st.integers(0, HASH_KEYS[1])).m
 
 
 def by_hand(data: bytes, hash_range: HashRange) -> list[UserRecord]:
-    """Return the user records inside the range, up to the first with an invalid hash key."""
-    whole = deaggregate(data, "outer", None, None)
-    if not whole.aggregated:
-        return list(whole)
-    users = list[UserRecord]()
-    for user in whole:
-        place = (
+    """Return the user records inside the range, up to the first one with an invalid hash key."""
+    unfiltered = deaggregate(data, "outer", None, None)
+    if not unfiltered.aggregated:
+        return list(unfiltered)
+    expected = list[UserRecord]()
+    for user in unfiltered:
+        hash_key = (
             hash_partition_key(user.partition_key or "")
             if user.explicit_hash_key is None
             else parse_hash_key(user.explicit_hash_key)
         )
-        if place is None:
+        if hash_key is None:
             break
-        users += [user] if hash_range[0] <= place <= hash_range[1] else []
-    return users
+        expected += [user] if hash_range[0] <= hash_key <= hash_range[1] else []
+    return expected
 
 
 def check(data: bytes, hash_range: HashRange) -> None:
-    """Compare both settings with each other and with the expected records."""
-    keeping, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
-    assert list(keeping) == by_hand(data, hash_range)
-    assert len(keeping) + keeping.dropped == len(dropping) + dropping.dropped
-    if dropping.reason is Reason.OUT_OF_RANGE:
-        assert (list(dropping), keeping.dropped > 0) == ([], True)
+    """Compare both modes with each other and with the expected records."""
+    kept_result, dropping_result = (
+        deaggregate(data, "outer", None, hash_range, misplaced=mode) for mode in ("keep", "drop")
+    )
+    assert list(kept_result) == by_hand(data, hash_range)
+    assert len(kept_result) + kept_result.dropped == len(dropping_result) + dropping_result.dropped
+    if dropping_result.reason is Reason.OUT_OF_RANGE:
+        assert (list(dropping_result), kept_result.dropped > 0) == ([], True)
     else:
-        assert (list(keeping), keeping.reason) == (list(dropping), dropping.reason)
+        assert (list(kept_result), kept_result.reason) == (list(dropping_result), dropping_result.reason)
 
 
 @pytest.mark.parametrize("case", TABLE, ids=[case.name for case in TABLE])
 def test_misplaced_aggregate_yields_the_shards_own_records(case: Case) -> None:
-    """Each delivered record is read on exactly one shard."""
+    """Each record that was delivered is read on exactly one shard."""
     check(case.data, (case.first, case.last))
 
 
@@ -83,19 +85,19 @@ def test_any_aggregate_is_filtered_by_user_record(rows: Rows, hash_range: HashRa
 @settings(deadline=None)
 @given(st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=30)), min_size=2, max_size=20), RANGES)
 def test_misplaced_aggregate_is_not_read_lazily(rows: Rows, hash_range: HashRange) -> None:
-    """Compiled code neither returns records of other shards nor renumbers the rest."""
+    """Compiled code neither returns records of other shards nor renumbers the remaining ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_LOCATE", True)
         data = packed(rows)[0].encode()
-        whole = locate_records(data, "7", None, hash_range)
-        assert whole is None or len(whole) == len(deaggregate(data, "outer", None, hash_range)) == len(rows)
+        located = locate_records(data, "7", None, hash_range)
+        assert located is None or len(located) == len(deaggregate(data, "outer", None, hash_range)) == len(rows)
 
 
 @define
 class Kpl:
-    """A producer with an old shard map that counts a record as delivered if it fits the shard that stored it.
+    """A producer with an outdated shard map. It counts a record as delivered if it belongs to the shard that stored it.
 
-    The KPL does so since 0.15.11, by `succeed_if_correct_shard` of its `retrier.cc`.
+    The KPL has done so since 0.15.11, in `succeed_if_correct_shard` of its `retrier.cc`.
     """
 
     stream: Stream
@@ -103,7 +105,7 @@ class Kpl:
     known: list[Shard] = field(factory=list)
 
     def put(self, rows: list[tuple[str, bytes]]) -> None:
-        """Write until all records are delivered, with a new map after each misplaced aggregate."""
+        """Write until all records are delivered. Each misplaced aggregate makes it get a new map."""
         waiting = list(rows)
         while waiting:
             self.known = self.known or list(self.stream.open)
@@ -111,18 +113,21 @@ class Kpl:
             self.known = [] if waiting else self.known
 
     def _aggregate(self, shard: Shard, rows: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        """Write the rows of this shard in the old map as one record; return those to send again."""
-        mine = [row for row in rows if inside(shard, row[0])]
-        if not mine:
+        """Write the rows that belong to this shard in the old map as one record.
+
+        Return the rows that must be sent again.
+        """
+        shard_rows = [row for row in rows if inside(shard, row[0])]
+        if not shard_rows:
             return []
-        aggregate, packed_rows = packed([(key, None, data) for key, data in mine])
-        assert len(packed_rows) == len(mine)
-        placed = self.stream.write(
-            Unit(shard.id, (), aggregate.encode(), aggregate.partition_key, hash_partition_key(mine[0][0]))
+        aggregate, packed_rows = packed([(key, None, data) for key, data in shard_rows])
+        assert len(packed_rows) == len(shard_rows)
+        outcome = self.stream.write(
+            Unit(shard.id, (), aggregate.encode(), aggregate.partition_key, hash_partition_key(shard_rows[0][0]))
         )
-        came_to = next(each for each in self.stream.open if each.id == placed.shard)
-        self.delivered |= {data for key, data in mine if inside(came_to, key)}
-        return [row for row in mine if not inside(came_to, row[0])]
+        target_shard = next(open_shard for open_shard in self.stream.open if open_shard.id == outcome.shard)
+        self.delivered |= {data for key, data in shard_rows if inside(target_shard, key)}
+        return [row for row in shard_rows if not inside(target_shard, row[0])]
 
 
 def inside(shard: Shard, key: str) -> bool:
@@ -132,7 +137,7 @@ def inside(shard: Shard, key: str) -> bool:
 
 
 def read(stream: Stream, misplaced: Misplaced) -> Iterator[tuple[str, bytes]]:
-    """Return shard and data of each record as a worker reads them, parents first."""
+    """Yield shard and data of each record as a worker reads them, parents first."""
     for shard in stream.shards:
         for _, data, key in stream.logs.get(shard.id, []):
             for user in deaggregate(data, key, None, shard.hash_range, misplaced=misplaced):
@@ -147,11 +152,11 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "put", "split", "merge"]), st
 def test_record_delivered_by_a_kpl_is_read_through_splits_and_merges(
     steps: list[tuple[str, int]],
 ) -> None:
-    """The KPL's aggregates for old shards lose no delivered record."""
+    """No delivered record is lost if the KPL sends aggregates to shards that have been split or merged."""
     stream = Stream()
     kpl, count = Kpl(stream), 0
-    for what, place in [*steps, ("put", 9)]:
-        match what:
+    for action, place in [*steps, ("put", 9)]:
+        match action:
             case "split":
                 stream.split(place)
             case "merge":
@@ -167,7 +172,7 @@ def test_record_delivered_by_a_kpl_is_read_through_splits_and_merges(
 
 AGGREGATE = packed([("a", None, b"0"), ("b", None, b"1"), ("c", None, b"2"), ("d", None, b"3")])[0].encode()
 LOWER: HashRange = (0, 2**127 - 1)
-"""The shard of a and c; b and d belong to the upper one."""
+"""The hash range of the shard to which records a and c belong; b and d belong to the other shard."""
 
 
 @define
@@ -179,11 +184,11 @@ class Canned:
     def get_shard_iterator(self, **_place: object) -> dict[str, str]:
         return {"ShardIterator": "it"}
 
-    def describe_stream_summary(self, **_asked: object) -> dict[str, dict[str, str]]:
+    def describe_stream_summary(self, **_request: object) -> dict[str, dict[str, str]]:
         return {"StreamDescriptionSummary": {}}
 
-    def get_records(self, **_asked: object) -> dict[str, object]:
-        """Return all records at once, as the last of the shard."""
+    def get_records(self, **_request: object) -> dict[str, object]:
+        """Return all records in one response, which reaches the tip of the shard."""
         rows = [
             {"Data": AGGREGATE, "PartitionKey": "a", "SequenceNumber": str(number)}
             for number in range(1, self.count + 1)
@@ -202,7 +207,7 @@ def poller(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "k
      (Position("1", 3), [])],
 )  # fmt: skip
 def test_records_keep_their_numbers_within_the_aggregate(start: Position, remaining: list[int]) -> None:
-    """A checkpoint inside a misplaced aggregate means the same record to us and to the KCL."""
+    """A checkpoint inside a misplaced aggregate refers to the same record for us and for the KCL."""
     batch = poller(1, start).read()
     assert [(record.sub_sequence_number, record.data) for record in batch.records] == [
         (sub, b"%d" % sub) for sub in remaining
@@ -211,8 +216,8 @@ def test_records_keep_their_numbers_within_the_aggregate(start: Position, remain
 
 
 def test_misplaced_records_are_kept_by_default_and_can_be_dropped() -> None:
-    """Dropping matches Java's workers; keeping loses no records."""
-    assert [len(poller(1, misplaced=each).read().records) for each in get_args(Misplaced)] == [2, 0]
+    """Dropping them does what Java's workers do; keeping them loses no records."""
+    assert [len(poller(1, misplaced=mode).read().records) for mode in get_args(Misplaced)] == [2, 0]
     assert list(deaggregate(AGGREGATE, "a", None, LOWER)) == [
         UserRecord(b"0", "a", None, 0),
         UserRecord(b"2", "c", None, 2),
@@ -225,16 +230,16 @@ def test_misplaced_records_are_kept_by_default_and_can_be_dropped() -> None:
             open_source(url + options)
 
 
-class NoRoom:
-    """A consumer that the stream has no room for, so that its shards are polled."""
+class RejectedConsumer:
+    """A consumer that the stream has no room for, so the shard is polled."""
 
     def find_arn(self) -> None:
         """Return None."""
 
 
 def subscribed(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> FanOut:
-    """Return the same reader, with fan-out."""
-    client, consumer = cast("KinesisClient", Canned(count)), cast("StreamConsumer", NoRoom())
+    """Return the same reader with enhanced fan-out."""
+    client, consumer = cast("KinesisClient", Canned(count)), cast("StreamConsumer", RejectedConsumer())
     return FanOut(client, "orders", "s-0", start, LOWER, consumer=consumer, misplaced=misplaced)
 
 
@@ -246,18 +251,22 @@ def in_columns(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced 
 @pytest.mark.parametrize("misplaced", get_args(Misplaced))
 def test_every_reader_honors_the_misplaced_option(misplaced: Misplaced) -> None:
     source = KinesisSource(cast("KinesisClient", Canned(1)), "orders", misplaced=misplaced)
-    for opened in (
+    for reader in (
         source.open(Lease("s-0", hash_range=LOWER), TRIM_HORIZON),
         subscribed(1, misplaced=misplaced),
         in_columns(1, misplaced=misplaced),
     ):
-        assert opened.read().count == (2 if misplaced == "keep" else 0)
+        assert reader.read().count == (2 if misplaced == "keep" else 0)
 
 
 def test_malformed_misplaced_aggregate_is_reported_as_malformed() -> None:
-    broken = sealed(keys("b", "a") + record(0, b"0") + record(1, b"1") + record(7, b"2"))
-    users = deaggregate(broken, "a", None, LOWER)
-    assert (list(users), users.reason, users.dropped) == ([UserRecord(b"1", "a", None, 1)], Reason.BAD_INDEX, 2)
+    malformed = sealed(keys("b", "a") + record(0, b"0") + record(1, b"1") + record(7, b"2"))
+    user_records = deaggregate(malformed, "a", None, LOWER)
+    assert (list(user_records), user_records.reason, user_records.dropped) == (
+        [UserRecord(b"1", "a", None, 1)],
+        Reason.BAD_INDEX,
+        2,
+    )
 
 
 @pytest.mark.parametrize("opened", [poller, subscribed, in_columns])
@@ -268,15 +277,17 @@ def test_dropped_record_is_logged_once_and_counted(
     reader = opened(1000, misplaced=misplaced)
     for _ in range(3):
         reader.read()
-    why = "out-of-range, because their aggregate went to another shard"
-    first = f"shard s-0: {dropped} user records of 1 dropped: {why}; more are counted until the reader closes"
-    assert caplog.messages == [first]
+    reason = "out-of-range, because their aggregate went to another shard"
+    first_message = (
+        f"shard s-0: {dropped} user records of 1 dropped: {reason}; more are counted until the reader closes"
+    )
+    assert caplog.messages == [first_message]
     reader.close()
     reader.close()
-    rest = f"shard s-0: {dropped * 2999} more user records dropped: out-of-range"
-    assert caplog.messages == [first, rest]
+    last_message = f"shard s-0: {dropped * 2999} more user records dropped: out-of-range"
+    assert caplog.messages == [first_message, last_message]
     caplog.clear()
-    single = opened(1, misplaced=misplaced)
-    single.read()
-    single.close()
-    assert caplog.messages == [first]
+    reader_of_one = opened(1, misplaced=misplaced)
+    reader_of_one.read()
+    reader_of_one.close()
+    assert caplog.messages == [first_message]

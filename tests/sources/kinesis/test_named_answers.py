@@ -1,4 +1,4 @@
-"""Responses whose records belong to another shard than the requested one are rejected."""
+"""Responses with records of another shard than the requested one are rejected."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -11,24 +11,26 @@ from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import TRIM_HORIZON
 
 SIX = "49590338271490256608559692538361571095921575989136588898"
-"""A sequence number of shard 6."""
+"""A sequence number in shard 6."""
 
 
-def read_both(poller: type[Poller], shard: str, **answer: Any) -> tuple[Any, Any]:  # noqa: ANN401  a batch of either
-    """Return what a reader of this shard makes of this response, and of the correct one to the same request."""
-    mine = str(int(SIX) + (int(shard[-1]) - 6 << 4)) if shard[-1:].isdigit() else SIX
-    right = {"Records": [row(mine)], "NextShardIterator": "next", "MillisBehindLatest": 0}
-    answers = iter([{"NextShardIterator": "other", "MillisBehindLatest": 0, "Records": [], **deepcopy(answer)}, right])
-    questions = list[str]()
+def read_both(poller: type[Poller], shard: str, **response: Any) -> tuple[Any, Any]:  # noqa: ANN401  a batch of either
+    """Have a reader of this shard read this response, and then the correct one to the same request."""
+    own_number = str(int(SIX) + (int(shard[-1]) - 6 << 4)) if shard[-1:].isdigit() else SIX
+    correct_response = {"Records": [row(own_number)], "NextShardIterator": "next", "MillisBehindLatest": 0}
+    responses = iter(
+        [{"NextShardIterator": "other", "MillisBehindLatest": 0, "Records": [], **deepcopy(response)}, correct_response]
+    )
+    requested_iterators = list[str]()
 
     def get_records(*, ShardIterator: str, Limit: int) -> Any:  # noqa: ANN401, ARG001, N803  as boto3
-        questions.append(ShardIterator)
-        return next(answers)
+        requested_iterators.append(ShardIterator)
+        return next(responses)
 
     client = SimpleNamespace(get_records=get_records, get_shard_iterator=lambda **_: {"ShardIterator": "mine"})
     reader = poller(cast("Any", client), "orders", shard, TRIM_HORIZON, None)
     batches = reader.read(), reader.read()
-    return batches[0], (batches[1].read_to, questions)
+    return batches[0], (batches[1].read_to, requested_iterators)
 
 
 def row(number: str) -> dict[str, Any]:
@@ -37,9 +39,9 @@ def row(number: str) -> dict[str, Any]:
 
 
 def child(*parents: str) -> dict[str, Any]:
-    """Return a shard that follows these."""
-    ends = {"StartingHashKey": "0", "EndingHashKey": "9"}
-    return {"ShardId": "shardId-000000000009", "ParentShards": [*parents], "HashKeyRange": ends}
+    """Return a shard with these parents."""
+    hash_range = {"StartingHashKey": "0", "EndingHashKey": "9"}
+    return {"ShardId": "shardId-000000000009", "ParentShards": [*parents], "HashKeyRange": hash_range}
 
 
 @pytest.mark.parametrize("poller", [Poller, ArrowPoller])
@@ -53,15 +55,15 @@ def child(*parents: str) -> dict[str, Any]:
     ids=["records", "end", "records and end"],
 )
 def test_response_about_another_shard_is_rejected(poller: type[Poller], answer: dict[str, Any]) -> None:
-    """Such a response is recognized by its sequence numbers and by the parents of the children.
+    """Such a response is recognized by its sequence numbers, or by the parents of its child shards.
 
-    A response without records that does not end the shard names nothing, but its iterator returns the next response,
-    which does.
+    A response that has no records and does not end the shard can't be recognized, but its iterator leads to one that
+    can.
     """
-    batch, (read_to, questions) = read_both(poller, "shardId-000000000004", **answer)
+    batch, (read_to, requested_iterators) = read_both(poller, "shardId-000000000004", **answer)
     assert (batch.read_to, batch.ended, batch.children) == (None, False, ())
     assert "another shard" in (batch.fault or "")
-    assert (read_to.sequence, questions) == (str(int(SIX) - 32), ["mine", "mine"])
+    assert (read_to.sequence, requested_iterators) == (str(int(SIX) - 32), ["mine", "mine"])
 
 
 @pytest.mark.parametrize("poller", [Poller, ArrowPoller])
@@ -71,6 +73,6 @@ def test_response_about_another_shard_is_rejected(poller: type[Poller], answer: 
     ids=["its own", "of a local service", "of another name"],
 )
 def test_response_that_names_no_other_shard_is_accepted(poller: type[Poller], shard: str, number: str) -> None:
-    """Only sequence numbers and names in the service's own format are checked."""
+    """Only sequence numbers and shard names in the service's own format are checked."""
     batch, _ = read_both(poller, shard, Records=[row(number)], ChildShards=[child(shard, "another")])
     assert (batch.read_to.sequence, batch.fault) == (number, "")

@@ -1,4 +1,4 @@
-"""Read a shard from a stubbed service: where reading starts, how often it polls, and how it handles faults."""
+"""Reads a shard from a stubbed service: where reading starts, how often it polls, and how it handles faults."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ PLACE = {"StreamName": "orders", "ShardId": "s-0"}
 
 @pytest.fixture
 def stub() -> Iterator[Stubber]:
-    """A service that returns scripted responses and checks each request."""
+    """Yield a service that returns scripted responses and checks each request."""
     with Stubber(boto3.client("kinesis", region_name="eu-west-1")) as stubber:
         yield stubber
         stubber.assert_no_pending_responses()
@@ -56,14 +56,18 @@ def source(stub: Stubber, clock: Callable[[], float] = lambda: 0.0) -> KinesisSo
 
 
 def poller(
-    stub: Stubber, start: Position = TRIM_HORIZON, hash_range: HashRange | None = HASH_KEYS, *, whole: bool = False
+    stub: Stubber,
+    start: Position = TRIM_HORIZON,
+    hash_range: HashRange | None = HASH_KEYS,
+    *,
+    whole_aggregates: bool = False,
 ) -> Poller:
     """Return a reader of one shard."""
-    return Poller(client(stub), "orders", "s-0", start, hash_range, whole_aggregates=whole)
+    return Poller(client(stub), "orders", "s-0", start, hash_range, whole_aggregates=whole_aggregates)
 
 
 def iterator(stub: Stubber, name: str, **place: object) -> None:
-    """Expect a request for this iterator."""
+    """Expect a request for an iterator at this place, and respond with this name."""
     stub.add_response("get_shard_iterator", {"ShardIterator": name}, {**PLACE, **place})
 
 
@@ -79,16 +83,16 @@ def row(number: int, data: bytes = b"data", **more: object) -> dict[str, Any]:
 def answer(
     stub: Stubber,
     iterator_name: str,
-    then: str | None,
+    next_iterator: str | None,
     *rows: dict[str, Any],
-    behind: int = 0,
+    behind_ms: int = 0,
     limit: int = 10_000,
     **more: object,
 ) -> None:
     """Expect a request for at most `limit` records and respond with these rows."""
-    body: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind, **more}
-    if then is not None:
-        body["NextShardIterator"] = then
+    body: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind_ms, **more}
+    if next_iterator is not None:
+        body["NextShardIterator"] = next_iterator
     stub.add_response("get_records", body, {"ShardIterator": iterator_name, "Limit": limit})
 
 
@@ -127,7 +131,7 @@ def test_reader_starts_at_the_requested_position(stub: Stubber, start: Position,
 
 def test_records_arrive_whole_and_in_order(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(5, b"a"), row(6, b"b"), behind=1500)
+    answer(stub, "i-1", "i-2", row(5, b"a"), row(6, b"b"), behind_ms=1500)
     batch = poller(stub).read()
     assert batch.records == (
         Record(b"a", "5", 0, "k", None, ARRIVED.timestamp()),
@@ -155,13 +159,13 @@ def test_reader_resumes_inside_an_aggregate(stub: Stubber) -> None:
 def test_whole_aggregate_returns_until_its_last_user_record_is_done(
     stub: Stubber, start: Position, place: dict[str, object], records: list[str]
 ) -> None:
-    """A reader of user records may have stopped within an aggregate, so the aggregate is read whole again."""
+    """A reader of user records may have stopped within an aggregate, so the whole aggregate is read again."""
     iterator(stub, "i-1", **place)
-    whole = aggregate(b"a", b"b", b"c")
-    answer(stub, "i-1", "i-2", row(5, whole), row(6, b"d"), row(7, aggregate(b"e", b"f")))
-    batch = poller(stub, start, whole=True).read()
-    positions = {"5": ("5", 2, whole), "6": ("6", 0, b"d"), "7": ("7", 1, aggregate(b"e", b"f"))}
-    assert record_fields(batch.records) == [positions[number] for number in records]
+    aggregate_data = aggregate(b"a", b"b", b"c")
+    answer(stub, "i-1", "i-2", row(5, aggregate_data), row(6, b"d"), row(7, aggregate(b"e", b"f")))
+    batch = poller(stub, start, whole_aggregates=True).read()
+    expected = {"5": ("5", 2, aggregate_data), "6": ("6", 0, b"d"), "7": ("7", 1, aggregate(b"e", b"f"))}
+    assert record_fields(batch.records) == [expected[number] for number in records]
     assert not any(record.aggregated for record in batch.records)
     assert batch.read_to == Position("7", 1)
 
@@ -243,13 +247,13 @@ def test_broken_connection_is_retried_with_the_same_iterator(stub: Stubber, monk
 
 
 def test_late_response_shrinks_requests_up_to_the_tip(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Smaller requests let a slow link make progress after a timeout."""
+    """After a timeout, requests become smaller, so that reading makes progress on a slow link."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     reader = poller(stub)
     monkeypatch.setattr(stub.client, "get_records", _raising(ReadTimeoutError(endpoint_url="there")))
     assert [reader.read().records for _ in range(2)] == [(), ()]
     monkeypatch.undo()
-    answer(stub, "i-1", "i-2", row(5), behind=1000, limit=10_000 // 64)
+    answer(stub, "i-1", "i-2", row(5), behind_ms=1000, limit=10_000 // 64)
     answer(stub, "i-2", "i-3", row(6), limit=10_000 // 64)
     answer(stub, "i-3", "i-4", row(7), limit=10_000)
     assert [record_fields(reader.read().records) for _ in range(3)] == [
@@ -269,8 +273,8 @@ def test_repeated_throttling_lengthens_the_waits(stub: Stubber) -> None:
 
 
 def test_response_resets_the_backoff(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest = partial(Backoff, uniform=lambda _least, most: round(most, 3))
-    monkeypatch.setattr("leasehold.adapters.sources.kinesis.poller.Backoff", longest)
+    backoff_without_jitter = partial(Backoff, uniform=lambda _least, most: round(most, 3))
+    monkeypatch.setattr("leasehold.adapters.sources.kinesis.poller.Backoff", backoff_without_jitter)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(4):
         reject(stub, "InternalFailure", 500)
@@ -298,7 +302,7 @@ def test_if_trimmed_option_continues_after_the_trimmed_records(stub: Stubber, ca
 
 @pytest.mark.parametrize("rewind", [False, True])
 def test_position_rejected_in_mid_shard_is_no_trimmed_checkpoint(stub: Stubber, *, rewind: bool) -> None:
-    """Only the first iterator of a shard can report a trimmed checkpoint; a later rejection never rewinds the shard."""
+    """Only a shard's first iterator can reveal a trimmed checkpoint. A later rejection never rewinds the shard."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(6))
     reject(stub, "ExpiredIteratorException")
@@ -316,7 +320,7 @@ def test_other_invalid_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
 
 
 def test_gap_after_the_checkpoint_is_logged(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
-    """The service silently resumes after trimmed records, so the reader logs the gap."""
+    """The service resumes after trimmed records without an error, so the reader logs the gap."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(9))
     answer(stub, "i-2", "i-3", row(12))
@@ -329,7 +333,7 @@ def test_gap_after_the_checkpoint_is_logged(stub: Stubber, caplog: pytest.LogCap
 
 
 def _raising(error: Exception) -> Callable[..., object]:
-    def call(**_question: object) -> object:
+    def call(**_request: object) -> object:
         raise error
 
     return call
@@ -338,7 +342,7 @@ def _raising(error: Exception) -> Callable[..., object]:
 def test_poll_interval_is_short_at_the_tip_and_long_when_idle(stub: Stubber) -> None:
     iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i", "i", row(5))
-    answer(stub, "i", "i", behind=10)
+    answer(stub, "i", "i", behind_ms=10)
     for _ in range(5):
         answer(stub, "i", "i")
     answer(stub, "i", "i", row(6))
@@ -351,7 +355,7 @@ def test_throttled_reader_polls_less_often_for_a_while(stub: Stubber) -> None:
     for _ in range(2):
         reject(stub, "ProvisionedThroughputExceededException")
     for _ in range(20):
-        answer(stub, "i", "i", row(5), behind=10)
+        answer(stub, "i", "i", row(5), behind_ms=10)
     reader = poller(stub)
     waits = [reader.read().wait_seconds for _ in range(22)][2:]
     assert (waits[0], waits[-1]) == (1.0, 0.25)
@@ -368,13 +372,13 @@ def test_poll_interval_option_is_honored() -> None:
 def test_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[str, Any], ...]) -> None:
     """The last batch contains the child shards, so the worker need not list shards after a reshard."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    ends = {"StartingHashKey": "0", "EndingHashKey": "9"}
+    hash_range = {"StartingHashKey": "0", "EndingHashKey": "9"}
     answer(
         stub,
         "i-1",
         None,
         *rows,
-        ChildShards=[{"ShardId": "c", "ParentShards": ["s-0", "s-1"], "HashKeyRange": ends}],
+        ChildShards=[{"ShardId": "c", "ParentShards": ["s-0", "s-1"], "HashKeyRange": hash_range}],
     )
     batch = poller(stub).read()
     assert (batch.ended, batch.children) == (True, (Shard("c", parents=("s-0", "s-1"), hash_range=(0, 9)),))
@@ -404,9 +408,9 @@ def test_lasting_fault_is_one_clear_error(stub: Stubber, code: str, says: str) -
     ],
 )
 def test_missing_key_permission_is_named(operation: str, says: str) -> None:
-    refused = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, operation)
+    rejection = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, operation)
     with pytest.raises(SourceError) as caught, translate_errors("orders"):
-        raise refused
+        raise rejection
     assert str(caught.value) == f"these credentials cannot {says}"
 
 
@@ -431,7 +435,7 @@ def test_missing_credentials_are_one_clear_error() -> None:
     ],
 )
 def test_unobtainable_credentials_are_named_and_retried(fault: Exception, says: str) -> None:
-    """A worker continues once somebody has logged in, and until then does not blame the network."""
+    """A worker continues once somebody has logged in. Until then, its error does not blame the network."""
     with pytest.raises(SourceUnavailable) as caught, translate_errors("orders"):
         raise fault
     assert str(caught.value).startswith("no credentials for stream 'orders': ")
@@ -441,9 +445,9 @@ def test_unobtainable_credentials_are_named_and_retried(fault: Exception, says: 
 def listed(name: str, *parents: str, closed: bool = False) -> dict[str, Any]:
     """Return a shard as ListShards describes it."""
     sequence = {"StartingSequenceNumber": "1"} | ({"EndingSequenceNumber": "2"} if closed else {})
-    above = dict(zip(("ParentShardId", "AdjacentParentShardId"), parents, strict=False))
-    ends = {"StartingHashKey": "0", "EndingHashKey": str(HASH_KEYS[1])}
-    return {"ShardId": name, "HashKeyRange": ends, "SequenceNumberRange": sequence} | above
+    parent_fields = dict(zip(("ParentShardId", "AdjacentParentShardId"), parents, strict=False))
+    hash_range = {"StartingHashKey": "0", "EndingHashKey": str(HASH_KEYS[1])}
+    return {"ShardId": name, "HashKeyRange": hash_range, "SequenceNumberRange": sequence} | parent_fields
 
 
 def page(*rows: dict[str, Any], date: str | None = None, **more: object) -> dict[str, Any]:
@@ -465,20 +469,20 @@ def test_every_page_of_shards_is_listed(stub: Stubber) -> None:
 
 def test_latest_is_the_services_time_and_never_later(stub: Stubber) -> None:
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
-    now = iter([5000.0, 5000.25])
-    assert source(stub, lambda: next(now)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
+    times = iter([5000.0, 5000.25])
+    assert source(stub, lambda: next(times)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
 
 
 def test_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber) -> None:
-    """A slice ends only after its last records had time to arrive."""
+    """A slice ends only after its last records have had time to arrive."""
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
-    now = iter([0.0, 4.999, 5.0])
-    orders = source(stub, lambda: next(now))
-    assert [orders.settled(Lease("s-0"), ARRIVED.timestamp()) for _ in range(2)] == [None, SettledShard()]
+    times = iter([0.0, 4.999, 5.0])
+    stream = source(stub, lambda: next(times))
+    assert [stream.settled(Lease("s-0"), ARRIVED.timestamp()) for _ in range(2)] == [None, SettledShard()]
 
 
 def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
-    """Deleting a stream by mistake does not delete its checkpoints."""
+    """If a stream is deleted by mistake, its checkpoints are not deleted."""
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
     stub.add_response("list_shards", page(listed("s-1")))
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
@@ -494,25 +498,25 @@ def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
 def test_aggregates_are_kept_if_the_service_distributes_records(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch, summary: dict[str, str], expected: list[bytes]
 ) -> None:
-    """On such streams a user record's hash key may lie outside its shard's range."""
+    """In such a stream, a user record's hash key may lie outside its shard's range."""
     # boto3's service model may not have the field yet, so replace the whole response.
     monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
     reader = source(stub).open(Lease("s-0", hash_range=(0, 1)), TRIM_HORIZON)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
-    assert [each.data for each in reader.read().records] == expected
+    assert [user_record.data for user_record in reader.read().records] == expected
 
 
 def test_events_contain_the_arn_that_the_service_returns(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions may distinguish streams by ARN. The account is unknown until the service was asked."""
+    """Functions may distinguish streams by ARN. The account is unknown until the service has returned it."""
     arn = "arn:aws:kinesis:eu-west-1:111122223333:stream/orders"
     summary = {"StreamARN": arn, "StreamCreationTimestamp": ARRIVED}
     monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
-    orders = source(stub)
-    assert orders.arn("orders") == f"arn:aws:kinesis:{stub.client.meta.region_name}::stream/orders"
-    identity = orders.identity()
-    assert orders.arn("orders") == arn
-    streams = KinesisStreams([orders])
+    stream = source(stub)
+    assert stream.arn("orders") == f"arn:aws:kinesis:{stub.client.meta.region_name}::stream/orders"
+    identity = stream.identity()
+    assert stream.arn("orders") == arn
+    streams = KinesisStreams([stream])
     assert streams.reads(Lease("k", stream=identity))
     assert streams.arn(identity) == arn
 
@@ -523,13 +527,13 @@ def test_rejected_stream_description_is_not_repeated_for_each_shard(
     """The account's quota is 20 requests per second."""
     now, calls = [0.0], list[float]()
 
-    def described(**_: object) -> dict[str, Any]:
+    def describe(**_: object) -> dict[str, Any]:
         calls.append(now[0])
         if now[0] < 100.0:
             raise ClientError({"Error": {"Code": "LimitExceededException"}}, "DescribeStreamSummary")
         return {"StreamDescriptionSummary": {}}
 
-    monkeypatch.setattr(stub.client, "describe_stream_summary", described)
+    monkeypatch.setattr(stub.client, "describe_stream_summary", describe)
     stream = source(stub, clock=lambda: now[0])
     for shard in range(10):
         with pytest.raises(SourceUnavailable):
@@ -581,7 +585,7 @@ def test_page_that_cannot_be_unpacked_is_requested_again(stub: Stubber, monkeypa
     assert record_fields(reader.read().records) == [("5", 0, b"a")]
 
 
-def _too_much(*_given: object, **_more: object) -> Never:
+def _too_much(*_args: object, **_kwargs: object) -> Never:
     raise MemoryError
 
 
@@ -590,44 +594,48 @@ def test_unreadable_response_is_retried_at_the_same_position(stub: Stubber) -> N
     answer(stub, "i-1", "i-2", row(4), row(5) | {"SequenceNumber": "none"})
     answer(stub, "i-1", "i-2", row(4), row(5))
     reader = poller(stub)
-    unread, read = reader.read(), reader.read()
-    assert (unread.records, unread.read_to, unread.ended) == ((), None, False)
-    assert unread.fault == (
+    failed_batch, next_batch = reader.read(), reader.read()
+    assert (failed_batch.records, failed_batch.read_to, failed_batch.ended) == ((), None, False)
+    assert failed_batch.fault == (
         "a response of Kinesis for stream 'orders' cannot be read: ValueError: checkpoint: 'none' is neither one of "
         "['AT_TIMESTAMP', 'LATEST', 'SHARD_END', 'TRIM_HORIZON'] nor a decimal sequence number"
     )
-    assert [record.sequence_number for record in read.records] == ["4", "5"]
+    assert [record.sequence_number for record in next_batch.records] == ["4", "5"]
 
 
 def test_unreadable_response_leaves_the_checkpoint_unchanged(stub: Stubber) -> None:
     """User records of an aggregate that were already processed are not dispatched again."""
-    odd = {"ShardId": "c", "ParentShards": ["s-0"], "HashKeyRange": {"StartingHashKey": "?", "EndingHashKey": "9"}}
+    invalid_child = {
+        "ShardId": "c",
+        "ParentShards": ["s-0"],
+        "HashKeyRange": {"StartingHashKey": "?", "EndingHashKey": "9"},
+    }
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
-    answer(stub, "i-1", None, row(5, aggregate(b"a", b"b", b"c")), ChildShards=[odd])
+    answer(stub, "i-1", None, row(5, aggregate(b"a", b"b", b"c")), ChildShards=[invalid_child])
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")))
     reader = poller(stub, Position("5", 1))
     assert [record_fields(reader.read().records) for _ in range(2)] == [[], [("5", 2, b"c")]]
 
 
 def test_start_outside_the_calendar_is_an_error(stub: Stubber) -> None:
-    """A timestamp outside the range of datetime (a row may hold any number) is an error that a retry cannot fix."""
+    """A timestamp outside the range of datetime (a row may hold any number) raises an error that a retry can't fix."""
     with pytest.raises(SourceError, match="leasehold reset"):
         poller(stub, at_timestamp(10**18 - 1)).read()
 
 
 def test_dropped_records_are_reported_first_and_once_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """Only losses are warned about, and the message at the end counts only those not yet reported."""
-    whole = UserRecords((), (), (), (), Reason.AGGREGATED)
-    cut, more = (evolve(whole, reason=Reason.OUT_OF_RANGE, dropped=count) for count in (2, 3))
-    dropped, lost = DropCounter("s-0"), "out-of-range, because their aggregate went to another shard"
+    """Only losses are logged as warnings, and the message at the end counts only those that were not yet reported."""
+    complete = UserRecords((), (), (), (), Reason.AGGREGATED)
+    two_dropped, three_dropped = (evolve(complete, reason=Reason.OUT_OF_RANGE, dropped=count) for count in (2, 3))
+    drop_counter, reason = DropCounter("s-0"), "out-of-range, because their aggregate went to another shard"
     with caplog.at_level("INFO", "leasehold"):
-        for number, users in enumerate((whole, cut, more)):
-            dropped.count_dropped(str(number), users)
-        dropped.count_duplicates(4)
-        dropped.log_totals()
-        dropped.log_totals()
+        for number, user_records in enumerate((complete, two_dropped, three_dropped)):
+            drop_counter.count_dropped(str(number), user_records)
+        drop_counter.count_duplicates(4)
+        drop_counter.log_totals()
+        drop_counter.log_totals()
     assert caplog.messages == [
-        f"shard s-0: 2 user records of 1 dropped: {lost}; more are counted until the reader closes",
+        f"shard s-0: 2 user records of 1 dropped: {reason}; more are counted until the reader closes",
         "shard s-0: 4 duplicates from a Spark sink were dropped",
         "shard s-0: 3 more user records dropped: out-of-range",
     ]

@@ -28,8 +28,8 @@ COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli.main import run; r
 
 def _leasehold(command: str, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
     app = import_module(f"leasehold.adapters.cli.{COMMANDS[command][0]}").app
-    run = CliRunner().invoke(app, list(arguments), input=stdin)
-    return run.exit_code, run.stdout, run.stderr
+    result = CliRunner().invoke(app, list(arguments), input=stdin)
+    return result.exit_code, result.stdout, result.stderr
 
 
 def test_lines_are_keyed_by_column_by_member_or_whole(
@@ -43,9 +43,9 @@ def test_lines_are_keyed_by_column_by_member_or_whole(
     status, output, _ = _leasehold("produce", source, stdin=b"whole\n")
     assert (status, output.split(",")[0]) == (0, "1 records written")
     rows = Counter(
-        (user.partition_key, user.data)
-        for each in stored(client, stream)
-        for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
+        (user_record.partition_key, user_record.data)
+        for record in stored(client, stream)
+        for user_record in deaggregate(record.data, record.partition_key, None, record.hash_range)
     )
     lines = [("a", b"a,1"), ("b", b"b,2"), ("a", b"a,3"), ("\u00e9", E_ACUTE), ("7", b'{"c": 7}'), ("whole", b"whole")]
     assert rows == Counter(lines)
@@ -75,9 +75,9 @@ def test_line_without_a_key_is_named_after_earlier_lines_are_sent(
 ) -> None:
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
     status, _, err = _leasehold("produce", source, "--key", "field:2", stdin=b"a,b\nc\nd,e\n")
-    why = "line 2: it cannot become a record: --key field:2: it has 1 fields between ','; see --delimiter"
-    assert (status, why in err) == (2, True)
-    assert [each.data for each in stored(client, stream)] == [b"a,b"]
+    message = "line 2: it cannot become a record: --key field:2: it has 1 fields between ','; see --delimiter"
+    assert (status, message in err) == (2, True)
+    assert [record.data for record in stored(client, stream)] == [b"a,b"]
 
 
 @pytest.mark.parametrize(
@@ -116,20 +116,20 @@ def test_line_without_its_key_names_the_requested_key(key: str, line: bytes, mes
     ],
 )
 def test_key_that_is_no_string_is_spelled_as_in_json(value: str, key: str) -> None:
-    """The key does not depend on the language that wrote the line."""
+    """The key does not depend on the language in which the line was written."""
     assert _make_key_function("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
 
 
 def test_rejected_record_is_named_and_all_others_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The command names the line, continues, and ends with status 1."""
+    """The command names the line, continues with the next one, and exits with status 1."""
 
-    def refuse(data: list[bytes]) -> None:
+    def reject_bad_record(data: list[bytes]) -> None:
         if b"bad" in data:
             raise rejection("ValidationException")
 
-    client = RecordingClient(refuse)
+    client = RecordingClient(reject_bad_record)
     monkeypatch.setattr("leasehold.adapters.cli.produce.open_producer", lambda *_: producing(client))
     status, out, err = _leasehold("produce", "kinesis://s", "--key", "fixed:k", stdin=b"a\nb\n\nbad\nc\n")
     assert (status, client.data, out.split(",")[0]) == (1, [b"a", b"b", b"c"], "3 records written")
@@ -147,8 +147,8 @@ def test_signal_ends_reading_and_loses_no_line(client: KinesisClient, stream: st
     assert process.stdin is not None
     process.stdin.write(b"one\n")
     process.stdin.flush()
-    while not (stored_data := [each.data for each in stored(client, stream)]):
-        pass  # the line is being sent; wait until the stream has it
+    while not (stored_data := [record.data for record in stored(client, stream)]):
+        pass  # the line is being sent; wait until it is stored
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, stored_data, output.split(b",")[0]) == (0, [b"one"], b"1 records written")

@@ -1,4 +1,4 @@
-"""The producer on a stream that splits and merges, with requests that fail in every way."""
+"""The producer on a stream that splits and merges while requests fail in every way."""
 
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ class Altered:
         return getattr(self._client, name)
 
 
-def altered(client: KinesisClient, **methods: Any) -> Any:  # noqa: ANN401  it replaces a client
+def patch_client(client: KinesisClient, **methods: Any) -> Any:  # noqa: ANN401  it replaces a client
     """Return the client with some of its methods replaced."""
     return Altered(client, **methods)
 
@@ -42,69 +42,69 @@ def summary(**fields: object) -> Any:  # noqa: ANN401  a client's method
     return lambda **_: {"StreamDescriptionSummary": fields}
 
 
-def rejecting(code: str) -> Any:  # noqa: ANN401  a client's method
+def rejecting_put_records(code: str) -> Any:  # noqa: ANN401  a client's method
     """Return a PutRecords that rejects every record."""
     return lambda **request: {"Records": [{"ErrorCode": code, "ErrorMessage": ""}] * len(request["Records"])}
 
 
 def test_flights_keep_their_order_through_splits_merges_and_faults(client: KinesisClient) -> None:
     rows = list(flights(8000))
-    name, faulty, writings, producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
+    name, faulty_client, futures, producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
     records = list(stored(client, name))
-    verdict = judge(rows, records, faulty, writings)
+    verdict = judge(rows, records, faulty_client, futures)
     assert evolve(verdict, twice=0, dropped=0) == FINE
     assert producer.metrics["UserRecordsPut"] == len(rows)
-    assert set(faulty.happened) == {"none", "throttled", "partly refused", "lost", "lost but written"}
+    assert set(faulty_client.happened) == {"none", "throttled", "partly refused", "lost", "lost but written"}
     assert len({record.shard for record in records}) == 2 + 4 + 2
 
 
 @pytest.mark.more
 def test_flights_of_a_year_are_stored_correctly(client: KinesisClient) -> None:
     rows = list(flights())
-    name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
+    name, faulty_client, futures, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
     records = list(stored(client, name))
-    verdict = judge(rows, records, faulty, writings)
-    print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  figures to read
+    verdict = judge(rows, records, faulty_client, futures)
+    print(verdict, dict(faulty_client.happened), producer.metrics)  # noqa: T201  figures to read
     assert evolve(verdict, twice=0, dropped=0) == FINE
     if tools := kcl_jar.missing():
         pytest.skip(f"the rows are in order, but the KCL jar is not run: no {tools}")
-    users = kcl_jar.kcl_records((record.data, *record.hash_range) for record in records)
-    ours = [
+    kcl_rows = kcl_jar.kcl_records((record.data, *record.hash_range) for record in records)
+    own_rows = [
         deaggregate(record.data, record.partition_key, None, record.hash_range, misplaced="drop").rows
         for record in records
     ]
-    assert [[row[2] for row in rows] for rows in users] == [[row[2] for row in rows] for rows in ours]
+    assert [[row[2] for row in rows] for rows in kcl_rows] == [[row[2] for row in rows] for rows in own_rows]
 
 
 def test_each_write_returns_where_its_record_is(client: KinesisClient, stream: str) -> None:
     with Producer(client, stream, Settings(linger_seconds=60)) as producer:
-        writings = [producer.put(b"%d" % place, f"k{place % 5}", None if place % 2 else "7") for place in range(40)]
-        assert not any(writing.done for writing in writings)
+        futures = [producer.put(b"%d" % index, f"k{index % 5}", None if index % 2 else "7") for index in range(40)]
+        assert not any(future.done for future in futures)
         assert producer.flush(timeout=30)
-        payloads = {writing.result(): b"%d" % place for place, writing in enumerate(writings)}
+        payloads = {future.result(): b"%d" % index for index, future in enumerate(futures)}
     locations = {
-        Written(each.shard, each.sequence_number, user.sub_sequence_number): user.data
-        for each in stored(client, stream)
-        for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
+        Written(record.shard, record.sequence_number, user.sub_sequence_number): user.data
+        for record in stored(client, stream)
+        for user in deaggregate(record.data, record.partition_key, None, record.hash_range)
     }
     assert payloads == locations
 
 
 def test_stream_that_distributes_its_records_is_rejected(client: KinesisClient, stream: str) -> None:
-    """Consumers would silently drop nearly every aggregate of such a stream."""
-    auto = altered(client, describe_stream_summary=summary(RecordDistributionStrategy="AUTO"))
+    """Consumers would drop nearly every aggregate of such a stream without an error."""
+    distributing_client = patch_client(client, describe_stream_summary=summary(RecordDistributionStrategy="AUTO"))
     with pytest.raises(SourceError, match="distributes its records itself"):
-        Producer(auto, stream)
+        Producer(distributing_client, stream)
 
 
 def test_record_limit_is_the_streams_own(client: KinesisClient, stream: str) -> None:
-    large = altered(client, describe_stream_summary=summary(MaxRecordSizeInKiB=2048))
-    with Producer(client, stream) as one, Producer(large, stream) as two:
+    client_with_larger_limit = patch_client(client, describe_stream_summary=summary(MaxRecordSizeInKiB=2048))
+    with Producer(client, stream) as default_producer, Producer(client_with_larger_limit, stream) as larger_producer:
         with pytest.raises(ValueError, match="data: 1048577 bytes with its key; the stream accepts 1048576"):
-            one.put(bytes((1 << 20) - 1), "ab")
+            default_producer.put(bytes((1 << 20) - 1), "ab")
         with pytest.raises(ValueError, match="the stream accepts 2097152"):
-            two.put(bytes(2 << 20), "a")
-        assert one.put(bytes((1 << 20) - 1), "a").result(30).sub_sequence_number == 0
+            larger_producer.put(bytes(2 << 20), "a")
+        assert default_producer.put(bytes((1 << 20) - 1), "a").result(30).sub_sequence_number == 0
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_record_limit_is_the_streams_own(client: KinesisClient, stream: str) -> 
 def test_record_that_the_service_would_reject_is_rejected_at_once(
     client: KinesisClient, stream: str, key: str, hash_key: str | None, message: str
 ) -> None:
-    """One invalid record does not fail the request that would contain it."""
+    """An invalid record does not make the request fail that would contain it."""
     with Producer(client, stream) as producer, pytest.raises(ValueError, match=message):
         producer.put(b"x", key, hash_key)
 
 
 def test_late_record_times_out_if_the_caller_allows_it(client: KinesisClient, stream: str) -> None:
-    refusing_client = altered(client, put_records=rejecting("ProvisionedThroughputExceededException"))
+    refusing_client = patch_client(client, put_records=rejecting_put_records("ProvisionedThroughputExceededException"))
     settings = Settings(time_to_live_seconds=0.2, on_late="fail", linger_seconds=0)
     with Producer(refusing_client, stream, settings) as producer, pytest.raises(RecordLate, match="it was not written"):
         producer.put(b"x", "k").result(30)
@@ -133,46 +133,46 @@ def test_late_record_times_out_if_the_caller_allows_it(client: KinesisClient, st
 
 
 def test_full_producer_blocks_its_caller(client: KinesisClient, stream: str) -> None:
-    held: list[int] = []
+    request_sizes: list[int] = []
 
-    def counting(**request: Any) -> Any:  # noqa: ANN401  a client's method
-        held.append(sum(len(deaggregate(row["Data"])) for row in request["Records"]))
+    def count_and_put(**request: Any) -> Any:  # noqa: ANN401  a client's method
+        request_sizes.append(sum(len(deaggregate(row["Data"])) for row in request["Records"]))
         return client.put_records(**request)
 
-    at_once = Settings(linger_seconds=0)
-    with Producer(altered(client, put_records=counting), stream, at_once, pending_records=10) as producer:
+    settings = Settings(linger_seconds=0)
+    with Producer(patch_client(client, put_records=count_and_put), stream, settings, pending_records=10) as producer:
         for place in range(200):
             producer.put(b"%d" % place, f"k{place}")
-    assert sum(held) == 200
-    assert max(held) <= 10
+    assert sum(request_sizes) == 200
+    assert max(request_sizes) <= 10
 
 
 def test_lasting_fault_stops_the_producer(client: KinesisClient, stream: str) -> None:
     producer = Producer(client, stream, Settings(linger_seconds=0))
     client.delete_stream(StreamName=stream)
     client.get_waiter("stream_not_exists").wait(StreamName=stream, WaiterConfig=AT_ONCE)
-    writing = producer.put(b"x", "k")
+    future = producer.put(b"x", "k")
     with pytest.raises(ProducerError, match=stream):
-        writing.result(30)
+        future.result(30)
     with pytest.raises(ProducerError, match=stream):
         producer.close()
 
 
 def test_marks_identify_a_duplicate(client: KinesisClient, stream: str) -> None:
-    """A reader can drop the second copy that a lost response caused."""
+    """A reader can drop the second copy of a record that was sent again because a response was lost."""
     faulty = Faulty(client, rate=0.5, seed=3)
     producer = Producer(cast("KinesisClient", faulty), stream, Settings(linger_seconds=0, epoch=7), pending_records=20)
     with producer:
         for place in range(300):
             producer.put(b"%d" % place, "k")
     seen, unmarked = SeenMarks(), []
-    for each in stored(client, stream):
-        for user in deaggregate(each.data, each.partition_key, None, each.hash_range):
+    for record in stored(client, stream):
+        for user in deaggregate(record.data, record.partition_key, None, record.hash_range):
             mark, data = split_mark(user.data)
             assert mark is not None
             unmarked.append((mark.counter, data, seen.is_duplicate(mark)))
-    assert [data for _, data, again in unmarked if not again] == [b"%d" % place for place in range(300)]
-    assert any(again for *_, again in unmarked)
+    assert [data for _, data, is_duplicate in unmarked if not is_duplicate] == [b"%d" % place for place in range(300)]
+    assert any(is_duplicate for *_, is_duplicate in unmarked)
     assert all(data == b"%d" % counter for counter, data, _ in unmarked)
 
 

@@ -52,14 +52,14 @@ def listing_of(stream: Stream) -> ShardMap:
 
 @define
 class World:
-    """A producer, its stream, and the requests between them."""
+    """A producer, its stream, and the requests that are in flight between them."""
 
     least: int
     stream: Stream = field(factory=Stream)
     now: float = 0.0
     sent: list[tuple[str, bytes]] = field(factory=list)
     under_way: list[tuple[Unit, ...]] = field(factory=list)
-    floating: list[Unit] = field(factory=list)
+    late_units: list[Unit] = field(factory=list)
     results: list[Result] = field(factory=list)
     lost: set[int] = field(factory=set)
     listing: ShardMap = field(init=False)
@@ -82,7 +82,7 @@ class World:
             self.put(key)
 
     def send(self, seconds: float) -> None:
-        """Some time later, send a request if there is one."""
+        """Advance the clock, and send a request if one is due."""
         self.now += seconds
         if units := self.core.start_request(self.now):
             shards = [unit.shard for units in (*self.under_way, units) for unit in units]
@@ -92,9 +92,9 @@ class World:
     def answer(self, choice: tuple[int, list[str]]) -> None:
         """Respond to one of the requests, or lose the response."""
         if self.under_way:
-            which, faults = choice
-            for place, unit in enumerate(self.under_way.pop(which % len(self.under_way))):
-                self.results += self.core.process_outcome(unit, self._outcome(unit, faults[place % 4]), self.now)
+            request_index, faults = choice
+            for unit_index, unit in enumerate(self.under_way.pop(request_index % len(self.under_way))):
+                self.results += self.core.process_outcome(unit, self._outcome(unit, faults[unit_index % 4]), self.now)
 
     def _outcome(self, unit: Unit, fault: str) -> UnitOutcome:
         if fault == "none":
@@ -105,21 +105,21 @@ class World:
         if fault == "lost but written":
             self.stream.write(unit)
         if fault == "lost and written late":
-            self.floating.append(unit)
+            self.late_units.append(unit)
         return UnitUnknown("ReadTimeoutError")
 
     def land(self, _: object = None) -> None:
-        """Store a request whose response was lost."""
-        if self.floating:
-            self.stream.write(self.floating.pop(0))
+        """Store a request whose response was lost earlier."""
+        if self.late_units:
+            self.stream.write(self.late_units.pop(0))
 
     def map(self, fresh: bool) -> None:
-        """Deliver a listing; an old one was taken at the time of the last fresh one."""
+        """Deliver a listing of the shards. If it is not fresh, it is the last one that was."""
         self.listing = listing_of(self.stream) if fresh else self.listing
         self.results += self.core.update_map(self.listing, self.now)
 
     def finish(self) -> None:
-        """Let nothing fail any more, and check that everything arrives."""
+        """Stop all faults, and let the producer send everything."""
         self.core.flushing = True
         for _ in range(400):
             self.send(1.0)
@@ -144,14 +144,14 @@ def test_order_holds_and_only_timed_out_records_are_repeated(
         world.do(step)
     world.finish()
     records = list(world.stream.read())
-    first: dict[bytes, str] = {}
+    key_of_data: dict[bytes, str] = {}
     for *_, key, data in records:
-        first.setdefault(data, key)
+        key_of_data.setdefault(data, key)
     for key in KEYS:
-        sent = [data for each, data in world.sent if each == key]
-        assert [data for data, each in first.items() if each == key] == sent
-    twice = {int(data) for data, times in Counter(data for *_, data in records).items() if times > 1}
-    assert twice <= world.lost
+        sent_data = [data for key_sent, data in world.sent if key_sent == key]
+        assert [data for data, key_sent in key_of_data.items() if key_sent == key] == sent_data
+    repeated = {int(data) for data, copies in Counter(data for *_, data in records).items() if copies > 1}
+    assert repeated <= world.lost
     results = [
         (result.shard, result.sequence_number, sub, entry.partition_key, entry.data)
         for result in world.results
@@ -168,12 +168,12 @@ def new_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
 
 
 def new_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
-    """Return a record that has just arrived."""
+    """Return a record that arrives at this time."""
     return Entry(ticket, bytes(size), "k", hash_partition_key("k"), None, now, expires)
 
 
 def test_record_lingers_no_longer_than_allowed() -> None:
-    """A record lingers to be aggregated, but a lone one is sent after the linger time."""
+    """A record waits to be aggregated, but a single one is sent after the linger time."""
     core = new_core(linger_seconds=0.1)
     core.enqueue_record(new_entry(0))
     assert (core.start_request(0.09), core.next_due_at()) == ((), 0.1)
@@ -203,7 +203,7 @@ def test_aggregates_grow_with_the_round_trip() -> None:
 
 
 def test_rate_limit_of_a_shard_is_respected() -> None:
-    """Excess requests would be rejected, and would count against other writers."""
+    """Requests above the limit would be rejected, and would also slow down other writers."""
     core = new_core(linger_seconds=0.0, record_bytes=10 << 20)
     for ticket in range(2):
         core.enqueue_record(new_entry(ticket, size=3 << 20))
@@ -239,15 +239,15 @@ def test_shard_that_waited_longest_is_served_first() -> None:
 @pytest.mark.parametrize(("outcome", "unknown"), [(UnitRetryable("x"), False), (UnitUnknown("x"), True)])
 def test_late_records_time_out_only_before_they_are_sent(outcome: UnitOutcome, unknown: bool) -> None:
     core = new_core(on_late="fail", linger_seconds=0.0)
-    one, two = new_entry(0, expires=5.0), new_entry(1, expires=50.0)
-    core.enqueue_record(one)
-    core.enqueue_record(two)
+    early_entry, late_entry = new_entry(0, expires=5.0), new_entry(1, expires=50.0)
+    core.enqueue_record(early_entry)
+    core.enqueue_record(late_entry)
     [unit] = core.start_request(0.0)
     assert core.give_up_late_records(9.0) == ()
     core.process_outcome(unit, outcome, 9.0)
-    [late] = core.give_up_late_records(9.0)
-    assert (late.entries, late.unknown, core.give_up_late_records(9.0)) == ((one,), unknown, ())
-    assert [unit.entries for unit in core.start_request(20.0)] == [(two,)]
+    [timed_out] = core.give_up_late_records(9.0)
+    assert (timed_out.entries, timed_out.unknown, core.give_up_late_records(9.0)) == ((early_entry,), unknown, ())
+    assert [unit.entries for unit in core.start_request(20.0)] == [(late_entry,)]
 
 
 def test_late_records_keep_their_place_if_the_caller_blocks() -> None:
@@ -267,14 +267,16 @@ def test_late_records_keep_their_place_if_the_caller_blocks() -> None:
     ],
 )
 def test_listing_with_a_gap_is_rejected(shards: list[Shard]) -> None:
-    """Such a listing would predict records onto a shard that does not accept them."""
+    """With such a listing, the producer would assign records to a shard that does not accept them."""
     assert build_shard_map(shards) is None
 
 
 def test_splitting_shard_is_replaced_by_its_children() -> None:
-    """Two shards never claim the same keys, so aggregates are not misplaced."""
+    """Two shards never cover the same keys, so aggregates are not misplaced."""
     halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
-    children = [Shard(name, parents=("p",), hash_range=each) for name, each in zip("ab", halves, strict=True)]
+    children = [
+        Shard(name, parents=("p",), hash_range=hash_range) for name, hash_range in zip("ab", halves, strict=True)
+    ]
     shard_map = build_shard_map([Shard("p", hash_range=HASH_KEYS), *children])
     assert shard_map is not None
     assert [shard_map.find_shard(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]

@@ -32,12 +32,12 @@ from leasehold.errors import ProducerError
 SECONDS = 30.0
 
 
-def outcomes(writings: list[RecordFuture]) -> list[str]:
-    """Wait for each record; return the class of its error, or an empty string."""
+def outcomes(futures: list[RecordFuture]) -> list[str]:
+    """Wait for each record. Return the name of each error's class, or an empty string."""
     errors = []
-    for writing in writings:
+    for future in futures:
         try:
-            writing.result(SECONDS)
+            future.result(SECONDS)
         except ProducerError as error:
             errors.append(type(error).__name__)
         else:
@@ -60,15 +60,15 @@ SURROGATE = "\ud800"
     ],
 )
 def test_value_of_the_wrong_type_is_rejected_at_the_call(bad: tuple[Any, Any, Any]) -> None:
-    """A record that cannot be sent is never accepted, so it cannot harm others."""
+    """A record that cannot be sent is never accepted, so it cannot affect other records."""
     client = RecordingClient()
     producer = producing(client, linger_seconds=60.0)
     first = producer.put(b"first", "k")
     with pytest.raises((TypeError, ValueError), match=r"^(data|partition_key|explicit_hash_key): "):
         producer.put(*bad)
-    writings = [first, producer.put(b"last", "k")]
+    futures = [first, producer.put(b"last", "k")]
     assert producer.close(SECONDS)
-    assert (outcomes(writings), client.data) == (["", ""], [b"first", b"last"])
+    assert (outcomes(futures), client.data) == (["", ""], [b"first", b"last"])
 
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview, type("Own", (bytes,), {})])
@@ -122,10 +122,10 @@ def test_client_exception_fails_only_the_records_of_its_request(error: BaseExcep
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 def test_failed_listing_is_retried(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a split the producer needs a listing, so it retries until it has one."""
+    """After a split the producer needs a new listing, so it retries until it gets one."""
     client = cast("Any", AcceptingShard())
-    elsewhere = {"ShardId": "s-1", "SequenceNumber": "7"}
-    monkeypatch.setattr(client, "put_records", lambda **request: {"Records": [elsewhere] * len(request["Records"])})
+    response_row = {"ShardId": "s-1", "SequenceNumber": "7"}
+    monkeypatch.setattr(client, "put_records", lambda **request: {"Records": [response_row] * len(request["Records"])})
     producer = producing(client)
     listings = iter([error, None])
 
@@ -140,7 +140,7 @@ def test_failed_listing_is_retried(error: BaseException, monkeypatch: pytest.Mon
 
 
 def test_failing_log_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer recovers before it logs a fault."""
+    """A producer recovers from a fault before it logs it."""
 
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
@@ -157,27 +157,27 @@ def test_failing_log_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("method", ["add", "encode"])
 def test_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, added = getattr(Aggregate, method), list[bytes]()
-    first = Aggregate.add
+    original_method, added = getattr(Aggregate, method), list[bytes]()
+    original_add = Aggregate.add
 
-    def add(self: Aggregate, data: bytes, *rest: Any) -> bool:  # noqa: ANN401  as in the client
+    def add(self: Aggregate, data: bytes, *arguments: Any) -> bool:  # noqa: ANN401  as in the client
         added[:] = [*(added if self.count else ()), data]
         if method == "add" and data == b"bad":
             raise MemoryError
-        return first(self, data, *rest)
+        return original_add(self, data, *arguments)
 
     def encode(self: Aggregate) -> bytes:
         if b"bad" in added:
             raise MemoryError
-        return cast("bytes", whole(self))
+        return cast("bytes", original_method(self))
 
     monkeypatch.setattr(Aggregate, "add", add)
     if method == "encode":
         monkeypatch.setattr(Aggregate, "encode", encode)
     client = RecordingClient()
     with producing(client, linger_seconds=60.0) as producer:
-        writings = [producer.put(data, "k") for data in (b"a", b"b", b"bad", b"c", b"d")]
-    assert outcomes(writings) == ["", "", "RecordFailed", "", ""]
+        futures = [producer.put(data, "k") for data in (b"a", b"b", b"bad", b"c", b"d")]
+    assert outcomes(futures) == ["", "", "RecordFailed", "", ""]
     assert client.data == [b"a", b"b", b"c", b"d"]
 
 
@@ -187,7 +187,7 @@ def test_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pyt
     ids=lambda error: type(error).__name__,
 )
 def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
-    """The other records of its aggregate and of its request are written, and those of one key in order."""
+    """The other records of its aggregate and of its request are written, and those with the same key in order."""
 
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
@@ -195,13 +195,13 @@ def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
 
     client = RecordingClient(fail, halves=True)
     with producing(client, linger_seconds=60.0) as producer:
-        writings = [producer.put(data, "k", "10") for data in (b"a", b"bad", b"b")]
-        writings += [producer.put(data, "k", "0") for data in (b"c", b"d")]
+        futures = [producer.put(data, "k", "10") for data in (b"a", b"bad", b"b")]
+        futures += [producer.put(data, "k", "0") for data in (b"c", b"d")]
         producer.flush(SECONDS)
-        assert outcomes(writings) == ["", "RecordFailed", "", "", ""]
+        assert outcomes(futures) == ["", "RecordFailed", "", "", ""]
     assert producer.metrics["UserRecordsFailed"] == 1
-    assert [each for each in client.data if each in {b"a", b"b"}] == [b"a", b"b"]
-    assert [each for each in client.data if each in {b"c", b"d"}] == [b"c", b"d"]
+    assert [payload for payload in client.data if payload in {b"a", b"b"}] == [b"a", b"b"]
+    assert [payload for payload in client.data if payload in {b"c", b"d"}] == [b"c", b"d"]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
     ],
 )
 def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
-    """The record is sent again, as if there were no response."""
+    """The record is sent again, as if there had been no response."""
     client, answers = cast("Any", AcceptingShard()), iter([answer])
 
     def put_records(**request: object) -> object:
@@ -241,17 +241,17 @@ def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
 
 @contextmanager
 def silence() -> Iterator[tuple[RecordingClient, Event]]:
-    """Return a client whose requests get no response until the block ends; the event is set once one is sent."""
-    started, over = Event(), Event()
+    """Yield a client that gets no response until the block ends, and an event that is set when a request was sent."""
+    started, finished = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
         started.set()
-        over.wait(SECONDS)
+        finished.wait(SECONDS)
 
     try:
         yield RecordingClient(hang), started
     finally:
-        over.set()
+        finished.set()
 
 
 def test_close_that_times_out_returns_false_and_logs_unsent_records(
@@ -259,26 +259,26 @@ def test_close_that_times_out_returns_false_and_logs_unsent_records(
 ) -> None:
     with silence() as (client, requested):
         producer = producing(client)
-        writings = [producer.put(b"%d" % place, "k") for place in range(7)]
+        futures = [producer.put(b"%d" % place, "k") for place in range(7)]
         assert requested.wait(SECONDS)
         assert not producer.close(0.0)
-        assert outcomes(writings) == ["ProducerError"] * 7
+        assert outcomes(futures) == ["ProducerError"] * 7
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         "stream 'orders': the producer was closed after 0 s with 7 records not sent"
     ]
 
 
 def test_unreferenced_producer_sends_its_records_and_ends_its_threads() -> None:
-    before = set(threading.enumerate())
+    threads_before = set(threading.enumerate())
     with silence() as (client, requested):
         producer = producing(client, linger_seconds=0.0)
-        writings = [producer.put(b"%d" % place, "k") for place in range(7)]
-        threads = set(threading.enumerate()) - before
+        futures = [producer.put(b"%d" % place, "k") for place in range(7)]
+        threads = set(threading.enumerate()) - threads_before
         assert requested.wait(SECONDS)
         del producer
         gc.collect()
         assert all(thread.is_alive() for thread in threads)
-    assert outcomes(writings) == [""] * 7
+    assert outcomes(futures) == [""] * 7
     for thread in threads:
         thread.join(SECONDS)
     assert not any(thread.is_alive() for thread in threads)
@@ -286,16 +286,16 @@ def test_unreferenced_producer_sends_its_records_and_ends_its_threads() -> None:
 
 def test_producer_with_waiting_records_is_not_collected() -> None:
     client = RecordingClient()
-    writings = [producing(client, linger_seconds=0.05).put(b"%d" % place, "k") for place in range(20)]
+    futures = [producing(client, linger_seconds=0.05).put(b"%d" % place, "k") for place in range(20)]
     gc.collect()
-    assert outcomes(writings) == [""] * 20
+    assert outcomes(futures) == [""] * 20
 
 
 def test_pump_that_ends_settles_the_records_lost_by_its_core(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = producing(AcceptingShard(), linger_seconds=60.0)
-    writing = producer.put(b"a", "k")
+    future = producer.put(b"a", "k")
 
     def fail() -> float:
         producer._core._shard_queues.clear()  # noqa: SLF001  as a fault inside it might
@@ -303,33 +303,33 @@ def test_pump_that_ends_settles_the_records_lost_by_its_core(
 
     monkeypatch.setattr(producer, "_start_due_requests", fail)
     assert producer.flush(SECONDS)
-    assert outcomes([writing]) == ["ProducerError"]
+    assert outcomes([future]) == ["ProducerError"]
     with pytest.raises(ProducerError, match="lost"):
         producer.put(b"b", "k")
     with pytest.raises(ProducerError, match="lost"):
         producer.close()
-    assert sum("the producer has stopped" in each.getMessage() for each in caplog.records) == 1
+    assert sum("the producer has stopped" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_flush_continues_when_another_one_ends() -> None:
-    """Each flush disables lingering until its own end."""
-    started, over = Event(), Event()
+    """Each flush disables lingering until that flush ends."""
+    started, finished = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
         started.set()
-        over.wait(SECONDS)
+        finished.wait(SECONDS)
 
-    client, ended = RecordingClient(hang), list[bool]()
+    client, flush_results = RecordingClient(hang), list[bool]()
     producer = producing(client, linger_seconds=3600.0)
     producer.put(b"a", "k")
-    waiting = Thread(target=lambda: ended.append(producer.flush(SECONDS)))
+    waiting = Thread(target=lambda: flush_results.append(producer.flush(SECONDS)))
     waiting.start()
     assert started.wait(SECONDS)
     assert not producer.flush(0.0)
     producer.put(b"b", "k")
-    over.set()
+    finished.set()
     waiting.join(SECONDS)
-    assert (ended, client.data) == ([True], [b"a", b"b"])
+    assert (flush_results, client.data) == ([True], [b"a", b"b"])
     producer.close(0.0)
 
 
@@ -349,35 +349,35 @@ def test_block_exit_does_not_hide_the_original_exception() -> None:
     client.put_records = AcceptingShard().put_records
     producer = producing(client)
 
-    def use() -> None:
+    def raise_in_block() -> None:
         with producer:
             producer._stop(KeyError("x"))  # noqa: SLF001
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        use()
+        raise_in_block()
 
 
 def test_producer_cannot_be_pickled() -> None:
-    """The error tells a spawned process to open its own producer."""
+    """The error message advises opening a producer in each process."""
     with producing(AcceptingShard()) as producer, pytest.raises(TypeError, match="open one in each"):
         pickle.dumps(producer)
 
 
-def in_fork(call: Callable[[], object]) -> str:
-    """Call this in a fork of this process; return the class of its error, or an empty string."""
-    reading, writing = os.pipe()
+def error_in_fork(call: Callable[[], object]) -> str:
+    """Call this in a fork of this process. Return the class name of its error, or an empty string."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             try:
                 call()
             except BaseException as error:  # noqa: BLE001  it is reported
-                os.write(writing, type(error).__name__.encode())
+                os.write(write_end, type(error).__name__.encode())
         finally:
             os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
         result = pipe.read()
     os.waitpid(child, 0)
     return result
@@ -401,15 +401,15 @@ def test_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) ->
     """A fork has none of its parent's threads, and a lock that one of them held stays locked."""
     client = RecordingClient()
     with producing(client, linger_seconds=3600.0) as producer:
-        writing = producer.put(b"a", "k")
+        future = producer.put(b"a", "k")
         if locked:
             producer._lock.acquire()  # noqa: SLF001  as its own thread might
         try:
-            raised = in_fork(lambda: DOORS[door](producer, writing))
+            error_name = error_in_fork(lambda: DOORS[door](producer, future))
         finally:
             if locked:
                 producer._lock.release()  # noqa: SLF001
-    assert (raised, outcomes([writing]), client.data) == ("ProducerError", [""], [b"a"])
+    assert (error_name, outcomes([future]), client.data) == ("ProducerError", [""], [b"a"])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -417,41 +417,41 @@ def test_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) ->
 def test_old_results_and_new_producers_work_in_a_fork() -> None:
     """Only calls that need the parent's threads are rejected."""
     with producing(AcceptingShard()) as producer:
-        writing = producer.put(b"a", "k")
-        writing.result(SECONDS)
+        future = producer.put(b"a", "k")
+        future.result(SECONDS)
 
-        def both() -> None:
-            writing.result()
-            with producing(AcceptingShard()) as own:
-                own.put(b"b", "k").result(SECONDS)
+        def use_old_and_new() -> None:
+            future.result()
+            with producing(AcceptingShard()) as new_producer:
+                new_producer.put(b"b", "k").result(SECONDS)
 
-        assert in_fork(both) == ""
+        assert error_in_fork(use_old_and_new) == ""
 
 
 def test_process_exit_drains_and_logs_unsent_records(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All producers share one timeout, and each that could not send everything logs one line."""
+    """All producers share one timeout, and each one that could not send everything logs one line."""
     monkeypatch.setattr(module, "EXIT_SECONDS", 0.0)
     with silence() as (client, requested):
-        stuck = producing(client)
-        writings = [stuck.put(b"%d" % place, "k") for place in range(100)]
+        stuck_producer = producing(client)
+        futures = [stuck_producer.put(b"%d" % place, "k") for place in range(100)]
         assert requested.wait(SECONDS)
         module._drain_producers_at_exit()  # noqa: SLF001
-        assert outcomes(writings) == ["ProducerError"] * 100
+        assert outcomes(futures) == ["ProducerError"] * 100
     with pytest.raises(ProducerError, match="closed"):
-        stuck.put(b"b", "k")
+        stuck_producer.put(b"b", "k")
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         "stream 'orders': the program ended without close(), and 100 records were not sent"
     ]
     caplog.clear()
     monkeypatch.setattr(module, "EXIT_SECONDS", SECONDS)
-    kept = RecordingClient()
-    producer = producing(kept, linger_seconds=3600.0)
+    accepting_client = RecordingClient()
+    producer = producing(accepting_client, linger_seconds=3600.0)
     for _ in range(100):
         producer.put(b"a", "k")
     module._drain_producers_at_exit()  # noqa: SLF001
-    assert (len(kept.data), caplog.records) == (100, [])
+    assert (len(accepting_client.data), caplog.records) == (100, [])
 
 
 PROGRAM = """
@@ -492,12 +492,12 @@ os.wait()""",
 @pytest.mark.more
 @pytest.mark.parametrize("end", ENDS)
 def test_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path) -> None:
-    """Records are written once, whichever way the interpreter ends."""
+    """Records are written once, in whatever way the interpreter ends."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path]
     program = tmp_path / "program.py"
     program.write_text(
         PROGRAM.replace("PATHS", json.dumps(paths)) + textwrap.indent(ENDS[end], "    "), encoding="utf-8"
     )
-    ran = subprocess.run([sys.executable, program], capture_output=True, timeout=120, check=False)
-    sent = sorted(map(int, ran.stdout.split()))
-    assert (sent, b"not sent" in ran.stderr) == ([*range(100)], False), ran.stderr.decode()
+    completed = subprocess.run([sys.executable, program], capture_output=True, timeout=120, check=False)
+    sent = sorted(map(int, completed.stdout.split()))
+    assert (sent, b"not sent" in completed.stderr) == ([*range(100)], False), completed.stderr.decode()

@@ -1,4 +1,4 @@
-"""If a producer's own threads fail, waiting callers get an error instead of waiting forever."""
+"""If one of a producer's own threads fails, waiting callers get an error instead of waiting forever."""
 
 import sys
 import threading
@@ -18,33 +18,33 @@ from leasehold.errors import ProducerError, RecordLate, SourceUnavailable
 
 
 def producing() -> Producer:
-    """Return a producer that sends immediately."""
+    """Return a producer that sends each record immediately."""
     client: Any = OneShard()
     return Producer(client, "orders", Settings(linger_seconds=0.0))
 
 
 def test_retained_futures_hold_no_data() -> None:
-    """A caller that checks all results at the end need not have all records in memory."""
+    """A caller that checks all results only at the end does not need to have all records in memory."""
     client: Any = AcceptingShard()
     data = bytes(1000)
-    before = sys.getrefcount(data)
+    references_before = sys.getrefcount(data)
     with Producer(client, "orders") as producer:
-        writings = [producer.put(data, "k") for _ in range(10)]
-    assert [writing.result() for writing in writings] == [Written("s-0", "7", place) for place in range(10)]
-    assert sys.getrefcount(data) == before
+        futures = [producer.put(data, "k") for _ in range(10)]
+    assert [future.result() for future in futures] == [Written("s-0", "7", place) for place in range(10)]
+    assert sys.getrefcount(data) == references_before
 
 
 def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer that starts during a split retries the listing, but not forever."""
-    half = SHARD | {"HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"}}
-    listings, waits = [[half], [half], [SHARD]], list[float]()
+    """A producer that starts during a split retries the listing for a limited time."""
+    shard_with_gap = SHARD | {"HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"}}
+    listings, waits = [[shard_with_gap], [shard_with_gap], [SHARD]], list[float]()
     clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer.time", clock)
     client: Any = AcceptingShard()
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": listings.pop(0)})
     Producer(client, "orders").close()
     assert waits == [0.5, 0.5]
-    monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": [half]})
+    monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": [shard_with_gap]})
     with pytest.raises(SourceUnavailable, match="there is a gap between its open shards"):
         Producer(client, "orders")
     assert sum(waits[2:]) == 30.0
@@ -52,11 +52,11 @@ def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.Mon
 
 def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_SECONDS", 0.01)
-    client, requested, over = cast("Any", AcceptingShard()), Event(), Event()
+    client, requested, finished = cast("Any", AcceptingShard()), Event(), Event()
 
     def hang(**_: object) -> dict[str, Any]:
         requested.set()
-        over.wait(30.0)
+        finished.wait(30.0)
         return {"Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
 
     keys = ("0", "9"), ("10", str((1 << 128) - 1))
@@ -67,13 +67,13 @@ def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pyt
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": halves})
     monkeypatch.setattr(client, "put_records", hang)
     settings = Settings(linger_seconds=0.0, time_to_live_seconds=5.0, on_late="fail")
-    passing = partial(next, count(0.0, 2.0))  # each reading of the clock advances it by two seconds
-    with Producer(client, "orders", settings, requests=1, clock=passing) as producer:
+    ticking_clock = partial(next, count(0.0, 2.0))  # each reading of the clock advances it by two seconds
+    with Producer(client, "orders", settings, requests=1, clock=ticking_clock) as producer:
         first = producer.put(b"a", "k", "0")
         assert requested.wait(30.0)
         with pytest.raises(RecordLate):
             producer.put(b"b", "k", "10").result(10.0)
-        over.set()
+        finished.set()
         assert first.result(30.0) == Written("s-0", "7", 0)
 
 
@@ -83,16 +83,16 @@ def test_request_that_ends_its_thread_is_reported() -> None:
 
 
 def test_producer_without_threads_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer starts all its threads before it accepts a record, or leaves none behind."""
+    """A producer starts all its threads before it accepts a record. If it cannot, it leaves no thread running."""
     started, start = list[Thread](), Thread.start
 
-    def refuse(thread: Thread) -> None:
+    def start_or_raise(thread: Thread) -> None:
         if thread.name == "leasehold-produce":
             raise RuntimeError("can't start new thread")
         start(thread)
         started.append(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", start_or_raise)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         producing()
     for thread in started:

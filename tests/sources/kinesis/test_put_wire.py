@@ -1,4 +1,4 @@
-"""A producer's requests in CBOR and JSON store the same records with the same results, each once."""
+"""A producer's requests in CBOR and in JSON store the same records, each once, with the same results."""
 
 import base64
 import json
@@ -56,11 +56,11 @@ def written(count: int = 1) -> dict[str, Any]:
 
 
 def attached(client: "KinesisClient", *answers: Answer) -> Spoken:
-    """Replace the service for both of a producer's requests."""
-    spoken = Spoken(list(answers))
+    """Replace the service for both operations that a producer calls."""
+    service = Spoken(list(answers))
     for operation in ("ListShards", "PutRecords"):
-        spoken.attach(client, operation)
-    return spoken
+        service.attach(client, operation)
+    return service
 
 
 each_way = pytest.mark.parametrize("way", WAYS)
@@ -69,7 +69,7 @@ each_way = pytest.mark.parametrize("way", WAYS)
 def speaking(
     *answers: Answer, wire: WireFormat = "cbor", way: Way = "through boto3"
 ) -> tuple[KinesisPutClient, Spoken]:
-    """Return a producer's client that has listed the shards, and the scripted service."""
+    """Return a producer's client that has listed the shards, and its scripted service."""
     if way == "directly":
         spoken = Spoken(list(answers))
         client = create_producer_client("eu-west-1", listening(spoken), 1, wire)
@@ -83,14 +83,14 @@ def speaking(
 
 @each_way
 def test_same_records_arrive_in_cbor_and_json(way: Way) -> None:
-    quick, quickly = speaking(in_cbor(SHARDS), in_cbor(written(3)), way=way)
-    slow, slowly = speaking(in_json(SHARDS), in_json(written(3)), wire="json", way=way)
-    assert quick.put_units(UNITS) == slow.put_units(UNITS) == PLACED * 3
-    assert (quickly.forms, slowly.forms) == (["cbor"] * 2, ["json"] * 2)
-    for row in slowly.asked[1]["Records"]:
+    cbor_client, cbor_service = speaking(in_cbor(SHARDS), in_cbor(written(3)), way=way)
+    json_client, json_service = speaking(in_json(SHARDS), in_json(written(3)), wire="json", way=way)
+    assert cbor_client.put_units(UNITS) == json_client.put_units(UNITS) == PLACED * 3
+    assert (cbor_service.forms, json_service.forms) == (["cbor"] * 2, ["json"] * 2)
+    for row in json_service.asked[1]["Records"]:
         row["Data"] = base64.b64decode(row["Data"])
-    assert quickly.asked == slowly.asked
-    assert [row["Data"] for row in quickly.asked[1]["Records"]] == [*DATAS]
+    assert cbor_service.asked == json_service.asked
+    assert [row["Data"] for row in cbor_service.asked[1]["Records"]] == [*DATAS]
 
 
 @each_way
@@ -106,7 +106,7 @@ def test_same_records_arrive_in_cbor_and_json(way: Way) -> None:
 def test_service_that_rejects_cbor_gets_no_record_in_it(
     refusal: Answer, caplog: pytest.LogCaptureFixture, way: Way
 ) -> None:
-    """Only the listing is tried in CBOR, so no rejection leaves it unknown whether records were stored."""
+    """Only the listing is tried in CBOR, so a rejection never leaves it unknown whether records were stored."""
     requests, spoken = speaking(
         refusal, in_json(SHARDS), in_json(written()), in_json(SHARDS), in_json(written()), way=way
     )
@@ -142,7 +142,7 @@ def test_throttled_listing_does_not_prove_cbor() -> None:
 
 @each_way
 def test_request_rejected_for_its_encoding_is_sent_once_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """Some services accept CBOR for everything but records."""
+    """Some services accept CBOR for everything except records."""
     refusal = in_json({"__type": "SerializationException"}, 400)
     requests, spoken = speaking(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)), way=way)
     assert requests.put_units(UNITS) == requests.put_units(UNITS) == PLACED * 3
@@ -165,7 +165,7 @@ def test_request_rejected_for_its_encoding_is_sent_once_in_json(caplog: pytest.L
 def test_request_that_may_be_stored_is_not_resent_by_the_hooks(
     answer: Answer, outcome: UnitOutcome, after: str, way: Way
 ) -> None:
-    """The result is UnitUnknown, so that the producer decides about a retry."""
+    """The result is UnitUnknown, and the producer decides about a retry."""
     requests, spoken = speaking(in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()), way=way)
     assert requests.put_units(UNITS[1:2]) == [outcome]
     assert spoken.forms == ["cbor", "cbor"]
@@ -174,7 +174,7 @@ def test_request_that_may_be_stored_is_not_resent_by_the_hooks(
 
 
 def test_request_on_a_reused_connection_that_ends_is_sent_once() -> None:
-    """Only the producer retries records, because it knows that they may be stored already."""
+    """Only the producer retries records, because it knows that they may already be stored."""
     answers = in_cbor(SHARDS), in_cbor(written()), in_cbor(written()), HANGS_UP, in_cbor(written())
     requests, spoken = speaking(*answers, way="directly")
     assert requests.put_units(UNITS[1:2]) == requests.put_units(UNITS[1:2]) == PLACED
@@ -185,8 +185,8 @@ def test_request_on_a_reused_connection_that_ends_is_sent_once() -> None:
 
 @each_way
 def test_partly_stored_request_reports_each_record(way: Way) -> None:
-    refused = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
-    answer = {"FailedRecordCount": 1, "Records": [THERE, {**refused, "ShardId": None}, THERE]}
+    rejection = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
+    answer = {"FailedRecordCount": 1, "Records": [THERE, {**rejection, "ShardId": None}, THERE]}
     requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer), way=way)
     assert requests.put_units(UNITS) == [*PLACED, UnitRetryable("ProvisionedThroughputExceededException"), *PLACED]
     assert spoken.forms == ["cbor", "cbor"]
@@ -220,11 +220,11 @@ def test_boto3_retries_the_same_cbor_body(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_put_error_has_the_same_fields_in_both_encodings() -> None:
-    fault = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
+    rejection = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
     caught = []
-    for wire, form in (("cbor", in_cbor), ("json", in_json)):
+    for wire, encode in (("cbor", in_cbor), ("json", in_json)):
         client = create_producer_client("eu-west-1", None, 1, "cbor" if wire == "cbor" else "json")
-        attached(client, form(SHARDS), form(fault, 400))
+        attached(client, encode(SHARDS), encode(rejection, 400))
         client.list_shards(StreamName="orders")
         with pytest.raises(ClientError) as error:
             client.put_records(StreamName="orders", Records=PutRows([{"Data": b"x", "PartitionKey": "k"}]))
@@ -245,7 +245,7 @@ def test_boto3_reports_invalid_records(rows: Any) -> None:  # noqa: ANN401  inva
 
 
 def test_requests_of_other_callers_are_left_to_boto3() -> None:
-    """Callers that use the client for their own requests get boto3's own checks."""
+    """If a caller uses the client for its own requests, boto3 checks them."""
     client = create_producer_client("eu-west-1", None, 1)
     spoken = attached(client, in_cbor(SHARDS), in_json(written()), in_json(written()))
     client.list_shards(StreamName="orders")
@@ -273,20 +273,20 @@ def test_services_store_what_was_put(service: str, form: str, request: pytest.Fi
     client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
     forms: set[str] = set()
 
-    def look(request: Any, **_event: object) -> None:  # noqa: ANN401  as boto3 prepared it
+    def record_format(request: Any, **_event: object) -> None:  # noqa: ANN401  as boto3 prepared it
         forms.add("cbor" if b"cbor" in request.headers["Content-Type"] else "json")
 
-    client.meta.events.register("before-send.kinesis.PutRecords", look)
+    client.meta.events.register("before-send.kinesis.PutRecords", record_format)
     datas = (b"", b"\xff\x00", b"x" * 300, bytes((1 << 20) - 256))
-    put = [(data, key) for data in datas for key in KEYS]
+    records = [(data, key) for data in datas for key in KEYS]
     with Producer(client, name, Settings(linger_seconds=0.0)) as producer:
-        for data, key in put:
+        for data, key in records:
             producer.put(data, key)
     stored_records = [
         (user.data, user.partition_key)
-        for each in stored(client, name)
-        for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
+        for stored_record in stored(client, name)
+        for user in deaggregate(stored_record.data, stored_record.partition_key, None, stored_record.hash_range)
     ]
-    assert sorted(stored_records) == sorted(put)
+    assert sorted(stored_records) == sorted(records)
     assert forms == {form}
     client.close()

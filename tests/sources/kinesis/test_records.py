@@ -1,4 +1,4 @@
-"""KinesisRecords stores a response as columns and makes Record objects only on access."""
+"""KinesisRecords stores a response as columns, and creates Record objects only when they are accessed."""
 
 import gc
 import pickle
@@ -50,14 +50,14 @@ def row(number: int, data: bytes) -> dict[str, object]:
 
 
 def unpacked(*rows: dict[str, object], done: tuple[int, int, int] | None = None) -> KinesisRecords:
-    """Return the records of a response with these rows."""
-    unpacking = Unpacker(None, done, misplaced="keep", dropped=DropCounter("s-0"))
-    unpacking.unpack_rows(cast("list[RecordTypeDef]", list(rows)))
-    return unpacking.records
+    """Return the records of a response that consists of these rows."""
+    unpacker = Unpacker(None, done, misplaced="keep", dropped=DropCounter("s-0"))
+    unpacker.unpack_rows(cast("list[RecordTypeDef]", list(rows)))
+    return unpacker.records
 
 
 def user(number: int, data: bytes, sub: int | None = None) -> Record:
-    """Return the record that a handler receives; `sub` is its position in an aggregate."""
+    """Return the record that a handler receives. `sub` is its position if it is in an aggregate."""
     key, hash_key = ("a", None) if sub is not None else (f"k{number}", None)
     arrived = (MILLISECONDS + number) / 1000
     return Record(data, str(number), sub or 0, key, hash_key, arrived, sub is not None, "", None)
@@ -106,7 +106,7 @@ def test_records_can_be_pickled() -> None:
 
 
 def test_columns_made_of_records_are_the_same() -> None:
-    """A batch without its first records has the same columns as the full batch."""
+    """A batch without its first records has the same columns as the records it still contains."""
     assert KinesisRecords.of(USERS) == USERS
     assert KinesisRecords.of(()) == ()
     columns = unpacked(*ROWS).to_record_columns()
@@ -115,13 +115,13 @@ def test_columns_made_of_records_are_the_same() -> None:
 
 
 def test_unpacked_response_is_freed() -> None:
-    """Unpacking frees the response, so it is not in memory twice."""
-    listed = list(ROWS)
-    columns = convert_to_columns(cast("list[RecordTypeDef]", listed))
-    unpacking = Unpacker(None, None, misplaced="keep", dropped=DropCounter("s-0"))
-    unpacking.unpack_rows(columns)
-    assert unpacking.records == USERS
-    assert (listed, columns.payloads) == ([], [b"p", b"", b"q", b"r", b""])
+    """Unpacking frees the response, so that it is not in memory twice."""
+    response_rows = list(ROWS)
+    columns = convert_to_columns(cast("list[RecordTypeDef]", response_rows))
+    unpacker = Unpacker(None, None, misplaced="keep", dropped=DropCounter("s-0"))
+    unpacker.unpack_rows(columns)
+    assert unpacker.records == USERS
+    assert (response_rows, columns.payloads) == ([], [b"p", b"", b"q", b"r", b""])
 
 
 @pytest.mark.parametrize(
@@ -138,41 +138,47 @@ def test_explicit_hash_keys_are_kept_with_their_records(
 ) -> None:
     rows = record(0, b"x", 0) + record(0, b"y") + record(0, b"z", 1)
     records = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)
-    assert [each.explicit_hash_key for each in records] == expected
+    assert [user_record.explicit_hash_key for user_record in records] == expected
 
 
 def test_record_without_a_partition_key_is_accepted() -> None:
-    """Streams that distribute records themselves have no partition keys."""
+    """A stream that distributes its records itself has no partition keys."""
     keyless: list[dict[str, object]] = [{"Data": data, "SequenceNumber": "5"} for data in (b"plain", AGGREGATE)]
-    assert [each.partition_key for each in unpacked(*keyless)] == [None, "a", "a"]
+    assert [user_record.partition_key for user_record in unpacked(*keyless)] == [None, "a", "a"]
 
 
 def test_reading_creates_no_record_objects() -> None:
-    """Record objects would account for half of the cost of reading."""
+    """The creation of Record objects would be half of the cost of reading."""
     records = unpacked(*ROWS)
-    ours = [each for each in gc.get_objects() if isinstance(each, Record) and each.arrived == USERS[0].arrived]
-    assert all(each is USERS[0] for each in ours)
+    live_records = [
+        found_record
+        for found_record in gc.get_objects()
+        if isinstance(found_record, Record) and found_record.arrived == USERS[0].arrived
+    ]
+    assert all(found_record is USERS[0] for found_record in live_records)
     assert records == USERS
 
 
 def decoded_whole(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
-    """Return the records of an aggregate that `deaggregate` keeps whole in either mode, else None."""
-    keeping, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
-    assert (keeping == dropping) or keeping.reason != "aggregated"
-    if keeping.reason != "aggregated":
+    """Return the records of an aggregate that `deaggregate` keeps whole in both modes, or None."""
+    kept_result, dropping_result = (
+        deaggregate(data, "outer", None, hash_range, misplaced=mode) for mode in ("keep", "drop")
+    )
+    assert (kept_result == dropping_result) or kept_result.reason != "aggregated"
+    if kept_result.reason != "aggregated":
         return None
-    users = enumerate(zip(keeping.keys, keeping.hash_keys, keeping.payloads, strict=True))
-    return tuple(Record(each, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, each) in users)
+    user_records = enumerate(zip(kept_result.keys, kept_result.hash_keys, kept_result.payloads, strict=True))
+    return tuple(Record(mode, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, mode) in user_records)
 
 
 def read_lazily(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
-    """Return the same records, read lazily; None if lazy reading does not apply."""
+    """Return the same records with lazy reading, or None if lazy reading does not apply."""
     records = locate_records(data, "7", 1.5, hash_range)
     return None if records is None else cast("tuple[Record, ...]", tuple(records))
 
 
 def test_lazily_read_record_matches_deaggregate() -> None:
-    """Compiled code returns the same records as plain Python, and none that the KCL drops."""
+    """Compiled code returns the same records as plain Python, and no record that the KCL drops."""
     for case in (*cases(), *mutated(3000, seed=11)):
         for hash_range in (None, HASH_KEYS, (case.first, case.last)):
             assert read_lazily(case.data, hash_range) in {None, decoded_whole(case.data, hash_range)}, case.name
@@ -209,7 +215,7 @@ def test_response_is_freed_once_it_is_columns() -> None:
     ("name", "says"), [("SequenceNumber", "expected str"), ("PartitionKey", "that is not a string")]
 )
 def test_response_with_fields_of_the_wrong_type_is_rejected(name: str, says: str) -> None:
-    """A sequence number that is not a string never becomes a position, which no service would accept."""
+    """If a sequence number is not a string, it never becomes a position, because no service would accept it."""
     rows = cast("list[RecordTypeDef]", [row(0, b"x"), row(1, b"x") | {name: 7}])
     with pytest.raises(TypeError, match=says):
         convert_to_columns(rows)
@@ -218,13 +224,13 @@ def test_response_with_fields_of_the_wrong_type_is_rejected(name: str, says: str
 
 @pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), prepend_mark(b"", Mark(1, 2))[:-1]])
 def test_record_without_a_mark_is_returned_unchanged(data: bytes) -> None:
-    """Records of other producers keep their first bytes."""
+    """The records of other producers keep their first bytes."""
     assert split_mark(data) == (None, data)
     assert split_mark(prepend_mark(data, Mark(7, 9))) == (Mark(7, 9), data)
 
 
 def test_mark_is_recognized_while_it_is_remembered() -> None:
-    """Only a limited number of marks is remembered, so memory stays bounded on long streams."""
+    """Only a limited number of marks is remembered, so memory is bounded on long streams."""
     seen, marks = SeenMarks(2), [Mark(1, counter) for counter in range(3)]
     assert [seen.is_duplicate(marks[index]) for index in (0, 0, 1, 0, 2, 1, 0)] == [
         False,
@@ -241,15 +247,15 @@ def test_response_rows_are_freed_once_they_are_columns() -> None:
     rows = [row(1, b"a"), row(2, b"b")]
     expected = convert_to_columns(cast("list[RecordTypeDef]", [*rows]))
 
-    def made(body: bytes, *_views: bytes) -> tuple[list[bytes], list[str], list[Any], list[Any]]:
+    def make_columns(body: bytes, *_views: bytes) -> tuple[list[bytes], list[str], list[Any], list[Any]]:
         assert body == b"body"
         return _values(expected)
 
-    views = RowViews(b"body", (b"d", b"n", b"k", bytes(16)), made, has_aggregates=True)
+    views = RowViews(b"body", (b"d", b"n", b"k", bytes(16)), make_columns, has_aggregates=True)
     assert views[1] == expected[1]
-    for beyond in (-1, 2):
+    for bad_index in (-1, 2):
         with pytest.raises(IndexError):
-            views[beyond]
+            views[bad_index]
     columns = convert_to_columns(views)
     assert (_values(columns), columns.has_aggregates) == (_values(expected), True)
     assert (views.body, len(views)) == (b"", 0)

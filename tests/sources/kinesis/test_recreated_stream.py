@@ -1,4 +1,4 @@
-"""A real stream is split, read to its end, deleted and recreated, under two workers with leases in DynamoDB."""
+"""A real stream is split, read to its end, deleted and recreated while two workers with leases in DynamoDB read it."""
 
 from contextlib import ExitStack
 from typing import Literal
@@ -34,31 +34,33 @@ def test_recreated_stream_is_read_whole_or_not_at_all(
     def handle(delivery: Delivery) -> None:
         received.extend(record.data for record in delivery.records)
 
-    def make_and_put(prefix: bytes) -> None:
+    def create_stream_with_records(prefix: bytes) -> None:
         client.create_stream(StreamName=name, ShardCount=1)
         client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
         for number in range(20):
             client.put_record(StreamName=name, Data=prefix + b"%d" % number, PartitionKey=f"k-{number}")
 
     workers = [
-        Worker(store=store, source=KinesisSource(client, name), me=me, config=CONFIG, if_recreated=if_recreated)
-        for me in ("a-1", "b-1")
+        Worker(
+            store=store, source=KinesisSource(client, name), me=worker_name, config=CONFIG, if_recreated=if_recreated
+        )
+        for worker_name in ("a-1", "b-1")
     ]
     with ExitStack() as stack:
         for worker in workers:
             stack.enter_context(running(Runner(worker, Handling(handle, cooldown_seconds=1.0))))
-        make_and_put(b"old")
+        create_stream_with_records(b"old")
         until(lambda: len(set(received)) == 20, f"{received}")
         client.split_shard(StreamName=name, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
         until(lambda: sum(len(worker.holdings) for worker in workers) == 2, "both children are held")
         client.delete_stream(StreamName=name)
         client.get_waiter("stream_not_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
         until(lambda: not any(worker.holdings for worker in workers), "what cannot be read is let go")
-        make_and_put(b"new")
-        new = {b"new%d" % number for number in range(20)}
+        create_stream_with_records(b"new")
+        new_records = {b"new%d" % number for number in range(20)}
         if if_recreated is None:
             until(lambda: all(worker.discovery.leases_unusable for worker in workers), "each of them sees it")
             (message,) = reported(store.list().leases)
-            assert (f":{name} was made anew at " in message, new & set(received)) == (True, set())
+            assert (f":{name} was made anew at " in message, new_records & set(received)) == (True, set())
         else:
-            until(lambda: new <= set(received), f"{received}")
+            until(lambda: new_records <= set(received), f"{received}")

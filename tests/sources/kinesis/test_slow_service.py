@@ -1,4 +1,4 @@
-"""A Kinesis that responds late is still read and does not delay other work; time is simulated."""
+"""A Kinesis that responds late is still read and does not delay other work. Time is simulated."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -68,16 +68,15 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 def at_once(work: Callable[[], None]) -> None:
-    """Run background work immediately; the service advances the clock."""
+    """Run background work immediately, so that the service advances the clock."""
     work()
 
 
 @define
 class SlowService:
-    """Responds after a delay on a simulated clock; a client with a shorter timeout gives up first.
+    """A service that responds after a delay on a simulated clock. A client with a shorter timeout gives up first.
 
-    slow   seconds by operation, where they differ from `delay`
-    asked  each call, with its timeout
+    slow   delay in seconds by operation, where it differs from `delay`
     """
 
     delay: float = QUICK_SECONDS
@@ -87,15 +86,15 @@ class SlowService:
     raises: dict[str, Exception] = Factory(dict)
     limits: list[int] = Factory(list)
 
-    def clients(self, start: Callable[[Callable[[], None]], None] = at_once, **more: Any) -> KinesisClients:  # noqa: ANN401
+    def clients(self, start: Callable[[Callable[[], None]], None] = at_once, **options: Any) -> KinesisClients:  # noqa: ANN401
         return KinesisClients(
-            lambda seconds: cast("Any", _SlowClient(self, seconds)), clock=self.clock, start=start, **more
+            lambda seconds: cast("Any", _SlowClient(self, seconds)), clock=self.clock, start=start, **options
         )
 
-    def answer(self, operation: str, seconds: float, question: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Respond as a client with this timeout sees it."""
+    def answer(self, operation: str, seconds: float, request: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Respond, or raise, as seen by a client with this timeout."""
         self.asked.append((operation, seconds))
-        self.limits += [question["Limit"]] if "Limit" in question else []
+        self.limits += [request["Limit"]] if "Limit" in request else []
         delay = self.slow.get(operation, self.delay)
         self.clock.now += min(delay, seconds)
         if delay > seconds:
@@ -115,32 +114,32 @@ class _SlowClient:
     seconds: float
 
     def __getattr__(self, operation: str) -> Any:  # noqa: ANN401  any operation
-        return lambda **question: self.service.answer(operation, self.seconds, question)
+        return lambda **request: self.service.answer(operation, self.seconds, request)
 
     def close(self) -> None:
-        """Do nothing, since nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
-def reader_of(service: SlowService, **more: Any) -> Poller:  # noqa: ANN401
-    """Return a reader of the one shard."""
-    clients = service.clients(**more)
+def reader_of(service: SlowService, **options: Any) -> Poller:  # noqa: ANN401
+    """Return a reader of the stream's one shard."""
+    clients = service.clients(**options)
     return Poller(clients.client_with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
 
 
 def first_batch(service: SlowService, reader: Poller) -> float:
-    """Return the seconds until records arrive, for a caller that honors each batch's wait."""
-    began = service.clock.now
+    """Return the seconds until the first records arrive, if the caller honors the wait of each batch."""
+    start = service.clock.now
     for _ in range(20):
         batch = reader.read()
         if batch.records:
-            return service.clock.now - began
+            return service.clock.now - start
         service.clock.now += batch.wait_seconds
     return float("inf")
 
 
 @pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
 def test_slow_service_is_still_read(delay: float) -> None:
-    """A held shard is read although each response takes longer than the first timeout of five seconds."""
+    """A held shard is read even if each response takes longer than the first timeout, which is five seconds."""
     service = SlowService()
     reader = reader_of(service)
     reader.read()
@@ -150,7 +149,7 @@ def test_slow_service_is_still_read(delay: float) -> None:
 
 @pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
 def test_worker_on_a_slow_service_reads_at_the_first_try(delay: float) -> None:
-    """Readers start with the timeout that listing the shards needed."""
+    """Readers start with the timeout that was long enough for listing the shards."""
     service = SlowService(delay)
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
     source.shards()
@@ -235,24 +234,24 @@ def test_every_request_about_a_stream_is_awaited(operation: str, ask: Callable[[
 
 
 def test_service_that_fell_silent_is_asked_once_a_turn() -> None:
-    """If a stream falls silent, a worker's turn (and a drain) waits for one timeout only."""
+    """If a stream stops responding, a worker's turn (and a drain) waits for only one timeout."""
     service = SlowService()
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
     source.shards()
     service.delay = 60.0
-    for limit, longer in zip(POLL_TIMEOUTS, (*POLL_TIMEOUTS[1:], 30.0), strict=True):
+    for timeout, next_timeout in zip(POLL_TIMEOUTS, (*POLL_TIMEOUTS[1:], 30.0), strict=True):
         with pytest.raises(SourceUnavailable) as caught:
             source.shards()
         assert (
             str(caught.value)
-            == f"Kinesis did not respond within {limit:g} s; the timeout of the next call is {longer:g} s"
+            == f"Kinesis did not respond within {timeout:g} s; the timeout of the next call is {next_timeout:g} s"
         )
 
 
 def test_consumer_is_found_however_late_the_responses() -> None:
     service = SlowService(slow={"describe_stream_consumer": 12.0})
-    patience = CallTimeouts(service.clients(), retry_first_call=True)
-    consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=patience)
+    call_timeouts = CallTimeouts(service.clients(), retry_first_call=True)
+    consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=call_timeouts)
     arns: list[str | None] = []
     for _ in range(3):
         service.clock.now += 1.0
@@ -283,11 +282,11 @@ def test_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
 
 def test_timeout_shrinks_only_after_consecutive_quick_responses() -> None:
     service = SlowService()
-    patience = CallTimeouts(service.clients(), step=1, quick_responses=2)
+    call_timeouts = CallTimeouts(service.clients(), step=1, quick_responses=2)
     for delay in (QUICK_SECONDS, 60.0, *[QUICK_SECONDS] * 3):
         service.delay = delay
         with suppress(SourceUnavailable):
-            patience.call("list_shards")
+            call_timeouts.call("list_shards")
     assert service.times("list_shards") == [10.0, 10.0, 20.0, 20.0, 5.0]
 
 
@@ -322,15 +321,15 @@ def columns(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
     )
 
 
-def unregistered(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
+def unregistered_fan_out(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=pending.append)
     consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=CallTimeouts(clients))
     consumer._rejections = fan_out.MAX_REJECTIONS  # noqa: SLF001  the stream's consumer limit is reached
-    client, patience = clients.client_with_timeout(0.0), CallTimeouts(clients)
-    return fan_out.FanOut(client, "orders", "s-0", TRIM_HORIZON, None, consumer=consumer, timeouts=patience)
+    client, call_timeouts = clients.client_with_timeout(0.0), CallTimeouts(clients)
+    return fan_out.FanOut(client, "orders", "s-0", TRIM_HORIZON, None, consumer=consumer, timeouts=call_timeouts)
 
 
-@pytest.mark.parametrize("make", [polling, changes, columns, unregistered])
+@pytest.mark.parametrize("make", [polling, changes, columns, unregistered_fan_out])
 def test_last_read_time_advances_only_by_a_response(
     make: Callable[[SlowService, list[Callable[[], None]]], Poller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,34 +338,40 @@ def test_last_read_time_advances_only_by_a_response(
         monkeypatch.setitem(ANSWERS, "get_records", ANSWERS["get_records"] | {"Records": []})
     reader, meter = make(service, pending), ProgressMeter(Lease("s-0"), "a")
 
-    def look() -> Progress:
+    def read_progress() -> Progress:
         batch = reader.read()
         meter.read(batch, service.clock.now)
         meter.done(service.clock.now)
         service.clock.now += max(batch.wait_seconds, 0.2)
         return meter.progress(service.clock.now, 1e9 + service.clock.now)
 
-    first = [look() for _ in range(5)][-1]  # as many reads as a quiet table's stream needs to reach its tip
-    assert first.read is not None
-    service.delay, since = 1000.0, service.clock.now
-    while service.clock.now < since + 200.0:
-        reach = look()
-        assert (reach.read, reach.done, bool(reach.fault)) == (first.read, first.done, True)
-        assert reach.behind is not None
-        silence = service.clock.now - since
-        assert reach.behind >= silence - 0.5 or silence < SILENT_SECONDS
+    progress_at_tip = [read_progress() for _ in range(5)][
+        -1
+    ]  # the reader of a quiet table's stream needs this many reads to reach the tip
+    assert progress_at_tip.read is not None
+    service.delay, silent_since = 1000.0, service.clock.now
+    while service.clock.now < silent_since + 200.0:
+        progress = read_progress()
+        assert (progress.read, progress.done, bool(progress.fault)) == (
+            progress_at_tip.read,
+            progress_at_tip.done,
+            True,
+        )
+        assert progress.behind is not None
+        silence = service.clock.now - silent_since
+        assert progress.behind >= silence - 0.5 or silence < SILENT_SECONDS
         if pending and silence > 80.0:
-            pending.pop()()  # its client times out
+            pending.pop()()  # the client of this call times out
     service.delay = QUICK_SECONDS
     for _ in range(20):
         while pending:
             pending.pop()()
-        again = look()
-    assert (again.read or 0.0) > first.read
+        last_progress = read_progress()
+    assert (last_progress.read or 0.0) > progress_at_tip.read
 
 
 def test_iterator_that_expired_during_a_late_response_is_replaced() -> None:
-    """A shard is still read if a response took longer than the iterator's five minutes."""
+    """If a response took longer than the five minutes for which an iterator is valid, the shard is still read."""
     service = SlowService()
     reader = reader_of(service)
     reader.read()
@@ -383,29 +388,29 @@ def test_pending_calls_are_bounded_and_free_their_slots() -> None:
     clients = service.clients(start=pending.append)
     shards = [CallTimeouts(clients, step=1) for _ in range(MAX_PENDING_CALLS + 1)]
 
-    def waits(patience: CallTimeouts) -> bool:
+    def is_pending(call_timeouts: CallTimeouts) -> bool:
         try:
-            patience.try_call("list_shards")
+            call_timeouts.try_call("list_shards")
         except ResponsePending:
             return True
         return False
 
-    assert (all(map(waits, shards)), len(pending)) == (True, 30)
+    assert (all(map(is_pending, shards)), len(pending)) == (True, 30)
     pending.pop(0)()
-    assert waits(shards[-1])
-    assert not waits(shards[0])
+    assert is_pending(shards[-1])
+    assert not is_pending(shards[0])
     for fault in (RuntimeError("can't start new thread"), None):
-        refused = service.clients(start=_refusing(fault) if fault else at_once)
+        clients_with_start = service.clients(start=_raising_start(fault) if fault else at_once)
         for _ in range(MAX_PENDING_CALLS + 1):
-            patience = CallTimeouts(refused, step=1)
+            call_timeouts = CallTimeouts(clients_with_start, step=1)
             if fault:
                 with pytest.raises(RuntimeError, match="new thread"):
-                    patience.try_call("list_shards")
+                    call_timeouts.try_call("list_shards")
             else:
-                assert patience.try_call("list_shards")["Shards"] == [SHARD]
+                assert call_timeouts.try_call("list_shards")["Shards"] == [SHARD]
 
 
-def _refusing(fault: Exception) -> Callable[[Callable[[], None]], None]:
+def _raising_start(fault: Exception) -> Callable[[Callable[[], None]], None]:
     def start(_work: Callable[[], None]) -> None:
         raise fault
 
@@ -416,8 +421,8 @@ def test_subscription_with_late_events_is_renewed_with_a_longer_timeout(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "leasehold.kinesis")
-    late = NothingCame(cast("Any", None), "there", "nothing came")
-    faults = [late, late, None, None]
+    timeout_error = NothingCame(cast("Any", None), "there", "nothing came")
+    faults = [timeout_error, timeout_error, None, None]
 
     class Ended:
         """A subscription that ends immediately."""
@@ -442,27 +447,27 @@ def test_subscription_with_late_events_is_renewed_with_a_longer_timeout(
         service.clock.now += fan_out.RESUBSCRIBE_SECONDS
     assert service.times("subscribe_to_shard") == [15.0, 30.0, 30.0, 15.0]
     assert SUBSCRIPTION_TIMEOUTS == (15.0, 30.0)
-    assert [each.message for each in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "shard s-0: no event for 15 s; the timeout of the next subscription is 30 s",
         "shard s-0: no event for 30 s; the timeout of the next subscription is 30 s",
     ]
 
 
 class _Late(BaseHTTPRequestHandler):
-    """Responds only once it is released."""
+    """A handler that responds only once it is released."""
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[list[str]]
-    go_on: ClassVar[Event]
+    release_event: ClassVar[Event]
     patient: ClassVar[int]
 
     def do_POST(self) -> None:
-        """Wait, unless `patient` requests have already timed out."""
+        """Respond, unless this is one of the first `patient` requests, which get no response."""
         operation = self.headers["X-Amz-Target"].rpartition(".")[2]
         self.rfile.read(int(self.headers["Content-Length"]))
         self.asked.append(operation)
         if len(self.asked) <= self.patient:
-            self.go_on.wait(30.0)
+            self.release_event.wait(30.0)
             self.close_connection = True
             return
         response: dict[str, Any] = {"Records": [], "NextShardIterator": "i", "MillisBehindLatest": 0}
@@ -479,13 +484,13 @@ class _Late(BaseHTTPRequestHandler):
 
 @contextmanager
 def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
-    """Run a server that leaves the first `patient` requests unanswered."""
+    """Run a server that does not respond to the first `patient` requests."""
 
     class Handler(_Late):
         pass
 
     handler = Handler
-    handler.asked, handler.go_on, handler.patient = [], Event(), patient
+    handler.asked, handler.release_event, handler.patient = [], Event(), patient
     server = ThreadingHTTPServer((HOST, 0), handler)
     server.daemon_threads = True
     serving = Thread(target=server.serve_forever, args=(0.01,))
@@ -493,7 +498,7 @@ def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
     try:
         yield f"http://{HOST}:{server.server_port}", handler.asked
     finally:
-        handler.go_on.set()
+        handler.release_event.set()
         server.shutdown()
         serving.join()
         server.server_close()
@@ -506,11 +511,11 @@ def test_timeouts_grow_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> 
     timeouts: list[float] = []
     with late_server(patient=3) as (url, operations):
 
-        def make(seconds: float) -> Any:  # noqa: ANN401  a client
+        def create_client(seconds: float) -> Any:  # noqa: ANN401  a client
             timeouts.append(seconds)
             return create_reading_client("eu-west-1", url, read_seconds=seconds)
 
-        clients = KinesisClients(make, (0.02, 0.04, 0.08, 30.0), start=at_once)
+        clients = KinesisClients(create_client, (0.02, 0.04, 0.08, 30.0), start=at_once)
         reader = Poller(cast("Any", None), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
         batches = [reader.read() for _ in range(4)]
         clients.close()

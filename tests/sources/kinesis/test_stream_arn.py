@@ -1,4 +1,4 @@
-"""Streams named by ARN: every request contains it, so another account's stream of the same name is never read."""
+"""Streams that are named by ARN. Every request contains the ARN, so the same name in another account is never read."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
 
 def test_stream_address_is_a_name_or_an_arn_with_its_region() -> None:
-    """The region is taken from the ARN, and a contradicting one is rejected."""
+    """The region is taken from the ARN, and a contradicting region is rejected."""
     assert parse_stream_address("orders", "eu-west-1", "source URL").arn is None
     address = parse_stream_address(ARN, None, "source URL")
     assert (address.name, address.arn, address.region) == ("orders", ARN, "eu-west-1")
@@ -25,9 +25,9 @@ def test_stream_address_is_a_name_or_an_arn_with_its_region() -> None:
         ValueError, match=r"source URL: the ARN is in region eu-west-1, but option 'region' is 'us-east-1'"
     ):
         parse_stream_address(ARN, "us-east-1", "source URL")
-    for wrong in (ARN + "/", ARN.replace("kinesis", "dynamodb"), ARN.replace(":stream/", ":"), "arn:aws:kinesis"):
+    for invalid_arn in (ARN + "/", ARN.replace("kinesis", "dynamodb"), ARN.replace(":stream/", ":"), "arn:aws:kinesis"):
         with pytest.raises(ValueError, match="source URL: write a stream's ARN as"):
-            parse_stream_address(wrong, None, "source URL")
+            parse_stream_address(invalid_arn, None, "source URL")
 
 
 SUMMARY = {
@@ -48,37 +48,37 @@ ROW = {
 }
 
 
-def _a_source(spoken: Spoken, wire: str) -> Source:
-    return open_source(f"kinesis://{ARN}?endpoint={listening(spoken)}&wire={wire}")
+def _a_source(service: Spoken, wire: str) -> Source:
+    return open_source(f"kinesis://{ARN}?endpoint={listening(service)}&wire={wire}")
 
 
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
 def test_every_request_of_a_reader_contains_the_arn(wire: str) -> None:
-    """Later pages are requested by token alone, as ListShards demands."""
-    listed: list[dict[str, Any]] = [{"Shards": [ROW], "NextToken": "more"}, {"Shards": []}]
-    read = {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
-    # The first response decides how the second request is sent.
-    spoken = Service(*listed, SUMMARY, {"ShardIterator": "i-1"}, read, read)
+    """Later pages are requested by token alone, because ListShards demands it."""
+    pages: list[dict[str, Any]] = [{"Shards": [ROW], "NextToken": "more"}, {"Shards": []}]
+    empty_batch = {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
+    # The first response decides in which format the second request is sent.
+    spoken = Service(*pages, SUMMARY, {"ShardIterator": "i-1"}, empty_batch, empty_batch)
     source = _a_source(spoken, wire)
     shards = source.shards()
     reader = source.open(Lease("s-0", hash_range=shards[0].hash_range), TRIM_HORIZON)
     reader.read()
     reader.read()
     source.close()
-    assert [question.get("StreamARN") for question in spoken.asked] == [ARN, None, ARN, ARN, ARN, ARN]
-    assert {question.get("StreamName") for question in spoken.asked} <= {None, "orders"}
+    assert [request.get("StreamARN") for request in spoken.asked] == [ARN, None, ARN, ARN, ARN, ARN]
+    assert {request.get("StreamName") for request in spoken.asked} <= {None, "orders"}
 
 
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
 def test_every_request_of_a_producer_contains_the_arn(wire: str) -> None:
-    """This includes PutRecords, with or without boto3."""
+    """This includes PutRecords, with and without boto3."""
     response = {"FailedRecordCount": 0, "Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
     spoken = Service(SUMMARY, {"Shards": [ROW]}, response, response)
     with open_producer(f"kinesis://{ARN}?endpoint={listening(spoken)}&wire={wire}", {}) as producer:
         for data in (b"a book", b"a lamp"):
             assert producer.put(data, "customer-7").result(20).sequence_number == "7"
-    assert [question.get("StreamARN") for question in spoken.asked] == [ARN] * 4
-    assert {question.get("StreamName") for question in spoken.asked} <= {None, "orders"}
+    assert [request.get("StreamARN") for request in spoken.asked] == [ARN] * 4
+    assert {request.get("StreamName") for request in spoken.asked} <= {None, "orders"}
 
 
 def test_records_are_written_and_read_by_arn(client: KinesisClient, kinesis_url: str, stream: str) -> None:
@@ -87,7 +87,11 @@ def test_records_are_written_and_read_by_arn(client: KinesisClient, kinesis_url:
     with open_producer(url, {}) as producer:
         shard = producer.put(b"a lamp", "customer-7").result(20).shard
     source = open_source(url)
-    lease = next(Lease(each.id, hash_range=each.hash_range) for each in source.shards() if each.id == shard)
+    lease = next(
+        Lease(listed_shard.id, hash_range=listed_shard.hash_range)
+        for listed_shard in source.shards()
+        if listed_shard.id == shard
+    )
     reader = source.open(lease, TRIM_HORIZON)
     while not (records := reader.read().records):
         pass

@@ -1,4 +1,4 @@
-"""One worker and one table read several streams: lease keys as in the KCL, and streams added or removed."""
+"""One worker and one table read several streams. Lease keys are the KCL's, and streams can be added and removed."""
 
 from contextlib import closing
 from datetime import UTC, datetime
@@ -42,10 +42,10 @@ def create_stream(client: KinesisClient, shards: int = 1) -> str:
 def test_streams_are_added_and_removed_while_a_worker_reads(
     client: KinesisClient, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    one, two, three = create_stream(client), create_stream(client, 2), create_stream(client)
+    stream_1, stream_2, stream_3 = create_stream(client), create_stream(client, 2), create_stream(client)
     table = f"many-{uuid4().hex[:8]}"
-    sources = {name: KinesisSource(client, name) for name in (one, two, three)}
-    streams = KinesisStreams([sources[one], sources[two]])
+    sources = {name: KinesisSource(client, name) for name in (stream_1, stream_2, stream_3)}
+    streams = KinesisStreams([sources[stream_1], sources[stream_2]])
     store = open_store(f"dynamodb://{table}?region=eu-west-1&endpoint={dynalite_url}", create=True)
     worker = Worker(
         store=store, source=streams, me="a-1", config=Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
@@ -59,29 +59,31 @@ def test_streams_are_added_and_removed_while_a_worker_reads(
 
     runner = Runner(worker, handle)
     with running(runner):
-        for name in (one, two, three):
+        for name in (stream_1, stream_2, stream_3):
             client.put_record(StreamName=name, Data=b"first", PartitionKey="k")
-        until(lambda: sorted(received) == sorted([(one, b"first"), (two, b"first")]), f"{received}")
-        streams.remove(one)
-        streams.add(sources[three])
+        until(lambda: sorted(received) == sorted([(stream_1, b"first"), (stream_2, b"first")]), f"{received}")
+        streams.remove(stream_1)
+        streams.add(sources[stream_3])
         worker.hurry()
-        until(lambda: (three, b"first") in received, f"{received}")
+        until(lambda: (stream_3, b"first") in received, f"{received}")
         until(lambda: len(worker.holdings) == 3, "the removed stream's lease is released")
-        client.put_record(StreamName=one, Data=b"second", PartitionKey="k")
-        client.split_shard(StreamName=three, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
-        client.get_waiter("stream_exists").wait(StreamName=three, WaiterConfig=AT_ONCE)
-        client.put_record(StreamName=three, Data=b"second", PartitionKey="k")
-        until(lambda: (three, b"second") in received, f"{received}")
-    assert sorted(received) == sorted([(one, b"first"), (two, b"first"), (three, b"first"), (three, b"second")])
+        client.put_record(StreamName=stream_1, Data=b"second", PartitionKey="k")
+        client.split_shard(StreamName=stream_3, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
+        client.get_waiter("stream_exists").wait(StreamName=stream_3, WaiterConfig=AT_ONCE)
+        client.put_record(StreamName=stream_3, Data=b"second", PartitionKey="k")
+        until(lambda: (stream_3, b"second") in received, f"{received}")
+    assert sorted(received) == sorted(
+        [(stream_1, b"first"), (stream_2, b"first"), (stream_3, b"first"), (stream_3, b"second")]
+    )
 
     rows = {item["leaseKey"]["S"]: item for item in dynalite_client.scan(TableName=table)["Items"]}
-    of_three, of_one = sources[three].identity(), sources[one].identity()
-    child = rows[f"{of_three}:shardId-000000000001"]
-    assert (child["streamName"], child["shardId"]) == ({"S": of_three}, {"S": "shardId-000000000001"})
+    identity_3, identity_1 = sources[stream_3].identity(), sources[stream_1].identity()
+    child = rows[f"{identity_3}:shardId-000000000001"]
+    assert (child["streamName"], child["shardId"]) == ({"S": identity_3}, {"S": "shardId-000000000001"})
     assert child["parentShardId"] == {"SS": ["shardId-000000000000"]}
-    remaining = rows[f"{of_one}:shardId-000000000000"]
-    assert ("leaseOwner" in remaining, remaining["checkpoint"]["S"].isdigit()) == (False, True)
-    assert of_one.split(":")[1:2] == [one]
+    removed_row = rows[f"{identity_1}:shardId-000000000000"]
+    assert ("leaseOwner" in removed_row, removed_row["checkpoint"]["S"].isdigit()) == (False, True)
+    assert identity_1.split(":")[1:2] == [stream_1]
 
 
 def test_missing_stream_is_an_immediate_error() -> None:
@@ -149,7 +151,7 @@ def _shards() -> dict[str, Any]:
 
 @define
 class FakeStream:
-    """A stream whose shard ends with two children, or which raises this fault; it counts calls."""
+    """A stream with one shard that ends with two children, or that raises `fault`. It counts calls."""
 
     name: str
     fault: SourceError | None = None
@@ -157,7 +159,7 @@ class FakeStream:
     closed: int = 0
 
     def identity(self) -> str:
-        """Return its identity, or raise the fault."""
+        """Return the stream's identity, or raise the fault."""
         self.named += 1
         return f"1:{self.name}:7{self.answered()}"
 
@@ -171,7 +173,7 @@ class FakeStream:
         return self
 
     def read(self) -> Batch:
-        """Return the end of its shard."""
+        """Return a batch that ends the shard."""
         children = tuple(Shard(child, parents=("s-0",)) for child in ("s-1", "s-2"))
         return Batch((), None, 0.0, 0.0, ended=True, children=children)
 
@@ -189,64 +191,64 @@ def several(*sources: FakeStream) -> KinesisStreams:
 
 
 def test_shard_of_one_stream_ends_with_all_of_its_children() -> None:
-    """Both children of a split are known at once, with their parent, before the next listing."""
-    one = FakeStream("a")
-    streams = several(one)
+    """Both children of a split are known together with the end of their parent, before the next listing."""
+    stream = FakeStream("a")
+    streams = several(stream)
     (shard,) = streams.shards()
     reader = streams.open(Lease("s-0", stream=shard.stream), TRIM_HORIZON)
     assert reader.read().children == tuple(
         Shard(f"1:a:7:{child}", stream="1:a:7", parents=("1:a:7:s-0",)) for child in ("s-1", "s-2")
     )
     reader.close()
-    assert one.closed == 1, "its subscription would stay open for as long as the process runs"
+    assert stream.closed == 1, "its subscription would stay open for as long as the process runs"
 
 
 def test_stream_identity_is_requested_once() -> None:
     """DescribeStreamSummary is limited to twenty requests per second."""
-    one = FakeStream("a")
-    streams = several(one)
+    stream = FakeStream("a")
+    streams = several(stream)
     for _ in range(3):
         streams.shards()
         assert streams.reads(Lease("s-0", stream="1:a:7"))
-    assert one.named == 1
+    assert stream.named == 1
 
 
 def test_listing_has_the_streams_that_respond_and_fails_if_none_does(caplog: pytest.LogCaptureFixture) -> None:
-    one, two = FakeStream("a"), FakeStream("b")
-    streams = several(one, two)
+    stream_a, stream_b = FakeStream("a"), FakeStream("b")
+    streams = several(stream_a, stream_b)
     streams.shards()
-    two.fault = SourceError("b may not be listed")
+    stream_b.fault = SourceError("b may not be listed")
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
     assert caplog.messages == ["the shards of one stream could not be listed: b may not be listed"]
-    one.fault = SourceUnavailable("a is slow")
+    stream_a.fault = SourceUnavailable("a is slow")
     with pytest.raises(SourceUnavailable, match="a is slow"):
         streams.shards()
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_throttled_stream_is_listed_again_soon(caplog: pytest.LogCaptureFixture, *, named: bool) -> None:
-    slow = FakeStream("b")
-    streams = several(FakeStream("a"), slow)
+    slow_stream = FakeStream("b")
+    streams = several(FakeStream("a"), slow_stream)
     if named:
         streams.reads(Lease("s-0"))
-    slow.fault = SourceUnavailable("b is slow")
-    discovery, nothing, me = Discovery(streams), Listing(()), Me("a-1")
-    listed = [discovery.shards(now, nothing, me) for now in (0.0, 1.0)]
+    slow_stream.fault = SourceUnavailable("b is slow")
+    discovery, empty_table, me = Discovery(streams), Listing(()), Me("a-1")
+    listed = [discovery.shards(now, empty_table, me) for now in (0.0, 1.0)]
     assert [[shard.stream for shard in shards or ()] for shards in listed] == [["1:a:7"]] * 2
     assert (discovery.listing_failed, discovery.is_current) == (True, True)
-    slow.fault = None
-    listed = [discovery.shards(now, nothing, me) for now in (2.0, 3.0)]
+    slow_stream.fault = None
+    listed = [discovery.shards(now, empty_table, me) for now in (2.0, 3.0)]
     assert [shards and [shard.stream for shard in shards] for shards in listed] == [["1:a:7", "1:b:7"], None]
     assert not discovery.listing_failed
-    why = "the shards of a stream could not be listed, trying again until they can: b is slow"
-    assert caplog.messages == [why, "the shards are listed again"]
+    warning = "the shards of a stream could not be listed, trying again until they can: b is slow"
+    assert caplog.messages == [warning, "the shards are listed again"]
 
 
 def test_throttled_stream_is_read_once_it_is_identified() -> None:
-    slow = FakeStream("b", SourceUnavailable("b is slow"))
-    streams = several(FakeStream("a"), slow)
+    slow_stream = FakeStream("b", SourceUnavailable("b is slow"))
+    streams = several(FakeStream("a"), slow_stream)
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
-    slow.fault = None
+    slow_stream.fault = None
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0", "1:b:7:s-0"]
 
 
@@ -259,19 +261,22 @@ def test_wrong_name_next_to_a_right_one_is_an_error() -> None:
 
 
 def test_url_may_name_several_streams() -> None:
-    several = open_source("kinesis://orders,returns?region=eu-west-1")
-    assert isinstance(several, KinesisStreams)
-    several.close()
+    source_of_two = open_source("kinesis://orders,returns?region=eu-west-1")
+    assert isinstance(source_of_two, KinesisStreams)
+    source_of_two.close()
     with pytest.raises(ValueError, match="must differ and be separated by commas"):
         open_source("kinesis://orders,orders?region=eu-west-1")
     with pytest.raises(ValueError, match="an ARN belongs to one stream"):
         open_source("kinesis://orders,returns?region=eu-west-1&consumer=arn:aws:kinesis:eu-west-1:1:consumer/c")
-    with closing(open_source("kinesis://orders?region=eu-west-1")) as one:
-        assert (type(one), one.stream) == (KinesisSource, "")  # its leases have no stream name
+    with closing(open_source("kinesis://orders?region=eu-west-1")) as source_of_one:
+        assert (type(source_of_one), source_of_one.stream) == (
+            KinesisSource,
+            "",
+        )  # the leases of a single stream have no stream name
 
 
 def test_removed_stream_is_no_longer_read_and_is_closed() -> None:
-    """Open readers of a removed stream fail, since another worker may read it now, and its connections are closed."""
+    """Open readers of a removed stream fail, because another worker may read it now, and its connections are closed."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     closed: list[str] = []
     streams = KinesisStreams([KinesisSource(kinesis, "orders"), KinesisSource(kinesis, "carts")])

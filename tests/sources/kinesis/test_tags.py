@@ -35,7 +35,7 @@ ROWS = st.lists(
 
 
 def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1 << 20) -> tuple[bytes, int]:
-    """Return an aggregate of as many of these as fit, and their number."""
+    """Return an aggregate of as many of these rows as fit, and their number."""
     aggregate, count = Aggregate(limit), 0
     for data, key, tag, hash_key in rows:
         label = (b"", 0) if tag is None else (tag.context, tag.row)
@@ -52,20 +52,20 @@ def test_tags_are_read_back_and_count_as_bytes(
     rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int
 ) -> None:
     data, count = sealed(rows, limit)
-    users = deaggregate(data, "a", None)
+    user_records = deaggregate(data, "a", None)
     if count == 1 and rows[0][2] is None:
-        assert users.tags == ()  # a single record is not aggregated
+        assert user_records.tags == ()  # a single record is not aggregated
         return
-    packed = rows[:count]
-    assert list(zip(users.payloads, users.keys, users.hash_keys, strict=True)) == [
-        (row[0], row[1], row[3]) for row in packed
+    packed_rows = rows[:count]
+    assert list(zip(user_records.payloads, user_records.keys, user_records.hash_keys, strict=True)) == [
+        (row[0], row[1], row[3]) for row in packed_rows
     ]
-    assert [*users.tags] == ([row[2] for row in packed] if any(row[2] for row in packed) else [])
+    assert [*user_records.tags] == ([row[2] for row in packed_rows] if any(row[2] for row in packed_rows) else [])
 
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 10**15 - 1), st.text("ab", min_size=1, max_size=9))
 def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, key: str) -> None:
-    """The stream accepts even the largest record that a sink accepts."""
+    """The stream accepts even the largest record that the sink accepts."""
     context = Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, 0).context
     queue = ShardQueue("s", HASH_KEYS, TokenBucket(1.0))
     entry = Entry(0, data, key, hash_partition_key(key), str(HASH_KEYS[1]), 0.0, 1.0, context=context, row=row)
@@ -76,7 +76,7 @@ def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, 
 
 
 class ShardReads:
-    """The responses of a shard in order, from a position on."""
+    """The responses of a shard, in order, from a given position."""
 
     def __init__(self, kind: type[Poller], records: list[bytes], start: Position) -> None:
         self.poller = kind(cast("Any", object()), "s", "shard-0", start, HASH_KEYS)
@@ -97,23 +97,23 @@ class ScriptedClient:
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = [*answers]
 
-    def get_shard_iterator(self, **_question: object) -> dict[str, str]:
+    def get_shard_iterator(self, **_request: object) -> dict[str, str]:
         return {"ShardIterator": "first"}
 
-    def get_records(self, **_question: object) -> dict[str, Any]:
+    def get_records(self, **_request: object) -> dict[str, Any]:
         return self.answers.pop(0)
 
 
 def test_tagged_records_of_an_unreadable_response_arrive_with_the_next() -> None:
-    """Tags are remembered only once the whole response was parsed."""
+    """Tags are remembered only after the whole response was parsed."""
     tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
     data, _ = sealed([(b"x", "a", tag, None) for tag in tags])
 
-    def told() -> dict[str, Any]:
+    def make_response() -> dict[str, Any]:
         row = {"Data": data, "SequenceNumber": "4", "PartitionKey": "a"}
         return {"Records": [row], "NextShardIterator": "more", "MillisBehindLatest": 0}
 
-    client = ScriptedClient(told() | {"ChildShards": [{"ShardId": "c", "HashKeyRange": {}}]}, told())
+    client = ScriptedClient(make_response() | {"ChildShards": [{"ShardId": "c", "HashKeyRange": {}}]}, make_response())
     poller = Poller(cast("Any", client), "orders", "s-0", TRIM_HORIZON, HASH_KEYS)
     assert poller.read().fault is not None
     assert [record.data for record in poller.read().records] == [b"x"] * 3
@@ -124,17 +124,23 @@ def test_tagged_records_of_an_unreadable_response_arrive_with_the_next() -> None
 def test_reader_that_resumes_anywhere_gets_the_same_records(
     aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, draw: st.DataObject
 ) -> None:
-    """Rows are neither repeated nor left out after a checkpoint in the middle of a batch."""
+    """After a checkpoint in the middle of a batch, rows are neither repeated nor left out."""
     records = [sealed(rows)[0] for rows in aggregates]
-    read = [record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
+    all_records = [
+        record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records
+    ]
     tags = [tag for data in records for tag in deaggregate(data).tags if tag is not None]
-    assert len(read) >= len({(tag.query, tag.part, tag.edition) for tag in tags if tag.batch == 2})
-    if not read:
+    assert len(all_records) >= len({(tag.query, tag.part, tag.edition) for tag in tags if tag.batch == 2})
+    if not all_records:
         return
-    cut = draw.draw(st.integers(0, len(read) - 1))
-    rest = [each for batch in ShardReads(Poller, records, read[cut].position).batches(size) for each in batch.records]
-    assert [(each.position.order, each.token) for each in rest] == [
-        (e.position.order, e.token) for e in read[cut + 1 :]
+    resume_index = draw.draw(st.integers(0, len(all_records) - 1))
+    resumed = [
+        user_record
+        for batch in ShardReads(Poller, records, all_records[resume_index].position).batches(size)
+        for user_record in batch.records
+    ]
+    assert [(user_record.position.order, user_record.token) for user_record in resumed] == [
+        (e.position.order, e.token) for e in all_records[resume_index + 1 :]
     ]
 
 
@@ -145,26 +151,28 @@ def test_columns_drop_the_same_records_and_end_at_the_same_positions(
 ) -> None:
     """Spark gets the same rows as a worker, and a repeated batch has the same rows again."""
     records = [sealed(rows)[0] for rows in aggregates]
-    plain = [record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
-    buffer, cut = RowBuffer(make_columns("s")), list[tuple[bytes, tuple[int, int]]]()
+    worker_records = [
+        record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records
+    ]
+    buffer, spark_rows = RowBuffer(make_columns("s")), list[tuple[bytes, tuple[int, int]]]()
     for batch in ShardReads(ArrowPoller, records, TRIM_HORIZON).batches(size):
         chunk = make_chunk(make_columns("s"), Lease("shard-0"), batch)
         assert chunk is not None
         buffer.append_chunk(chunk)
     tokens = list[str]()
-    while (part := buffer.take_rows(limit, 1 << 40)) is not None:
-        cut += zip(
-            part.rows["data"].to_pylist(),
+    while (taken := buffer.take_rows(limit, 1 << 40)) is not None:
+        spark_rows += zip(
+            taken.rows["data"].to_pylist(),
             zip(
-                map(int, part.rows["sequenceNumber"].to_pylist()),
-                part.rows["subSequenceNumber"].to_pylist(),
+                map(int, taken.rows["sequenceNumber"].to_pylist()),
+                taken.rows["subSequenceNumber"].to_pylist(),
                 strict=True,
             ),
             strict=True,
         )
-        tokens.append(part.ends.token)
-    assert cut == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
-    if plain and tokens:
+        tokens.append(taken.ends.token)
+    assert spark_rows == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in worker_records]
+    if worker_records and tokens:
         assert tokens[-1] == ShardReads(Poller, records, TRIM_HORIZON).batches(99)[-1].token
 
 
@@ -175,9 +183,11 @@ def test_kcl_ignores_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None
     if missing := kcl_jar.missing():
         pytest.skip(f"the KCL jar is not run: no {missing}")
     rows: list[list[tuple[bytes, str, Tag | None, str | None]]] = [
-        [(data, key, tag or Tag("q", 1, 0, "0", "e", 0), None) for data, key, tag, _ in each] for each in aggregates
+        [(data, key, tag or Tag("q", 1, 0, "0", "e", 0), None) for data, key, tag, _ in aggregate_rows]
+        for aggregate_rows in aggregates
     ]
-    answers = kcl_jar.kcl_records((sealed(each)[0], *HASH_KEYS) for each in rows)
+    answers = kcl_jar.kcl_records((sealed(aggregate_rows)[0], *HASH_KEYS) for aggregate_rows in rows)
     assert answers == [
-        tuple((key, None, data, sub, True) for sub, (data, key, _, _) in enumerate(each)) for each in rows
+        tuple((key, None, data, sub, True) for sub, (data, key, _, _) in enumerate(aggregate_rows))
+        for aggregate_rows in rows
     ]

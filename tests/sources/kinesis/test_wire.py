@@ -1,4 +1,4 @@
-"""Responses in CBOR and JSON give the same batches and errors as boto3's own parser."""
+"""Responses in CBOR and JSON give the same batches and errors as with boto3's own parser."""
 
 import logging
 from functools import cache
@@ -36,8 +36,8 @@ SLOW, FAST = Spoken([]), Spoken([])
 
 
 @cache
-def one_client(kind: str) -> "KinesisClient":
-    """Return the shared client of this kind; making one takes longer than a hundred requests."""
+def shared_client(kind: str) -> "KinesisClient":
+    """Return the shared client of this kind. Creating a client takes longer than a hundred requests."""
     match kind:
         case "slow":
             return SLOW.attach(boto3.client("kinesis", region_name="eu-west-1"))
@@ -55,35 +55,35 @@ def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:
 
 
 def by_boto3(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
-    """Return the batch that boto3's own parser gives."""
+    """Return the batch that we read if boto3's own parser parses the response."""
     SLOW.answers[:] = [answer]
-    return read(one_client("slow"), start)
+    return read(shared_client("slow"), start)
 
 
-def by_hooks(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
-    """Return the batch that the hooks give, and check that the path without boto3 gives the same."""
+def batch_of_hooks(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
+    """Return the batch that we read with the hooks, and check that calls without boto3 give the same."""
     FAST.answers[:] = [answer]
-    batch = read(one_client("cbor" if answer.form == CBOR else "json"), start)
+    batch = read(shared_client("cbor" if answer.form == CBOR else "json"), start)
     if answer.form == CBOR:
         FAST.answers[:] = [answer]
-        assert read(one_client("direct"), start) == batch
+        assert read(shared_client("direct"), start) == batch
     return batch
 
 
 def same(response: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
-    """Return the batch, checked to be the same in every encoding."""
+    """Return the batch, after checking that it is the same in every encoding."""
     expected = by_boto3(in_json(response), start)
     answers = in_json(response), in_cbor(response), in_cbor(response, text=True), in_cbor(response, tagged=True)
     for answer in answers:
-        assert by_hooks(answer, start) == expected
+        assert batch_of_hooks(answer, start) == expected
     return expected
 
 
 def test_field_added_by_a_service_is_ignored_without_boto3() -> None:
     """A new field in a response does not force the slower parser."""
-    added = {**PLAIN, "Region": "eu-west-1", "Limits": {"left": [4]}}
-    assert same(added) == same(PLAIN)
-    assert hooks.parse_response(cbor2.dumps(added)) == hooks.parse_response(cbor2.dumps(PLAIN)) is not None
+    with_new_fields = {**PLAIN, "Region": "eu-west-1", "Limits": {"left": [4]}}
+    assert same(with_new_fields) == same(PLAIN)
+    assert hooks.parse_response(cbor2.dumps(with_new_fields)) == hooks.parse_response(cbor2.dumps(PLAIN)) is not None
     assert hooks.parse_response(cbor2.dumps({**PLAIN, "ChildShards": [CHILD]})) is None
 
 
@@ -132,20 +132,22 @@ def test_responses_give_the_batches_that_boto3_gives(response: dict[str, Any], s
     ).map(lambda value: in_json({"Odd": value}).body[8:-1])
 )
 def test_malformed_body_fails_as_with_boto3(body: bytes) -> None:
-    """A broken response is an error, never an empty batch."""
+    """A broken response raises an error, and is never read as an empty batch."""
 
-    def outcome(way: Any) -> object:  # noqa: ANN401  one of the two functions above
+    def outcome(read_answer: Any) -> object:  # noqa: ANN401  one of the two functions above
         try:
-            return evolve(way(Answer(body)), wait_seconds=0.0)  # the wait after a fault is random
+            return evolve(read_answer(Answer(body)), wait_seconds=0.0)  # the wait after a fault is random
         except Exception as error:  # noqa: BLE001  both must raise the same error
             return type(error), str(error)
 
-    assert outcome(by_hooks) == outcome(by_boto3)
+    assert outcome(batch_of_hooks) == outcome(by_boto3)
 
 
 @pytest.mark.parametrize("response", [1_795_363_072.5, "1795363072.5", "2026-11-22T15:57:52.5Z"])
 def test_every_time_format_is_parsed(response: object) -> None:
-    (record,) = by_hooks(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": response}]})).records
+    (record,) = batch_of_hooks(
+        in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": response}]})
+    ).records
     assert record.arrived == 1_795_363_072.5
 
 
@@ -158,15 +160,17 @@ def test_error_is_the_same_in_both_encodings(code: str, way: Way) -> None:
     error = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
     client, _ = quick(in_cbor(PLAIN), in_cbor(error, 400), way=way)
     request_records(client)
-    with pytest.raises(ClientError) as quickly_told:
+    with pytest.raises(ClientError) as error_of_hooks:
         request_records(client)
-    slow = Spoken([in_json({**error, "Unheard": "AA=="}, 400)]).attach(boto3.client("kinesis", region_name="eu-west-1"))
-    with pytest.raises(ClientError) as slowly_told:
-        slow.get_records(ShardIterator="i-1")
-    for caught in (quickly_told, slowly_told):
+    boto3_client = Spoken([in_json({**error, "Unheard": "AA=="}, 400)]).attach(
+        boto3.client("kinesis", region_name="eu-west-1")
+    )
+    with pytest.raises(ClientError) as error_of_boto3:
+        boto3_client.get_records(ShardIterator="i-1")
+    for caught in (error_of_hooks, error_of_boto3):
         caught.value.response.pop("ResponseMetadata")
-    assert quickly_told.value.response == slowly_told.value.response
-    assert type(quickly_told.value).__name__ == type(slowly_told.value).__name__ == code
+    assert error_of_hooks.value.response == error_of_boto3.value.response
+    assert type(error_of_hooks.value).__name__ == type(error_of_boto3.value).__name__ == code
 
 
 def request_records(client: "KinesisClient", times: int = 1) -> list[bytes]:
@@ -231,9 +235,9 @@ def test_fault_in_both_encodings_does_not_disprove_cbor(caplog: pytest.LogCaptur
 
 @each_way
 def test_service_that_used_cbor_once_keeps_it(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """After one CBOR response, an error in JSON does not end the use of CBOR."""
-    odd = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
-    client, spoken = quick(in_cbor(PLAIN), odd, in_cbor(PLAIN), way=way)
+    """After the first CBOR response, an error in JSON does not end the use of CBOR."""
+    json_error = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
+    client, spoken = quick(in_cbor(PLAIN), json_error, in_cbor(PLAIN), way=way)
     assert request_records(client) == [b"data"]
     with pytest.raises(ClientError, match="no"):
         request_records(client)

@@ -1,4 +1,4 @@
-"""A subscription's events in CBOR and JSON are the same as those of boto3's own event stream."""
+"""The events of a subscription in CBOR and in JSON are the same as those from boto3's own event stream."""
 
 from struct import pack
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,10 @@ STREAM = "application/vnd.amazon.eventstream"
 
 
 def stream(*answers: Answer, kind: str = "event", name: str = "SubscribeToShardEvent") -> Answer:
-    """Return a response whose events have these bodies."""
-    form = "application/cbor" if answers[0].form == CBOR else "application/json"
-    first = frame("event", "initial-response", b"\xa0" if answers[0].form == CBOR else b"{}", form)
-    return Answer(first + b"".join(frame(kind, name, each.body, form) for each in answers), STREAM)
+    """Return a response whose events have the bodies of these answers."""
+    content_type = "application/cbor" if answers[0].form == CBOR else "application/json"
+    first = frame("event", "initial-response", b"\xa0" if answers[0].form == CBOR else b"{}", content_type)
+    return Answer(first + b"".join(frame(kind, name, answer.body, content_type) for answer in answers), STREAM)
 
 
 def events(client: "KinesisClient") -> list[Any]:
@@ -50,28 +50,28 @@ def events(client: "KinesisClient") -> list[Any]:
 CONSUMER = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 
 
-def plainly(events_sent: list[Any]) -> list[Any]:
-    """Convert the times of the events to numbers."""
-    for each in events_sent:
-        for row in each["SubscribeToShardEvent"]["Records"]:
+def with_numeric_times(events_sent: list[Any]) -> list[Any]:
+    """Convert the arrival times of the events to numbers."""
+    for event in events_sent:
+        for row in event["SubscribeToShardEvent"]["Records"]:
             row["ApproximateArrivalTimestamp"] = clients.parse_record_time(row["ApproximateArrivalTimestamp"])
     return events_sent
 
 
 def subscribed(*answers: Answer) -> tuple["KinesisClient", Spoken]:
-    """Return a client with the hooks, and the scripted service."""
+    """Return a client with our hooks, and its scripted service."""
     spoken = Spoken(list(answers))
     return spoken.attach(clients.create_reading_client("eu-west-1", None), SUBSCRIBE), spoken
 
 
-class Pieces(list[bytes]):
+class BodyInPieces(list[bytes]):
     """A body that arrives in pieces."""
 
-    def stream(self) -> "Pieces":
+    def stream(self) -> "BodyInPieces":
         return self
 
 
-def ignored(_why: str) -> None:
+def ignore_reason(_why: str) -> None:
     """Ignore the reason."""
 
 
@@ -80,35 +80,35 @@ def test_events_match_those_of_boto3(events_sent: list[dict[str, Any]]) -> None:
     slow = Spoken([stream(*map(in_json, events_sent))]).attach(
         boto3.client("kinesis", region_name="eu-west-1"), SUBSCRIBE
     )
-    expected = plainly(events(slow))
+    expected = with_numeric_times(events(slow))
     assert len(expected) == len(events_sent)
     client, spoken = subscribed(stream(*map(in_cbor, events_sent)), stream(*map(in_json, events_sent)))
-    assert plainly(events(client)) == expected
-    assert plainly(events(client)) == expected
+    assert with_numeric_times(events(client)) == expected
+    assert with_numeric_times(events(client)) == expected
     assert spoken.forms == ["cbor", "cbor"]
 
 
 def test_message_is_complete_however_it_is_split() -> None:
     body = stream(*[in_cbor(EVENT)] * 3).body
     for size in (1, 7, 100, len(body)):
-        raw = Pieces([body[offset : offset + size] for offset in range(0, len(body), size)])
-        assert len(list(Subscription(raw, ignored))) == 3
+        raw = BodyInPieces([body[offset : offset + size] for offset in range(0, len(body), size)])
+        assert len(list(Subscription(raw, ignore_reason))) == 3
 
 
 def test_damaged_message_is_detected_at_once() -> None:
-    """A wrong length is detected at once, not at the end of the connection."""
+    """A wrong message length is detected immediately, not only at the end of the connection."""
     body = stream(in_cbor(EVENT), in_cbor(EVENT)).body
     for offset in (len(body) // 2 + 40, len(body) - 1):
         broken = body[:offset] + bytes([body[offset] ^ 1]) + body[offset + 1 :]
         with pytest.raises(ChecksumMismatch):
-            list(Subscription(Pieces([broken]), ignored))
+            list(Subscription(BodyInPieces([broken]), ignore_reason))
     with pytest.raises(ChecksumMismatch):
-        list(Subscription(Pieces([stream(in_cbor(EVENT)).body + b"\x7f" * 12]), ignored))
+        list(Subscription(BodyInPieces([stream(in_cbor(EVENT)).body + b"\x7f" * 12]), ignore_reason))
 
 
 @pytest.mark.parametrize("form", [in_json, in_cbor])
 def test_end_of_a_subscription_is_the_same_in_both_encodings(form: Any) -> None:  # noqa: ANN401  one of two functions
-    """A subscription that another reader took over is not mistaken for a broken one."""
+    """If another reader takes over the subscription, the error is not mistaken for a broken connection."""
     fault = form({"message": "as told"})
     client, _ = subscribed(stream(fault, kind="exception", name="ResourceInUseException"))
     with pytest.raises(ClientError, match="as told") as caught:
@@ -132,13 +132,13 @@ def test_impossible_message_length_ends_the_subscription(size: int) -> None:
     prelude = pack(">II", size, 0)
     body = stream(in_cbor(EVENT)).body + prelude + pack(">I", crc32(prelude)) + b"x" * 100
     with pytest.raises((ParserError, ResponseParserError)):
-        list(Subscription(Pieces([body]), ignored))
+        list(Subscription(BodyInPieces([body]), ignore_reason))
 
 
 def test_invalid_headers_end_the_subscription() -> None:
-    """The parser's error is converted, so that it is not taken for a fault of our own, which costs the lease."""
+    """The parser's error is converted. Otherwise, it would be treated as a fault of our own, which costs the lease."""
     headers = b"\x04None\x63"
     prelude = pack(">II", 16 + len(headers), len(headers))
     body = prelude + pack(">I", crc32(prelude)) + headers
     with pytest.raises(ResponseParserError):
-        Subscription(Pieces([body + pack(">I", crc32(body))]), ignored)
+        Subscription(BodyInPieces([body + pack(">I", crc32(body))]), ignore_reason)

@@ -1,4 +1,4 @@
-"""The C scanner of CBOR responses returns what cbor2 returns, or declines."""
+"""The C scanner of CBOR responses either returns what cbor2 returns, or declines."""
 
 from typing import Any, cast
 from unittest.mock import patch
@@ -41,26 +41,26 @@ def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
 
 
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
-    """Return the rows and the rest of a response as cbor2 parses it. Raises ValueError or UnreadableBody."""
+    """Return the rows and the rest of a response as cbor2 parses them. Raises ValueError or UnreadableBody."""
     with patch.object(forms, "SCAN", new=None):
-        rows, answer = forms._split_rows(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
-    return as_columns(rows), answer
+        rows, rest = forms._split_rows(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
+    return as_columns(rows), rest
 
 
 def by_scanner(body: bytes) -> tuple[tuple[object, ...], object] | None:
-    """Return the same by the scanner, or None if it declines."""
+    """Return the same as the scanner parses them, or None if it declines."""
     scanned = SCAN.viewed(body)
     if scanned is None:
         return None
-    *shown, sealed, begin, end = scanned
-    rest = cbor2.loads(body[:begin] + b"\xf7" + body[end:])
+    *columns, has_aggregates, records_begin, records_end = scanned
+    rest = cbor2.loads(body[:records_begin] + b"\xf7" + body[records_end:])
     assert rest.pop("Records") is cbor2.undefined
-    return (*SCAN.columns(body, *shown), sealed), rest
+    return (*SCAN.columns(body, *columns), has_aggregates), rest
 
 
 @given(st.lists(ROWS, max_size=4), st.booleans(), st.permutations([*ANSWER]))
 def test_scanner_accepts_any_order_of_fields(rows: list[dict[str, object]], indefinite: bool, names: list[str]) -> None:
-    """The scanner accepts records with any order of fields and either way of counting."""
+    """The scanner accepts records with any order of fields, and arrays and maps with or without a length."""
     response = {**{name: ANSWER[name] for name in names}, "Records": rows}
     body = cbor2.dumps(response, indefinite_containers=indefinite)
     assert by_scanner(body) == by_cbor2(body)
@@ -110,7 +110,7 @@ def test_damaged_response_is_declined_or_read_as_by_cbor2(damage: list[tuple[int
     try:
         scanned = by_scanner(body)
     except (cbor2.CBORDecodeError, ValueError):
-        with pytest.raises((forms.UnreadableBody, TypeError)):  # cbor2 fails on the whole body as well
+        with pytest.raises((forms.UnreadableBody, TypeError)):  # cbor2 also fails on the whole body
             by_cbor2(body)
         return
     if scanned is not None:
@@ -142,9 +142,9 @@ def test_scanned_records_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_last_of_two_lists_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, none = cbor2.dumps({"Records": [test_wire.ROW]})[1:], cbor2.dumps({"Records": []})[1:]
+    one_record, no_records = cbor2.dumps({"Records": [test_wire.ROW]})[1:], cbor2.dumps({"Records": []})[1:]
     monkeypatch.setattr(forms, "SCAN", SCAN)
-    assert forms.split_response(b"\xa2" + one + none, cbor=True) == ([], b"{}")
+    assert forms.split_response(b"\xa2" + one_record + no_records, cbor=True) == ([], b"{}")
 
 
 def test_row_has_the_fields_of_boto3() -> None:
@@ -156,4 +156,4 @@ def test_row_has_the_fields_of_boto3() -> None:
     assert (convert_to_columns(cast("Any", rows)).numbers, len(rows)) == (
         [test_wire.ROW["SequenceNumber"]] * 3,
         0,
-    )  # and its response is freed
+    )  # and the response is freed
