@@ -82,7 +82,7 @@ class Schemes(Mapping[str, Scheme]):
     """The URL schemes of stores or sources, both our own and those that other packages add through entry points.
 
     An entry point names a module with a function `open_url`. If its URLs have options, the module lists their names in
-    `RULE_OPTIONS`.
+    `OPTIONS`.
     """
 
     kind: str

@@ -43,7 +43,7 @@ LEASE_LOST_SECONDS = 5.0
 closed."""
 
 CLOSE_SECONDS = 30.0
-"""A timeout that is longer than `Children.close` takes."""
+"""A timeout that is longer than `ChildProcesses.close` takes."""
 
 SEARCH_ATTEMPTS = 40
 """The number of attempts for a search, enough to find two bad records in a message of maximum size."""
