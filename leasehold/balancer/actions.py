@@ -153,8 +153,8 @@ class Look:
 
     Examples:
         >>> from leasehold import Config, Lease, Me, look_again
-        >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), Config()).keys is None  # the whole
-        table True
+        >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), Config()).keys is None  # the whole table
+        True
     """
 
     seconds: float

@@ -1,8 +1,8 @@
 """Takes the census: which workers are alive, and which leases each of them holds. All rule sets use it.
 
-Rule 1: only this module counts leases, so that all rule sets agree on which workers are alive. Rule 2: loops over all
-leases use fast built-ins such as `Counter`. In most turns the leases are balanced, and the planner has little to do
-except count them.
+Rule 1: only this module counts leases, so that all rule sets agree on which workers are alive.
+Rule 2: loops over all leases use fast built-ins such as `Counter`. In most turns the leases are balanced, and the
+planner has little to do except count them.
 
 A lease is free if it has no owner, expired if its version has not changed for longer than the rule set allows, and held
 otherwise. Two kinds of owners get more time because they are alive and merely slow:

@@ -56,7 +56,8 @@ def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
         >>> from leasehold import Lease
         >>> from leasehold.planner import readable
         >>> parent, child = Lease("shard-0"), Lease("shard-1", parents=("shard-0",))
-        >>> readable(child, {"shard-0": parent, "shard-1": child})  # the parent has not been read to its end yet False
+        >>> readable(child, {"shard-0": parent, "shard-1": child})  # the parent has not been read to its end yet
+        False
     """
     return all(parent not in leases or leases[parent].ended for parent in lease.parents)
 
@@ -139,7 +140,7 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
 
     The listing of the stream's shards must have no faults.
 
-    `garbage` is the result of the function `garbage`.
+    The second argument is the result of the function `garbage`.
     """
     deleted_leases = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
     # The rules delete the lease of a listed shard only if it is finished and reading of its children has begun (L8). So

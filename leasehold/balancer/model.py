@@ -24,7 +24,7 @@ SENTINELS = frozenset({"TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END"})
 
 
 DIGITS_MAX = 129
-"""The maximum number of digits of a sequence number. This is kcl-rust's limit, far above what any service uses."""
+"""The maximum number of digits of a sequence number. kcl-rust has this limit. No service comes near it."""
 
 
 def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
@@ -54,7 +54,8 @@ class Position:
 
     Examples:
         >>> from leasehold import Position
-        >>> Position("1000").order > Position("999").order  # compared as numbers, not as text True
+        >>> Position("1000").order > Position("999").order  # compared as numbers, not as text
+        True
     """
 
     sequence: str = field(validator=_check_position)

@@ -7,8 +7,9 @@ method. It overrides the properties below whose defaults do not fit. Then add th
 The planner, the JSON form, the commands, the simulator, the checker and the law tests use all classes in this list.
 
 Rule 1: other code never checks which rule set it uses. All differences between rule sets are properties or methods of
-this class. Rule 2: rule sets get their settings as `FleetSeconds`. They cannot import `Config`, because its module
-imports all rule sets.
+this class.
+Rule 2: rule sets get their settings as `FleetSeconds`. They cannot import `Config`, because its module imports all rule
+sets.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -17,8 +17,8 @@ s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a compatible se
 gcs://bucket/prefix?project=…&endpoint=…       Google Cloud Storage, with the credentials that Google's libraries find
 postgres://host:port/database?table=…          PostgreSQL; libpq finds the password (PGPASSWORD, PGPASSFILE), and also
                                                user and encryption unless `user=` and `sslmode=` are given
-…?layout=sessions                              all but files, if every worker is ours: one write of a worker renews and
-                                               checkpoints all its leases (`specs/sessions.md`)
+…?layout=sessions                              not for files, and only if all workers are ours: one write of a worker
+                                               renews and checkpoints all its leases (`specs/sessions.md`)
 
 AWS URLs also accept `profile=NAME`, `role_arn=…` and `external_id=…`, which replace the environment's credentials.
 

@@ -4,11 +4,12 @@ The options set the bounds of the batch (`ReadBounds`), and the driver plans its
 opens the stream with its own credentials and reads one part (`PartReader`).
 
 Rule 1: parts are cut at positions that were looked up once, not at times. So each record is in exactly one part of its
-shard, whatever its arrival time. Times are used only to find positions that divide the work about equally. Rule 2: if
-the position of a cut is not found quickly, the cut is left out, and the part before it becomes larger. Rule 3: the
-shards are listed once the end of the slice has passed. Shards that are created later then have no records in the slice.
-A parent and its children are all read, because each record is in only one of them. Rule 4: a slice without an end time
-ends at the shard's last sequence number. If the source cannot look up that number, the slice ends at the present time.
+shard, whatever its arrival time. Times are used only to find positions that divide the work about equally.
+Rule 2: if the position of a cut is not found quickly, the cut is left out, and the part before it becomes larger.
+Rule 3: the shards are listed once the end of the slice has passed. Shards that are created later then have no records
+in the slice. A parent and its children are all read, because each record is in only one of them.
+Rule 4: a slice without an end time ends at the shard's last sequence number. If the source cannot look up that number,
+the slice ends at the present time.
 """
 
 import logging

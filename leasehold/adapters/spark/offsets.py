@@ -9,8 +9,8 @@ outlives the version that wrote it.
 Rule 1: an end offset alone defines the contents of its batch. A replay needs neither the leases nor any state of the
 earlier run.
 Rule 2: equal offsets are encoded as equal strings, because Spark compares the strings. For this reason the keys are
-sorted. State that is valid only in one run is not stored, because the next run would use it. Rule 3: this module uses
-no pyspark, no clock and no store.
+sorted. State that is valid only in one run is not stored, because the next run would use it.
+Rule 3: this module uses no pyspark, no clock and no store.
 """
 
 import json

@@ -5,13 +5,14 @@ Otherwise a sink that skips a batch it has seen would lose the rows that only th
 
 Rule 1: an error is no evidence that records are missing. A read that is throttled, cannot connect or gets no response
 is retried, and the wait is logged. If all shards are silent for too long, the query fails. Spark then repeats the batch
-when the query is started again. Rule 2: a range is given up only if the source responds and no longer has the range, or
-if another worker owns a partition that allows one reader. Reading continues where the range began. Every later
-repetition leaves the range out too, because the sink may have the batch without it. Rule 3: Spark commits a batch even
-if a range of it was given up, and a later run would assume that the range is done. To prevent this, the range is
-written to its lease as an annotation before Spark gets the batch. If another worker has taken the lease of an exclusive
-partition, the larger epoch shows that the range may not be done. If the store does not count epochs, every range that
-an earlier run of an exclusive source planned is assumed not to be done.
+when the query is started again.
+Rule 2: a range is given up only if the source responds and no longer has the range, or if another worker owns a
+partition that allows one reader. Reading continues where the range began. Every later repetition leaves the range out
+too, because the sink may have the batch without it.
+Rule 3: Spark commits a batch even if a range of it was given up, and a later run would assume that the range is done.
+To prevent this, the range is written to its lease as an annotation before Spark gets the batch. If another worker has
+taken the lease of an exclusive partition, the larger epoch shows that the range may not be done. If the store does not
+count epochs, every range that an earlier run of an exclusive source planned is assumed not to be done.
 """
 
 import logging

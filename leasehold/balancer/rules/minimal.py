@@ -3,9 +3,8 @@
 Every worker computes the same shares from the table and makes its own moves.
 
 Shares (`shares.py`): if there are P leases and N workers, every worker gets P / N leases, rounded down. This number is
-    the
-*floor*. The remaining leases are the *extras*. They go to workers that already hold more than the floor, and then to
-workers chosen by a digest of their ids. `favoured` and `loads.py` describe how groups and loads change this.
+the *floor*. The remaining leases are the *extras*. They go to workers that already hold more than the floor, and then
+to workers chosen by a digest of their ids. `favoured` and `loads.py` describe how groups and loads change this.
 
 Moves: the free leases, followed by the surplus leases of workers above their share, form a line. Workers that lack
 leases have positions along the line in order of name. Each takes as many leases as it lacks, from its position on.

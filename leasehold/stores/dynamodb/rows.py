@@ -271,7 +271,7 @@ class RowDecoder:
                 self._cached_json_rows[key] = (head + _COUNTER_PREFIX, digits, quote + tail, row)
 
     def _read_item(self, item: Item, rows: ParsedListing) -> None:
-        """Parse a row that is no longer JSON."""
+        """Parse a row whose JSON is already decoded."""
         key_attribute = item.get(KEY)
         key_value = key_attribute.get("S") if type(key_attribute) is dict else None
         key = key_value if type(key_value) is str else ""

@@ -1,8 +1,8 @@
 """Converts each write to DynamoDB expressions, with the conditions of `leasehold.stores.writes`. Makes no requests.
 
 1. Every change of owner, renewal and checkpoint has `ADD leaseCounter :one`. The counter is never set.
-2. Existing items are only updated, so attributes that we do not know survive. The condition of an update never holds
-   for a missing item, because the update would create an incomplete lease.
+2. Existing items are only updated, so attributes that we do not know survive. An update never creates an item, because
+   the new item would be an incomplete lease.
 3. During a KCL 3.x hand-off, `checkpointOwner` is the owner and `leaseOwner` the next owner. Every condition on the
    owner tests both attributes.
 """

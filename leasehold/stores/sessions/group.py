@@ -173,8 +173,8 @@ class Page:
         vanished: Whether the row no longer exists although leases may still name the session. `session` then contains
             the last known positions (G14).
         last_counts: For each lease, the count of the last group write that contained one of its tickets.
-        superseded: The entries that the next group write removes: the epoch of each, by lease. The row of each such
-            lease was read with a later epoch.
+        superseded: The epoch of each entry that the next group write removes, by lease. The row of each such lease was
+            read with a later epoch.
         remarks: The remarks as last written.
     """
 

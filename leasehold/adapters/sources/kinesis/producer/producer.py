@@ -1,6 +1,6 @@
 """A producer for Kinesis that keeps records in order and aggregates them. It runs `Core` in threads.
 
-with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
+with Producer(create_producer_clients("eu-west-1", None, 4), "orders") as producer:
     written = producer.put(b"...", "customer-7")
 print(written.result().shard)
 
