@@ -24,7 +24,7 @@ from store_traffic import measure as measure_traffic
 from leasehold.adapters.worker import table_view
 from leasehold.balancer import lookout as ranks
 from leasehold.balancer import lookout as schedule
-from leasehold.balancer.lookout import lookout_ranks, scaled
+from leasehold.balancer.lookout import lookout_ranks, scale_to_lease_seconds
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules import shares as joining
 from leasehold.balancer.watch import Watch
@@ -45,9 +45,13 @@ def _constants(**values: object) -> tuple[Change, ...]:
 
 NO_WARNINGS = _constants(WARNED_SECONDS=0.0)
 NO_EXACT_LOOK: tuple[Change, ...] = (
-    (schedule, "_seconds_to_next_listing", lambda _census, _me, config: scaled(schedule.LOOK_SECONDS, config)),
+    (
+        schedule,
+        "_seconds_to_next_listing",
+        lambda _census, _me, config: scale_to_lease_seconds(schedule.LOOKOUT_LISTING_SECONDS, config),
+    ),
 )
-NO_STAND_IN = _constants(SILENT_SECONDS=math.inf, LOOKS_SILENT_SECONDS=math.inf)
+NO_STAND_IN = _constants(ROW_SILENCE_SECONDS=math.inf, LOOKS_SILENCE_SECONDS=math.inf)
 NO_EARLY_LISTING = _constants(EARLY_SECONDS=math.inf)
 NO_LAST_RESORT = _constants(LAST_RESORT_SECONDS=math.inf)
 NO_ABDICATION: tuple[Change, ...] = ((schedule, "_last_bulletin", lambda *_: ()),)
@@ -58,17 +62,17 @@ ABLATIONS: dict[str, tuple[Change, ...]] = {
     "C3: nobody says that it is replaced": NO_ABDICATION,
     "C4: no warnings": NO_WARNINGS,
     "C5: no look at the limit of a suspect": NO_EXACT_LOOK,
-    "C5: a look every 5 s": _constants(LOOK_SECONDS=5.0, LOOKS_SILENT_SECONDS=12.5),
-    "C7: owners do not read what is asked for": _constants(REQUESTS_SECONDS=-1.0),
-    "C7: a reading every second": _constants(READ_SECONDS=1.0),
+    "C5: a look every 5 s": _constants(LOOKOUT_LISTING_SECONDS=5.0, LOOKS_SILENCE_SECONDS=12.5),
+    "C7: owners do not read what is asked for": _constants(REQUESTS_EXPECTED_SECONDS=-1.0),
+    "C7: a reading every second": _constants(BULLETIN_READ_SECONDS=1.0),
     "C8: nobody stands in": NO_STAND_IN,
     "C8: the next in rank alone stands in": _constants(STAND_IN_SECONDS=1e9),
     "C8: all stand in at once": _constants(STAND_IN_SECONDS=0.0),
-    "C8: *looks* are not watched": _constants(LOOKS_SILENT_SECONDS=math.inf),
+    "C8: *looks* are not watched": _constants(LOOKS_SILENCE_SECONDS=math.inf),
     "C8: no early listing": NO_EARLY_LISTING,
     "C10: newcomers do not wait for others": ((joining, "JOIN_WAIT", 1e-9),),
     "C11: no last resort": NO_LAST_RESORT,
-    "C15: all look at once": _constants(START_SECONDS=0.0),
+    "C15: all look at once": _constants(START_WAIT_SECONDS=0.0),
     "without warnings, C5's look and C8": NO_WARNINGS + NO_EXACT_LOOK + NO_STAND_IN + NO_EARLY_LISTING,
     "listings alone (C14)": LISTINGS,
 }

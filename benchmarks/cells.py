@@ -18,7 +18,7 @@ from leasehold.balancer.actions import Steal
 from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import READ_SECONDS
+from leasehold.balancer.lookout import BULLETIN_READ_SECONDS
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.watch import Watch
@@ -87,7 +87,7 @@ def main() -> None:
         print(
             f"{name}: {leases:,} leases, {workers:,} workers: a reading of the table {1e3 * full:,.0f} ms, of one row "
             f"{1e3 * single:.2f} ms, {leases * row_bytes / UNIT_BYTES:,.0f} units a listing, "
-            f"{(workers - 1) / READ_SECONDS:,.0f} reads of the bulletin's row a second"
+            f"{(workers - 1) / BULLETIN_READ_SECONDS:,.0f} reads of the bulletin's row a second"
         )
     cells = [f"cell-{number:02}" for number in range(arguments.cells)]
     cell_of = assign_cells([f"w-{number}" for number in range(arguments.workers)], cells)

@@ -31,7 +31,7 @@ from spark_canned import TRANSPORTS, Canned
 from spark_throughput import HEAVY_BATCHES, canned, ratio, rounds_of, verdict
 from standins.spark import spark_cluster
 
-from leasehold.adapters.spark.pipeline import SETTINGS
+from leasehold.adapters.spark.pipeline import LOCAL_SETTINGS
 from leasehold.adapters.toolchain import find_java_home
 
 BAR = 0.9
@@ -78,7 +78,7 @@ def main() -> int:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
     with spark_cluster(os.environ, memory="1g") as url:
-        spark = SparkSession.builder.master(url).config(map=SETTINGS | CLUSTER).getOrCreate()
+        spark = SparkSession.builder.master(url).config(map=LOCAL_SETTINGS | CLUSTER).getOrCreate()
         try:
             return 0 if measure(spark, options.rounds, options.batches) else 1
         finally:

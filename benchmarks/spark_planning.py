@@ -66,7 +66,7 @@ def quiet_offset(number: Callable[[int], int]) -> Offset:
 def encoded_size(offset: Offset, *, packed: bool) -> int:
     """Return the number of bytes of the offset in JSON, as Spark stores it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offsets, "PACKED_FROM", 1 if packed else SHARDS + 1)
+        patch.setattr(offsets, "PACKED_RANGES_MIN", 1 if packed else SHARDS + 1)
         return len(json.dumps(encode_offset(offset), separators=(",", ":")))
 
 

@@ -153,7 +153,8 @@ class Look:
 
     Examples:
         >>> from leasehold import Config, Lease, Me, look_again
-        >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), Config()).keys is None  # the whole table
+        >>> look = look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), Config())
+        >>> look.keys is None  # the whole table
         True
     """
 

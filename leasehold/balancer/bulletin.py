@@ -43,7 +43,7 @@ from leasehold.balancer.model import Annotations, Bulletin, BulletinState, Lease
 BULLETIN = "bulletin"
 """The name of the row attribute with the bulletin's counts, which the lookout writes with each renewal (C4)."""
 
-DIGITS_MAX = 18
+COUNT_DIGITS_MAX = 18
 """The maximum number of digits in one of a bulletin's counts.
 
 Real counts are far shorter. Without a limit, `int` would raise an exception for a string of thousands of digits.
@@ -63,7 +63,7 @@ def bulletin_of(lease: Lease) -> Bulletin:
 @lru_cache(maxsize=1_000)  # the same string may stay on the row of a former lookout for hours
 def _parse_counts(text: str) -> Bulletin:
     parts = text.split()
-    all_numeric = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in parts)
+    all_numeric = all(word.isascii() and word.isdigit() and len(word) <= COUNT_DIGITS_MAX for word in parts)
     if len(parts) != len(fields(Bulletin)) or not all_numeric:
         return Bulletin()
     return Bulletin(*map(int, parts))
@@ -79,7 +79,7 @@ The limit exists because the lookout writes the call on each of its rows. A long
 all workers.
 """
 
-DIGITS = 8
+WORKER_DIGITS = 8
 """The number of hex digits by which a call identifies a worker. They are the first digits of a digest of its id.
 
 If two workers happen to have the same digits, both read the rows and claim the same leases. The store rejects the
@@ -125,7 +125,7 @@ class LookoutCall:
 @lru_cache(maxsize=10_000)
 def worker_digits(worker: str) -> str:
     """Return the hex digits that identify a worker in calls."""
-    return rank_digest(worker).hex()[:DIGITS]
+    return rank_digest(worker).hex()[:WORKER_DIGITS]
 
 
 def call_annotation(
@@ -144,7 +144,7 @@ def call_annotation(
         to_all: Whether to call all workers.
     """
     keys_by_worker = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
-    worker_entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in keys_by_worker.items()]
+    worker_entries = [digits + ("=" + ",".join(keys) if keys else "") for digits, keys in keys_by_worker.items()]
     prefix = f"{looks} {min(int(seconds), CALL_SECONDS_MAX)} {','.join(rows)}"
     call = " ".join([prefix, *worker_entries])
     if (
@@ -173,11 +173,13 @@ def call_of(text: str) -> LookoutCall | None:
     if not numbers_valid or not row:
         return None
     keys_by_digits = {
-        name: tuple(keys.split(",")) if equals else ()
-        for name, equals, keys in (word.partition("=") for word in entries)
+        digits: tuple(keys.split(",")) if separator else ()
+        for digits, separator, keys in (entry.partition("=") for entry in entries)
     }
-    to_all, (first, *others) = keys_by_digits.pop("*", None) is not None, row.split(",")
-    return LookoutCall(int(looks), min(int(seconds), CALL_SECONDS_MAX), first, tuple(others), to_all, keys_by_digits)
+    to_all, (bulletin_key, *stand_in_keys) = keys_by_digits.pop("*", None) is not None, row.split(",")
+    return LookoutCall(
+        int(looks), min(int(seconds), CALL_SECONDS_MAX), bulletin_key, tuple(stand_in_keys), to_all, keys_by_digits
+    )
 
 
 def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
@@ -192,13 +194,15 @@ def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotatio
 
     Other workers read this time. While it grows, they don't stand in for the lookout, even if the listing is slow (C8).
     """
-    updated = []
+    updated_annotations = []
     for name, text in annotations:
         call = call_of(text) if name == CALL else None
         time_has_grown = call is not None and int(seconds) > call.seconds
         looks, _, rest = text.partition(" ")
-        updated.append((name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if time_has_grown else text))
-    return tuple(updated)
+        updated_annotations.append(
+            (name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if time_has_grown else text)
+        )
+    return tuple(updated_annotations)
 
 
 @frozen

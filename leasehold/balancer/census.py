@@ -19,7 +19,7 @@ from attrs import frozen
 
 from leasehold.balancer.model import Lease
 
-OURS = "process"
+PROCESS_ANNOTATION = "process"
 """The name of the row attribute with the value "process/worker", which workers of this library write.
 
 Ignore the attribute unless it names the lease's current owner. When a worker of the Java KCL takes the lease, the
@@ -131,9 +131,9 @@ class FullReading:
         return loads
 
     def unsettled(self, limit: float) -> Mapping[str, Lease]:
-        """Return the leases that may need an action, by key (see the function `unsettled`)."""
+        """Return the leases that may need an action, by key (see the function `select_unsettled`)."""
         if limit not in self._unsettled_etags:
-            self._unsettled_etags[limit] = {lease.key: lease for lease in unsettled(self.leases, limit)}
+            self._unsettled_etags[limit] = {lease.key: lease for lease in select_unsettled(self.leases, limit)}
         return self._unsettled_etags[limit]
 
     def last_unfinished(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
@@ -174,10 +174,10 @@ class KnownLeases(Sequence[Lease]):
         return self._len
 
     def __iter__(self) -> Iterator[Lease]:
-        before, since = self.whole.by_key, self.since
+        full_leases, since = self.whole.by_key, self.since
         rows = (since.get(lease.key, lease) for lease in self.whole.leases)
         yield from (lease for lease in rows if lease is not None)
-        yield from (lease for key, lease in since.items() if lease is not None and key not in before)
+        yield from (lease for key, lease in since.items() if lease is not None and key not in full_leases)
 
     def __eq__(self, other: object) -> bool:
         """Return whether the other sequence contains the same leases in the same order."""
@@ -206,13 +206,13 @@ class KnownLeases(Sequence[Lease]):
 
     def owned_by(self, worker: str | None) -> Iterator[Lease]:
         """Yield the leases of this owner."""
-        before, since = self.whole.by_key, self.since
+        full_leases, since = self.whole.by_key, self.since
         for old_lease in self.whole.by_owner.get(worker, ()):
             lease = since.get(old_lease.key, old_lease)
             if lease is not None and lease.owner == worker:
                 yield lease
         for key in self.moved:
-            lease, old_row = since[key], before.get(key)
+            lease, old_row = since[key], full_leases.get(key)
             if lease is not None and lease.owner == worker and (old_row is None or old_row.owner != worker):
                 yield lease
 
@@ -243,12 +243,12 @@ class KnownLeases(Sequence[Lease]):
 
     def weight_totals(self) -> tuple[int, int]:
         """Return the number of leases with a weight, and the sum of the weights."""
-        number, load = self.whole.weight_totals
+        measured_count, load = self.whole.weight_totals
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
                 if row is not None and row.weight is not None:
-                    number, load = number + sign, load + sign * row.weight
-        return number, load
+                    measured_count, load = measured_count + sign, load + sign * row.weight
+        return measured_count, load
 
     def load_by_owner(self, unknown: int) -> dict[str | None, int]:
         """Return the sum of the weights of each owner's leases.
@@ -264,9 +264,9 @@ class KnownLeases(Sequence[Lease]):
         return loads
 
     def unsettled(self, limit: float) -> list[Lease]:
-        """Return the leases that may need an action (see the function `unsettled`)."""
+        """Return the leases that may need an action (see the function `select_unsettled`)."""
         leases = [lease for key, lease in self.whole.unsettled(limit).items() if key not in self.since]
-        return leases + unsettled((lease for lease in self.since.values() if lease is not None), limit)
+        return leases + select_unsettled((lease for lease in self.since.values() if lease is not None), limit)
 
     def our_workers(self, limit: float) -> frozenset[str]:
         """Return the living workers of this library."""
@@ -279,7 +279,7 @@ class KnownLeases(Sequence[Lease]):
         return workers
 
 
-def indexed(leases: Sequence[Lease]) -> KnownLeases:
+def index_leases(leases: Sequence[Lease]) -> KnownLeases:
     """Return these leases with indexes, which make repeated lookups fast."""
     return leases if isinstance(leases, KnownLeases) else KnownLeases(FullReading(tuple(leases)), {})
 
@@ -288,7 +288,7 @@ def _owner_and_ended(lease: Lease | None) -> tuple[str | None, bool] | None:
     return None if lease is None else (lease.owner, lease.ended)
 
 
-def unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
+def select_unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
     """Return the leases that may need an action by some worker.
 
     A lease is unsettled if it has no owner, is finished, has a next owner, or has not changed for more than `limit`
@@ -315,4 +315,4 @@ def our_workers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[s
 
 def owner_is_ours(lease: Lease) -> bool:
     """Return whether the owner of this lease is a worker of this library (rather than a KCL worker, for example)."""
-    return (lease.annotation(OURS) or "").partition("/")[2] == lease.owner
+    return (lease.annotation(PROCESS_ANNOTATION) or "").partition("/")[2] == lease.owner

@@ -47,7 +47,7 @@ def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
     return sort_key
 
 
-def draw(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:
+def draw_leases(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:
     """Return up to `count` of these leases, in an order that depends on the worker and its turn."""
     return tuple(nsmallest(max(count, 0), leases, key=order_under(f"{me.worker}\0{me.turn}")))
 

@@ -6,7 +6,7 @@ from attrs import Attribute, Factory, field, fields, frozen
 from attrs.validators import instance_of
 
 from leasehold.balancer.model import LATEST, Position
-from leasehold.balancer.rule_set import RuleSet, Validator, number
+from leasehold.balancer.rule_set import RuleSet, Validator, number_validator
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
@@ -21,7 +21,7 @@ def _check_initial_position(_config: object, attribute: "Attribute[Any]", value:
 
 
 _IS_RULE_SET: Validator = instance_of(RuleSet)
-_IS_POSITIVE = number(0, above=True)
+_IS_POSITIVE = number_validator(0, exclusive=True)
 
 
 # attrs computes all defaults before it runs any validator. So each default below validates the fields from which it is

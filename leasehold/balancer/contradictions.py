@@ -16,7 +16,7 @@ from typing import Literal
 from attrs import evolve, frozen
 
 from leasehold.balancer.family import Family, families
-from leasehold.balancer.lineage import lease_of
+from leasehold.balancer.lineage import new_lease_for
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Shard
 
 INCARNATION = "incarnation"
@@ -25,7 +25,7 @@ INCARNATION = "incarnation"
 CONTRADICTION = "contradiction"
 """The name of the row attribute in which workers report a contradiction to tools that read only the table."""
 
-SETTLED = "-"
+SETTLED_VALUE = "-"
 """The value of both row attributes after an operator or a worker has set the position of the lease."""
 
 REMEDY = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
@@ -96,7 +96,7 @@ def contradictions(
 def _stream_contradiction(lease: Lease, incarnation: str) -> Contradiction | None:
     """Return a contradiction if the lease belongs to a different incarnation of the stream than the listing."""
     annotated_incarnation = lease.annotation(INCARNATION)
-    if not incarnation or annotated_incarnation in {None, SETTLED, incarnation}:
+    if not incarnation or annotated_incarnation in {None, SETTLED_VALUE, incarnation}:
         return None
     (annotated_stream, annotated_time), (listed_stream, listed_time) = (
         _split_incarnation(annotated_incarnation or ""),
@@ -165,19 +165,19 @@ def _shard_contradiction(lease: Lease, family: Family) -> Contradiction | None:
     return None
 
 
-def reported(leases: Iterable[Lease]) -> tuple[str, ...]:
+def reported_contradictions(leases: Iterable[Lease]) -> tuple[str, ...]:
     """Return the contradictions that workers have written on rows, for tools that read only the table.
 
     The result is sorted by lease key and contains no duplicates.
     """
     sorted_leases = sorted(leases, key=lambda lease: lease.key)
-    return tuple(dict.fromkeys(filter(None, map(reported_on, sorted_leases))))
+    return tuple(dict.fromkeys(filter(None, map(reported_contradiction, sorted_leases))))
 
 
-def reported_on(lease: Lease) -> str:
+def reported_contradiction(lease: Lease) -> str:
     """Return the contradiction that a worker has written on this row, or "" if there is none."""
     contradiction = lease.annotation(CONTRADICTION)
-    return contradiction if contradiction not in {None, SETTLED} and contradiction else ""
+    return contradiction if contradiction not in {None, SETTLED_VALUE} and contradiction else ""
 
 
 @frozen
@@ -236,7 +236,9 @@ def restarts(
             key: lease
             for key, lease in sorted(family_leases.items())
             if (
-                lease.annotation(INCARNATION) not in {incarnation, SETTLED} if is_recreated else key in restartable_keys
+                lease.annotation(INCARNATION) not in {incarnation, SETTLED_VALUE}
+                if is_recreated
+                else key in restartable_keys
             )
         }
         former_incarnation = next(
@@ -270,7 +272,7 @@ def restarts(
         except CycleError:  # L2 reports the cycle, and no lease of such a stream is restarted
             ordered_shards = []
         steps += [
-            Restart(None, lease_of(shard, start, ((INCARNATION, incarnation),)))
+            Restart(None, new_lease_for(shard, start, ((INCARNATION, incarnation),)))
             for shard in ordered_shards
             if is_recreated and shard.id not in family_leases and (shard.open or start != LATEST)
         ]

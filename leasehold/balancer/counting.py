@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import cast
 
 from leasehold.balancer.census import Census, KnownLeases
-from leasehold.balancer.census import unsettled as unsettled_of
+from leasehold.balancer.census import select_unsettled as unsettled_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me
 
@@ -160,10 +160,10 @@ def late_owners(me: Me, config: Config) -> frozenset[str]:
 
     They may have died.
     """
-    late, slow = (
-        dict(_owners_above_gap_limit(measured, me, config)) for measured in (me.history.paces, me.history.gaps)
+    late_gaps, slow_gaps = (
+        dict(_owners_above_gap_limit(intervals, me, config)) for intervals in (me.history.paces, me.history.gaps)
     )
-    return frozenset(late) - frozenset(slow)
+    return frozenset(late_gaps) - frozenset(slow_gaps)
 
 
 def _owners_above_gap_limit(

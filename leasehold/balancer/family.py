@@ -26,7 +26,7 @@ def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
     return None if last_covered >= HASH_KEYS[1] else (last_covered + 1, HASH_KEYS[1])
 
 
-def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hole, ...]:
+def update_holes(leases: Iterable[Lease], previous_holes: tuple[Hole, ...]) -> tuple[Hole, ...]:
     """Return, for each stream, the first range of hash keys that no unfinished lease covers (L7).
 
     Each `Hole` counts the consecutive reads of the whole table that have shown the same range.
@@ -34,7 +34,7 @@ def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hol
     The count starts at 1 again when the range changes. A stream is skipped if the range of any unfinished lease is
     unknown.
     """
-    times_by_hole = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
+    times_by_hole = {(hole.stream, hole.first, hole.last): hole.times for hole in previous_holes}
     ranges_by_stream: dict[str, list[HashRange | None]] = {}
     for lease in leases:
         hash_ranges = ranges_by_stream.setdefault(lease.stream, [])
@@ -90,11 +90,11 @@ class Family:
         leases = {**deleted_leases, **self.leases}
         parents_by_key = {key: lease.parents for key, lease in leases.items()}
         parents_by_key |= {key: shard.parents for key, shard in self.shards.items()}
-        covered_keys, to_visit = set(leases), list(leases)
-        while to_visit:
-            new_parents = set(parents_by_key.get(to_visit.pop(), ())) - covered_keys
+        covered_keys, keys_to_visit = set(leases), list(leases)
+        while keys_to_visit:
+            new_parents = set(parents_by_key.get(keys_to_visit.pop(), ())) - covered_keys
             covered_keys |= new_parents
-            to_visit += new_parents
+            keys_to_visit += new_parents
         return frozenset(self.shards.keys() - covered_keys)
 
     def parents(self, shard: Shard) -> list[str]:
@@ -169,7 +169,7 @@ def blocking_problems(family: Family) -> tuple[Problem, ...]:
     return tuple(found_problems)
 
 
-def unrelated(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
+def unrelated_shards(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
     """Return the shards that are not related to any shard in `unread`, either directly or through other shards.
 
     Parents and children are related, and so are all partitions of a stream (L6). The position at which a lease starts
@@ -181,9 +181,9 @@ def unrelated(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard
         for other in (*shard.parents, *((f"partitions of {shard.stream}",) if is_partition else ())):
             neighbors.setdefault(shard.id, set()).add(other)
             neighbors.setdefault(other, set()).add(shard.id)
-    related, to_visit = set(unread), list(unread)
+    related_ids, to_visit = set(unread), list(unread)
     while to_visit:
-        new_neighbors = neighbors.get(to_visit.pop(), set()) - related
-        related |= new_neighbors
+        new_neighbors = neighbors.get(to_visit.pop(), set()) - related_ids
+        related_ids |= new_neighbors
         to_visit += new_neighbors
-    return tuple(shard for shard in shards if shard.id not in related)
+    return tuple(shard for shard in shards if shard.id not in related_ids)

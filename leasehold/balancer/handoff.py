@@ -22,14 +22,14 @@ STUCK_SECONDS = 30.0
 """After `lease_seconds` plus this time, the next owner steals a lease that a living owner has not released (H4)."""
 
 
-def handoffs(census: Census, config: FleetSeconds) -> tuple[Claim | Release | Steal, ...]:
+def handoff_actions(census: Census, config: FleetSeconds) -> tuple[Claim | Release | Steal, ...]:
     """Return this worker's actions for hand-offs in progress, sorted by lease key."""
     expired_keys = {lease.key for lease in census.expired}
-    steps = (_next_step(lease, census.worker, config, dead=lease.key in expired_keys) for lease in census.moving)
+    steps = (_next_step(lease, census.worker, config, is_expired=lease.key in expired_keys) for lease in census.moving)
     return tuple(sorted((move for move in steps if move is not None), key=lambda move: move.lease.key))
 
 
-def renewed_request(request: Lease, lease: Lease) -> RequestHandoff | None:
+def renew_request(request: Lease, lease: Lease) -> RequestHandoff | None:
     """Return a new request if the owner has released the lease and then taken it back (H4).
 
     An owner takes a lease back if the next owner does not accept it in time.
@@ -38,13 +38,13 @@ def renewed_request(request: Lease, lease: Lease) -> RequestHandoff | None:
         request: The lease after the request was written.
         lease: The lease as it is now.
     """
-    taken_back = lease.owner == request.owner and lease.next_owner is None and lease.yields and not lease.ended
-    return RequestHandoff(lease, lease.owner or "", "H4") if taken_back else None
+    is_taken_back = lease.owner == request.owner and lease.next_owner is None and lease.yields and not lease.ended
+    return RequestHandoff(lease, lease.owner or "", "H4") if is_taken_back else None
 
 
-def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:
+def counts_after_handoffs(census: Census, config: FleetSeconds) -> Mapping[str, int]:
     """Return the number of leases of each worker, with hand-offs in progress counted as done (H1)."""
-    moves = live_moves(census, config)
+    moves = pending_handoffs(census, config)
     if not moves:
         return census.counts
     counts = dict(census.counts)
@@ -54,7 +54,7 @@ def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:
     return counts
 
 
-def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str]]:
+def pending_handoffs(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str]]:
     """Map the key of each held lease that will be handed off to its owner and next owner (H1).
 
     A request is ignored if it is old and its next owner holds no lease, because that worker is probably dead. A request
@@ -74,17 +74,17 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
     }
 
 
-def _next_step(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Claim | Release | Steal | None:
+def _next_step(lease: Lease, worker: str, config: FleetSeconds, *, is_expired: bool) -> Claim | Release | Steal | None:
     """Return the next step of this hand-off if this worker must take it now, or None."""
     if lease.owner is None or lease.owner == lease.next_owner or lease.ended:
         return None
     if lease.owner == worker:
         # H3: the owner finishes its batch, then releases the lease. If our lease has expired, we must claim it again
         # first.
-        return None if dead else Release(lease, rule="H3", next_owner=lease.next_owner)
+        return None if is_expired else Release(lease, rule="H3", next_owner=lease.next_owner)
     if lease.next_owner != worker:
         return None
-    if dead:
+    if is_expired:
         return Claim(lease, rule="H4")
     is_stuck = lease.next_owner_idle >= config.lease_seconds + STUCK_SECONDS
     return Steal(lease, from_owner=lease.owner, rule="H4") if is_stuck else None

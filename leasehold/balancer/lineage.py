@@ -34,7 +34,7 @@ NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 A shard whose checkpoint is LATEST counts as started.
 """
 
-EPOCHS_UNSEEN = 1_000_000
+UNSEEN_EPOCHS_MAX = 1_000_000
 """The amount added to a lease's epoch when its row is recreated after another program deleted it (L13).
 
 The row may have changed after we last read it, so the new epoch must exceed every epoch that may have been issued since
@@ -75,11 +75,11 @@ def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
     ended_keys = {lease.key for lease in leases if lease.ended}
     if not ended_keys:
         return frozenset()
-    keys, children_started = {lease.key for lease in leases}, dict[str, bool]()
+    keys, all_children_started = {lease.key for lease in leases}, dict[str, bool]()
     for child in leases:
         for parent in ended_keys.intersection(child.parents):
-            children_started[parent] = (
-                children_started.get(parent, True) and child.checkpoint.sequence not in NOT_STARTED
+            all_children_started[parent] = (
+                all_children_started.get(parent, True) and child.checkpoint.sequence not in NOT_STARTED
             )
     roots = {lease.key for lease in leases if keys.isdisjoint(lease.parents)}
     key_digest = digest_under("")
@@ -88,13 +88,13 @@ def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
     )
     if all(name != worker for _, name in ring):
         return frozenset()
-    deletable_keys = (key for key, started in children_started.items() if started and key in roots)
+    deletable_keys = (key for key, is_started in all_children_started.items() if is_started and key in roots)
     return frozenset(
         key for key in deletable_keys if ring[bisect(ring, (key_digest(key), "")) % len(ring)][1] == worker
     )
 
 
-def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:
+def leases_of_unlisted_shards(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:
     """Return the leases of unlisted shards that are not held by another living worker, sorted by key (L10).
 
     The result contains leases that belong to this worker, have no owner, have ended, or are in `expired`.
@@ -106,7 +106,7 @@ def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Leas
     )
 
 
-def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
+def deletions(family: Family, unlisted_leases: Collection[Lease]) -> tuple[Delete, ...]:
     """Return a `Delete` for each lease that is no longer needed.
 
     The listing of the stream's shards must have no faults.
@@ -129,18 +129,20 @@ def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
     )
     unlisted_deletions = (
         Delete(lease, rule="L10")
-        for lease in garbage
+        for lease in unlisted_leases
         if all(child in family.leases for child in family.children.get(lease.key, ()))  # L9
     )
     return (*finished_deletions, *unlisted_deletions)
 
 
-def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:
+def creations(
+    family: Family, unlisted_leases: Collection[Lease], history: History, config: Config
+) -> tuple[Create, ...]:
     """Return a `Create` for each missing lease of a stream, sorted by shard id.
 
     The listing of the stream's shards must have no faults.
 
-    The second argument is the result of the function `garbage`.
+    The second argument is the result of the function `leases_of_unlisted_shards`.
     """
     deleted_leases = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
     # The rules delete the lease of a listed shard only if it is finished and reading of its children has begun (L8). So
@@ -159,7 +161,11 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     # be created again, or if the high epoch of a row shows that it was recreated.
     highest_epoch = max((lease.epoch for lease in (*family.leases.values(), *leases_to_recreate.values())), default=0)
     lowest_epoch = (
-        highest_epoch + EPOCHS_UNSEEN if leases_to_recreate else highest_epoch if highest_epoch >= EPOCHS_UNSEEN else 0
+        highest_epoch + UNSEEN_EPOCHS_MAX
+        if leases_to_recreate
+        else highest_epoch
+        if highest_epoch >= UNSEEN_EPOCHS_MAX
+        else 0
     )
     creates_by_key = {
         **_create_for_holes(family, history.holes, config),
@@ -167,7 +173,7 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
         **_create_added_partitions(family),
         # The rules for children come last so that they override the others, because LATEST would skip a child's first
         # records.
-        **_create_orphaned_children(family, garbage, config),
+        **_create_orphaned_children(family, unlisted_leases, config),
         **_create_missing_children(family, config),
         **_recreate_leases(leases_to_recreate),
     }
@@ -219,7 +225,7 @@ def children_to_create(
     )
 
 
-def lease_of(shard: Shard, position: Position, annotations: Annotations = ()) -> Lease:
+def new_lease_for(shard: Shard, position: Position, annotations: Annotations = ()) -> Lease:
     """Return a new lease, without an owner, for a shard."""
     return Lease(
         key=shard.id,
@@ -233,7 +239,7 @@ def lease_of(shard: Shard, position: Position, annotations: Annotations = ()) ->
 
 
 def _create_action(shard: Shard, position: Position, rule: str) -> Create:
-    return Create(lease_of(shard, position), rule=rule)
+    return Create(new_lease_for(shard, position), rule=rule)
 
 
 def _recreate_leases(leases_to_recreate: Mapping[str, Lease]) -> dict[str, Create]:
@@ -243,7 +249,7 @@ def _recreate_leases(leases_to_recreate: Mapping[str, Lease]) -> dict[str, Creat
     as finished, so the child would be read before it (L12).
     """
     return {
-        key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
+        key: Create(evolve(lease, epoch=lease.epoch + UNSEEN_EPOCHS_MAX), rule="L13")
         for key, lease in leases_to_recreate.items()
         if lease.checkpoint.sequence not in NOT_STARTED or leases_to_recreate.keys().isdisjoint(lease.parents)
     }
@@ -282,7 +288,7 @@ def _create_missing_children(family: Family, config: Config) -> dict[str, Create
     return creates
 
 
-def _create_orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
+def _create_orphaned_children(family: Family, unlisted_leases: Collection[Lease], config: Config) -> dict[str, Create]:
     """Create leases for the children of shards that disappeared before they were read to the end (L9).
 
     A shard that has disappeared can never be read to its end, so without this rule the leases of its children would
@@ -293,7 +299,7 @@ def _create_orphaned_children(family: Family, garbage: Collection[Lease], config
     """
     return {
         child: _create_action(family.shards[child], child_position(config), "L9")
-        for lease in garbage
+        for lease in unlisted_leases
         for child in family.children.get(lease.key, ())
         if child not in family.leases
         and not lease.ended
@@ -346,25 +352,27 @@ def _create_orphans(
         # After such an outage, a closed shard without listed children must be read as well. Shards don't always leave
         # the listing in the order in which they were closed, so the children may have left it already.
         tips |= {shard_id for shard_id in missed_shards if not family.children.get(shard_id)}
-    descends: dict[str, bool] = {}  # whether the shard descends from a lease or from a shard that begins a line
+    descends_by_shard: dict[
+        str, bool
+    ] = {}  # whether the shard descends from a lease or from a shard that begins a line
     line_starts: set[str] = set()
-    for shard_id in _unleased_lines(tips, family):
+    for shard_id in _tips_and_ancestors(tips, family):
         if shard_id in family.leases or shard_id in deleted_leases:
-            descends[shard_id] = True
+            descends_by_shard[shard_id] = True
             continue
         shard, parents = family.shards[shard_id], family.parents(family.shards[shard_id])
-        counting_parents = [parent for parent in parents if descends[parent] or parent in line_starts]
-        descends[shard_id] = bool(counting_parents)
+        counting_parents = [parent for parent in parents if descends_by_shard[parent] or parent in line_starts]
+        descends_by_shard[shard_id] = bool(counting_parents)
         if not counting_parents and (position != LATEST or shard_id in missed_shards):
             line_starts.add(shard_id)
         for parent in parents if counting_parents else ():
             if (
                 parent not in family.leases
                 and parent not in deleted_leases
-                and (parent in line_starts or not descends[parent])
+                and (parent in line_starts or not descends_by_shard[parent])
             ):  # L5
-                start = TRIM_HORIZON if parent in missed_shards else position
-                creates[parent] = _create_action(family.shards[parent], start, "L5")
+                start_position = TRIM_HORIZON if parent in missed_shards else position
+                creates[parent] = _create_action(family.shards[parent], start_position, "L5")
         finished_parents = {
             parent for parent in shard.parents if parent in deleted_leases and parent not in leases_to_recreate
         }
@@ -378,7 +386,7 @@ def _create_orphans(
     return creates
 
 
-def _unleased_lines(tips: Collection[str], family: Family) -> tuple[str, ...]:
+def _tips_and_ancestors(tips: Collection[str], family: Family) -> tuple[str, ...]:
     """Return the tips without a lease, with their ancestors, parents before children.
 
     Each line of ancestors ends with the nearest one that has a lease.

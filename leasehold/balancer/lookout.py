@@ -67,15 +67,15 @@ from leasehold.balancer.bulletin import (
 from leasehold.balancer.census import Census, KnownLeases, our_workers, owner_is_ours
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
-from leasehold.balancer.handoff import live_moves
+from leasehold.balancer.handoff import pending_handoffs
 from leasehold.balancer.model import Annotations, Bulletin, BulletinState, Lease, Me
-from leasehold.balancer.rules.loads import slack, takers
+from leasehold.balancer.rules.loads import count_tolerance, load_takers
 from leasehold.balancer.rules.shares import awaits_joiners, donation_order, seconds_until_joined
 
 HEARTBEAT_SECONDS = 1.5
 """The lookout renews the row with the bulletin this often, so that others notice within seconds if it stops (C4)."""
 
-SILENT_SECONDS, LOOKS_SILENT_SECONDS = 2.5, 7.5
+ROW_SILENCE_SECONDS, LOOKS_SILENCE_SECONDS = 2.5, 7.5
 """How long the bulletin's row, or its count of looks, may stay unchanged before the lookout counts as stopped (C8).
 
 After the first time, the renewal of the row is one second overdue. After the second, the lookout has missed two
@@ -88,16 +88,16 @@ STAND_IN_SECONDS = 1.0
 If the lookout stops, the second in rank stands in for it. If that worker does not, the third stands in this much later.
 """
 
-LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
+LOOKOUT_LISTING_SECONDS, LONE_LISTING_SECONDS = 3.0, 20.0
 """The time between two listings by the lookout (C5), and by a worker that sees no leases of other workers (C13)."""
 
-LATE_SECONDS = 1.5
+OVERDUE_SECONDS = 1.5
 """How long a renewal may be overdue before the lookout suspects that the owner is dead (C5).
 
 A renewal that is overdue for a shorter time may only be a slow request or a short pause of the process.
 """
 
-READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
+BULLETIN_READ_SECONDS, HURRIED_READ_SECONDS = 2.5, 0.5
 """The time between two reads of the bulletin (C7).
 
 A worker uses the shorter time while it expects hand-off requests or suspects that another worker is dead.
@@ -110,10 +110,10 @@ By the end of this time, either the suspected owner has renewed its leases, or t
 has freed them.
 """
 
-REQUESTS_SECONDS = 15.0
+REQUESTS_EXPECTED_SECONDS = 15.0
 """How long a worker expects hand-off requests for its own leases after any worker joined or left (C7)."""
 
-EARLY_SECONDS, EARLY_PLACES = 4.0, 12
+EARLY_SECONDS, EARLY_LISTERS = 4.0, 12
 """How long the bulletin's row may stay unchanged before workers list the table, and how many list it first (C8).
 
 The other workers list the table only after twice this time. All workers read the bulletin's row equally often, so many
@@ -124,13 +124,13 @@ the reads would be wasted.
 LAST_RESORT_SECONDS = 20.0
 """Each worker lists the table at least once in this time multiplied by the number of workers (C11)."""
 
-FREE_SECONDS = 30.0
+FREE_CALL_SECONDS = 30.0
 """After a lease has become free, the lookout tells workers to claim it at every look for this long (C6).
 
 After this time, the lookout tells workers only once per cycle.
 """
 
-START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
+START_WAIT_SECONDS, AFTER_CLAIM_SECONDS = 0.5, 0.7
 """The maximum wait before a worker's first read of the table (C15), and the wait for a read after claims (C10).
 """
 
@@ -140,7 +140,7 @@ OUTAGE_SECONDS = 2.0
 Owners cannot renew their leases during an outage, so the time of an outage must not count against them.
 """
 
-AT_ONCE_SECONDS = 0.05
+CALLED_READ_SECONDS = 0.05
 """How soon a worker reads the rows that a call of the lookout names (C7)."""
 
 LISTING_SECONDS_MAX = 60.0
@@ -149,10 +149,10 @@ LISTING_SECONDS_MAX = 60.0
 Other workers stand in for the lookout after twice this time plus the time in which it misses two listings.
 """
 
-STAND_INS = 4
+STAND_INS_MAX = 4
 """The number of workers whose rows are read if the lookout stops, because one of them may stand in for it (C8)."""
 
-LISTED = 12
+ROWS_PER_LISTING_COST = 12
 """Listing this many rows costs as much as reading a single row by its key."""
 
 
@@ -198,7 +198,7 @@ class LookoutRanks:
         )
         if seconds_overdue <= 0:
             return False
-        return seconds_overdue > self.stand_ins_before(me) * scaled(STAND_IN_SECONDS, config)
+        return seconds_overdue > self.stand_ins_before(me) * scale_to_lease_seconds(STAND_IN_SECONDS, config)
 
     def stand_ins_before(self, me: Me) -> int:
         """Return how many other workers stand in for the lookout before this one."""
@@ -212,7 +212,10 @@ def _listing_seconds(me: Me, hearing: BulletinState, config: Config) -> float:
     The result is the larger of the times that the lookout and this worker have measured.
     """
     call = call_of(hearing.call)
-    return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_SECONDS_MAX, config)))
+    return max(
+        me.history.full_took,
+        0.0 if call is None else min(call.seconds, scale_to_lease_seconds(LISTING_SECONDS_MAX, config)),
+    )
 
 
 def _looks_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
@@ -221,7 +224,7 @@ def _looks_silence_limit(me: Me, hearing: BulletinState, config: Config) -> floa
     The limit grows with the time that a listing of the table takes, so that a slow listing is not mistaken for a dead
     lookout. During a listing, the lookout writes how long the listing has taken so far (`prolonged_annotations`).
     """
-    return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing_seconds(me, hearing, config)
+    return scale_to_lease_seconds(LOOKS_SILENCE_SECONDS, config) + 2 * _listing_seconds(me, hearing, config)
 
 
 def _row_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
@@ -229,7 +232,7 @@ def _row_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
 
     A long listing may also delay the renewals of the row.
     """
-    return scaled(SILENT_SECONDS, config) + math.floor(_listing_seconds(me, hearing, config)) / 2
+    return scale_to_lease_seconds(ROW_SILENCE_SECONDS, config) + math.floor(_listing_seconds(me, hearing, config)) / 2
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
@@ -248,7 +251,9 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
         named_keys = (call.row, *call.next)
         by_key = (
-            leases if isinstance(leases, KnownLeases) else {row.key: row for row in leases if row.key in named_keys}
+            leases
+            if isinstance(leases, KnownLeases)
+            else {first_row.key: first_row for first_row in leases if first_row.key in named_keys}
         )
         rows = {key: by_key.get(key) for key in named_keys}
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
@@ -261,10 +266,10 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         if named_row is not None and named_row.owner != me.worker and not named_row.ended:
             return LookoutRanks(ranks, named_row, row_released=not owner_is_ours(named_row), place=stand_in_place)
         if named_row is not None and named_row.owner == me.worker:
-            row = bulletin_row(leases, ranks[0])
-            first_is_alive = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
+            first_row = bulletin_row(leases, ranks[0])
+            first_is_alive = first_row is not None and first_row.idle <= _row_silence_limit(me, hearing, config)
             # The first in rank has not listed the table since another worker wrote the latest bulletin.
-            if row is not None and first_is_alive and 0 < bulletin_of(row).looks < hearing.latest.looks:
+            if first_row is not None and first_is_alive and 0 < bulletin_of(first_row).looks < hearing.latest.looks:
                 return LookoutRanks((me.worker, *(worker for worker in ranks if worker != me.worker)), named_row)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
@@ -286,7 +291,7 @@ def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
     return max(held_leases, key=donation_order, default=None)
 
 
-def heartbeat(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
+def bulletin_row_renewals(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
     """Return the renewal of the bulletin's row if it is due (C4). This row is renewed more often than others."""
     row = bulletin_row(mine, me.worker)
     return (Renew(row, "C4"),) if row is not None and row.idle >= heartbeat_seconds(config) else ()
@@ -294,10 +299,10 @@ def heartbeat(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...
 
 def heartbeat_seconds(config: Config) -> float:
     """Return how often the bulletin's row is renewed."""
-    return scaled(HEARTBEAT_SECONDS, config)
+    return scale_to_lease_seconds(HEARTBEAT_SECONDS, config)
 
 
-def scaled(seconds: float, config: Config) -> float:
+def scale_to_lease_seconds(seconds: float, config: Config) -> float:
     """Convert a time given for `lease_seconds` of 10 to this configuration."""
     return seconds * config.lease_seconds / 10
 
@@ -343,10 +348,10 @@ def start_seconds(worker: str, config: Config) -> float:
     them read the table at the same moment, they would choose the same first lease.
     """
     fraction = int.from_bytes(rank_digest(worker)) / 2**64
-    return fraction * _scaled_for_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
+    return fraction * _scale_request_wait(START_WAIT_SECONDS, config) if config.rules.keeps_lookout else 0.0
 
 
-def _scaled_for_requests(seconds: float, config: Config) -> float:
+def _scale_request_wait(seconds: float, config: Config) -> float:
     """Convert a wait for the store's response, given for `lease_seconds` of 10, to this configuration.
 
     The wait is shortened if `lease_seconds` is less than 10. It is never lengthened, because longer leases don't make
@@ -369,7 +374,7 @@ def next_look(
         else _last_bulletin(mine, leases, me, hearing, ranks)
     )
     settle_wait = _settle_wait(actions, census, me, config) if not is_partial_read or ranks.row is None else None
-    if settle_wait is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
+    if settle_wait is None and awaits_joiners(census.mine, me, config) and wants_more_leases(census, me, config):
         settle_wait = seconds_until_joined(me.history, config)
     if settle_wait is not None:
         return Look(settle_wait, annotations=annotations)
@@ -378,11 +383,11 @@ def next_look(
         # Between two listings, the lookout reads only those of its rows that other workers will probably request (C7).
         seconds_to_listing = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
         own_row = bulletin_row(mine, me.worker) if likely_requested_keys else None
-        hurried_seconds = scaled(HURRIED_SECONDS, config)
+        hurried_seconds = scale_to_lease_seconds(HURRIED_READ_SECONDS, config)
         if (
             own_row is None
             or seconds_to_listing <= hurried_seconds
-            or LISTED * len(likely_requested_keys) > len(leases)
+            or ROWS_PER_LISTING_COST * len(likely_requested_keys) > len(leases)
         ):
             return Look(
                 min(seconds_to_listing, 2 * hurried_seconds) if likely_requested_keys else seconds_to_listing,
@@ -400,18 +405,23 @@ def next_look(
     called_keys = _called_keys(leases, me, call)
     # C8: read the row more often if it has not changed for a while, because the lookout may have stopped.
     row_silent = ranks.row_released or ranks.silent_seconds > heartbeat_seconds(config)
-    must_hurry = likely_requested_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
-    seconds = scaled(HURRIED_SECONDS if must_hurry else READ_SECONDS, config)
+    must_hurry = (
+        likely_requested_keys
+        or called_keys
+        or row_silent
+        or hearing.warned < scale_to_lease_seconds(WARNED_SECONDS, config)
+    )
+    seconds = scale_to_lease_seconds(HURRIED_READ_SECONDS if must_hurry else BULLETIN_READ_SECONDS, config)
     if called_keys and not hearing.looks_still:
-        seconds = scaled(AT_ONCE_SECONDS, config)
+        seconds = scale_to_lease_seconds(CALLED_READ_SECONDS, config)
     keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *likely_requested_keys)
     lookout_stopped = hearing.looks_still > _looks_silence_limit(me, hearing, config)
     lookout_stopped |= ranks.row_released or ranks.silent_seconds > _row_silence_limit(me, hearing, config)
-    if lookout_stopped and len(leases) >= LISTED * STAND_INS:
+    if lookout_stopped and len(leases) >= ROWS_PER_LISTING_COST * STAND_INS_MAX:
         # C8: if another worker stands in for the lookout, it writes its bulletin on one of these rows. Reading them is
         # cheaper than listing the table.
-        keys += _bulletin_row_keys(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
-    if LISTED * len(likely_requested_keys) > len(leases):
+        keys += _bulletin_row_keys(leases, ranks.ranks[:STAND_INS_MAX]) if call is None else call.next
+    if ROWS_PER_LISTING_COST * len(likely_requested_keys) > len(leases):
         return Look(2 * seconds, annotations=annotations)
     return Look(seconds, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
 
@@ -425,7 +435,7 @@ def _bulletin_row_keys(leases: Sequence[Lease], workers: Iterable[str]) -> tuple
 def _called_keys(leases: Sequence[Lease], me: Me, call: LookoutCall | None) -> tuple[str, ...]:
     """Return the keys that this worker is called to read, or nothing if listing the whole table costs less."""
     keys = () if call is None else call.keys(me.worker)
-    return keys if LISTED * len(keys) <= len(leases) else ()
+    return keys if ROWS_PER_LISTING_COST * len(keys) <= len(leases) else ()
 
 
 def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: LookoutRanks, census: Census) -> bool:
@@ -434,16 +444,22 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     call = call_of(hearing.call)
     # C8: list the table once, to start measuring how long each lease stays unchanged. A worker that starts to measure
     # only when it becomes the lookout finds expired leases lease_seconds later.
-    early_seconds = scaled(EARLY_SECONDS, config) * (1 if ranks.stand_ins_before(me) < EARLY_PLACES else 2)
+    early_seconds = scale_to_lease_seconds(EARLY_SECONDS, config) * (
+        1 if ranks.stand_ins_before(me) < EARLY_LISTERS else 2
+    )
     bulletin_stopped = full_still > ranks.silent_seconds > early_seconds + (0.0 if call is None else 2 * call.seconds)
     # A worker ignores new work unless the lookout calls it. A worker without a lease must list the table in any case,
     # because the lookout doesn't see it and cannot call it.
     listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
     may_act = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
     work_for_us = hearing.latest.acts != hearing.acts_read and may_act
-    row_changed_owner = hearing.turned and (call is None or (ranks.row_released and len(leases) < LISTED * STAND_INS))
+    row_changed_owner = hearing.turned and (
+        call is None or (ranks.row_released and len(leases) < ROWS_PER_LISTING_COST * STAND_INS_MAX)
+    )
     # The ranks contain only workers of this library, but the counts contain all owners.
-    is_last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
+    is_last_resort = full_still > scale_to_lease_seconds(LAST_RESORT_SECONDS, config) * max(
+        len(ranks.ranks), len(census.counts)
+    )
     return work_for_us or row_changed_owner or bulletin_stopped or is_last_resort
 
 
@@ -453,7 +469,7 @@ def _likely_requested_keys(census: Census, me: Me, config: Config) -> tuple[str,
     The result contains the leases beyond this worker's share, in donation order. The worker polls their rows, because
     it would otherwise notice a request only when it next renews the lease.
     """
-    if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
+    if me.history.fleet_still > scale_to_lease_seconds(REQUESTS_EXPECTED_SECONDS, config):
         return ()
     surplus_count = max(0, len(census.mine) - len(census.leases) // len(_present_workers(census)))
     return tuple(
@@ -467,18 +483,18 @@ def _present_workers(census: Census) -> frozenset[str]:
 
 
 def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
-    """Return `settle_seconds` for these actions without the claims that have already succeeded (C10).
+    """Return `seconds_to_results` for these actions without the claims that have already succeeded (C10).
 
     After a successful claim, the worker need not read the table again unless it still lacks leases. That is possible
     because M5 takes only one lease at first, and M9 takes one lease per turn.
     """
     own_keys = {lease.key for lease in census.mine}
     succeeded_claims = {action for action in actions if isinstance(action, Claim) and action.lease.key in own_keys}
-    wants_more = bool(succeeded_claims) and takes_more(census, me, config)
-    return settle_seconds([action for action in actions if action not in succeeded_claims or wants_more], config)
+    needs_results = bool(succeeded_claims) and wants_more_leases(census, me, config)
+    return seconds_to_results([action for action in actions if action not in succeeded_claims or needs_results], config)
 
 
-def takes_more(census: Census, me: Me, config: Config) -> bool:
+def wants_more_leases(census: Census, me: Me, config: Config) -> bool:
     """Return whether this worker would take a lease if it did not have to wait for workers that are joining (C10).
 
     If the worker would take no lease, it need not read the table when the wait is over.
@@ -486,7 +502,7 @@ def takes_more(census: Census, me: Me, config: Config) -> bool:
     return bool(config.rules.take(census, evolve(me, history=evolve(me.history, fleet_still=math.inf)), config))
 
 
-def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
+def seconds_to_results(actions: Iterable[Action], config: Config) -> float | None:
     """Return the seconds until a worker reads the results of these actions (C10), or None if it need not read them.
 
     After claims the wait is short. Even workers that started together have chosen their leases by the end of it (C15).
@@ -497,7 +513,7 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     action_types = {type(action) for action in actions}
     if action_types & {Steal, RequestHandoff}:
         return 0.5 * config.lease_seconds
-    return _scaled_for_requests(CLAIMED_SECONDS, config) if action_types & {Claim, Create} else None
+    return _scale_request_wait(AFTER_CLAIM_SECONDS, config) if action_types & {Claim, Create} else None
 
 
 def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Config) -> float:
@@ -516,37 +532,38 @@ def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Co
 def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     """Return the seconds from one listing of the lookout to the next.
 
-    The result is usually `LOOK_SECONDS`. It is less if the lease of a suspected owner expires earlier (C5), and more if
-    no other worker holds a lease (C13).
+    The result is usually `LOOKOUT_LISTING_SECONDS`. It is less if the lease of a suspected owner expires earlier (C5),
+    and more if no other worker holds a lease (C13).
     """
     limit = expires_above(config)
     other_idle_times = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not other_idle_times:
         # If this worker has read only a few rows, and the lookout has just released one of them, there may be other
         # workers although none is visible. So list the table now.
-        turned = (me.history.hearing or BulletinState()).turned
-        return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
+        row_released = (me.history.hearing or BulletinState()).turned
+        return 0.0 if row_released else min(scale_to_lease_seconds(LONE_LISTING_SECONDS, config), config.cycle_seconds)
     # `idle` ends at the start of a read, so add the time that a listing takes. If listings take long, a living owner
     # renews between two of them, so a lease that has not changed is suspicious.
     listing_seconds = me.history.full_took
     seconds_left = [
         limit - idle
         for idle in other_idle_times
-        if (overdue(idle, config) or (idle > 0 and overdue(idle + listing_seconds, config))) and idle <= limit
+        if (is_renewal_overdue(idle, config) or (idle > 0 and is_renewal_overdue(idle + listing_seconds, config)))
+        and idle <= limit
     ]
-    usual_pause = scaled(LOOK_SECONDS, config)
+    usual_pause = scale_to_lease_seconds(LOOKOUT_LISTING_SECONDS, config)
     # If listings are slow, don't start one before the first lease expires. It would show no owner as dead, and the next
     # result would come a whole listing later.
     next_seconds = (
         min(seconds_left) if seconds_left and listing_seconds >= usual_pause else min([usual_pause, *seconds_left])
     )
     # The 0.05 means that at least 50 ms pass before the next listing, even if a lease expires sooner.
-    return max(scaled(0.05, config), next_seconds)
+    return max(scale_to_lease_seconds(0.05, config), next_seconds)
 
 
-def overdue(idle: float, config: Config) -> bool:
+def is_renewal_overdue(idle: float, config: Config) -> bool:
     """Return whether an owner is suspected to be dead if it has not renewed a lease for `idle` seconds (C5)."""
-    return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
+    return idle > config.renew_seconds + scale_to_lease_seconds(OVERDUE_SECONDS, config)
 
 
 def _next_bulletin(
@@ -560,7 +577,9 @@ def _next_bulletin(
     open_leases = [lease for lease in census.available if lease.key not in taken_keys and lease.owner != me.worker]
     expired_keys = {lease.key for lease in census.expired}
     owner_may_be_dead = any(
-        lease.owner not in {None, me.worker} and overdue(lease.idle, config) and lease.key not in expired_keys
+        lease.owner not in {None, me.worker}
+        and is_renewal_overdue(lease.idle, config)
+        and lease.key not in expired_keys
         for lease in census.leases
     )
     hearing = me.history.hearing or BulletinState()
@@ -575,7 +594,7 @@ def _next_bulletin(
     worker_joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
     # If a lease was just released, or became available because its parents ended (M1), other workers have not had time
     # yet to claim it.
-    max_idle = scaled(FREE_SECONDS, config)
+    max_idle = scale_to_lease_seconds(FREE_CALL_SECONDS, config)
     lease_newly_free = any(lease.idle < max_idle for lease in open_leases)
     if open_leases and not lease_newly_free:
         recently_ended_keys = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
@@ -595,9 +614,13 @@ def _next_bulletin(
             )
         )
     # If calls to single workers have no effect, call all workers once per cycle.
-    moves_expected = lease_newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
+    moves_expected = (
+        lease_newly_free
+        or census.moving
+        or me.history.fleet_still <= scale_to_lease_seconds(REQUESTS_EXPECTED_SECONDS, config)
+    )
     keys_by_worker = config.rules.calls(census, me, config) if moves_expected and not moves_overdue else {}
-    rows = (row.key, *_bulletin_row_keys(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
+    rows = (row.key, *_bulletin_row_keys(leases, lookout_ranks(leases, config).ranks[1:STAND_INS_MAX]))
     call = call_annotation(latest.looks + 1, me.history.full_took, rows, keys_by_worker, to_all=moves_overdue)
     return bulletin_annotations(
         Bulletin(
@@ -619,15 +642,17 @@ def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
         return False
     counts = census.counts
     floor = len(census.leases) // len(counts)
-    if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
+    if max(counts.values()) - min(counts.values()) >= 2 + 2 * count_tolerance(census.leases, floor):
         return True
     # Even if no two workers' counts differ by more than one, the groups of workers may hold unequal shares. The rules
     # then return an empty list of keys for a worker that should take leases from living workers.
     if not all(config.rules.calls(census, me, config).values()):
         return True
-    moves_in_progress = live_moves(census, config)
+    moves_in_progress = pending_handoffs(census, config)
     return bool(
-        takers(census, counts, floor, moves_in_progress, config.rules.most_leases, settling=config.cycle_seconds)
+        load_takers(
+            census, counts, floor, moves_in_progress, config.rules.most_leases, settle_seconds=config.cycle_seconds
+        )
     )
 
 
@@ -643,7 +668,7 @@ def _last_bulletin(
     if not latest.looks or all(bulletin_of(lease) != latest for lease in own_leases if lease.owner == me.worker):
         return ()
     row = bulletin_row(leases, ranks.ranks[0]) if ranks.ranks else None
-    stand_ins = ranks.ranks[1:STAND_INS]
+    stand_ins = ranks.ranks[1:STAND_INS_MAX]
     call = (
         ()
         if row is None

@@ -217,7 +217,7 @@ class Lease:
         return None
 
 
-_new, _set_fields = object.__new__, vars(Lease)["__dict__"].__set__
+_new_object, _set_fields = object.__new__, vars(Lease)["__dict__"].__set__
 
 
 def _copy(fields: dict[str, object]) -> Lease:
@@ -225,7 +225,7 @@ def _copy(fields: dict[str, object]) -> Lease:
 
     If the validators ran again, this would take four times as long.
     """
-    copy = _new(Lease)
+    copy = _new_object(Lease)
     _set_fields(copy, fields)
     return copy
 

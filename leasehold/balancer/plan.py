@@ -14,16 +14,16 @@ from leasehold.balancer.census import Census, KnownLeases
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, take_census
 from leasehold.balancer.family import blocking_problems, families
-from leasehold.balancer.handoff import handoffs
-from leasehold.balancer.lineage import creations, deletions, garbage
+from leasehold.balancer.handoff import handoff_actions
+from leasehold.balancer.lineage import creations, deletions, leases_of_unlisted_shards
 from leasehold.balancer.lookout import (
     called_claims,
     free_expired,
+    is_renewal_overdue,
     next_look,
-    overdue,
+    seconds_to_results,
     seconds_until_late_owners_expire,
-    settle_seconds,
-    takes_more,
+    wants_more_leases,
 )
 from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.rules.shares import awaits_joiners, seconds_until_joined
@@ -69,16 +69,18 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
         census = take_census(known_leases, me, config)
     # If only a few rows were read, other leases may have changed since the last full read. So plan only hand-offs in
     # progress (H2) and claims to which the lookout has called this worker (C6).
-    takings = config.rules.take(census, me, config) if me.history.full_still <= 0 else called_claims(census, me, config)
-    planned_keys = deleted_keys | _action_keys(takings)
-    handoff_steps = tuple(move for move in handoffs(census, config) if move.lease.key not in planned_keys)
+    taking_actions = (
+        config.rules.take(census, me, config) if me.history.full_still <= 0 else called_claims(census, me, config)
+    )
+    planned_keys = deleted_keys | _action_keys(taking_actions)
+    handoff_steps = tuple(move for move in handoff_actions(census, config) if move.lease.key not in planned_keys)
     planned_keys |= {move.lease.key for move in handoff_steps}
     # C6: release expired leases unless another action names them.
     releases = tuple(
         release for release in free_expired(census, known_leases, me, config) if release.lease.key not in planned_keys
     )
-    renewal_actions = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in planned_keys)
-    return (*renewal_actions, *lifecycle_actions, *handoff_steps, *takings, *releases)
+    renewal_actions = tuple(renewal for renewal in _renewals(census, config) if renewal.lease.key not in planned_keys)
+    return (*renewal_actions, *lifecycle_actions, *handoff_steps, *taking_actions, *releases)
 
 
 def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
@@ -128,12 +130,16 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         # renew it. That owner may be dead, and may have been the lookout. The listing starts to measure how long all
         # its leases stay unchanged (C1).
         join_wait_over = history.hearing is not None and history.full_still >= seconds_until_joined(history, config)
-        owner_silent = any(overdue(lease.idle, config) for lease in unsettled_leases if lease.key in requested_keys)
-        lists_table = history.full_still >= config.cycle_seconds or (
-            join_wait_over and (owner_silent or takes_more(take_census(known_leases, me, config), me, config))
+        is_owner_silent = any(
+            is_renewal_overdue(lease.idle, config) for lease in unsettled_leases if lease.key in requested_keys
+        )
+        must_list_table = history.full_still >= config.cycle_seconds or (
+            join_wait_over and (is_owner_silent or wants_more_leases(take_census(known_leases, me, config), me, config))
         )
         return Look(
-            HANDOFF_POLL_SECONDS, keys=None if lists_table else tuple(sorted(requested_keys)), stale_ok=not lists_table
+            HANDOFF_POLL_SECONDS,
+            keys=None if must_list_table else tuple(sorted(requested_keys)),
+            stale_ok=not must_list_table,
         )
     if history.hearing is not None and rules.keeps_lookout:
         return next_look(planned_actions, known_leases, me, config, history.hearing)
@@ -162,7 +168,7 @@ def lifecycle(
     for family in families(shards, leases):
         if family.needs_no_change or blocking_problems(family):  # L2
             continue
-        unlisted_leases = garbage(family, me.worker, expired_keys)
+        unlisted_leases = leases_of_unlisted_shards(family, me.worker, expired_keys)
         creates = creations(family, unlisted_leases, me.history, config)
         # Delete leases only when none is to be created. Otherwise the last lease that proves that a stream was read
         # could be deleted before the leases of the later shards exist (L5).
@@ -195,7 +201,7 @@ def _seconds_to_next_look(actions: tuple[Action, ...], config: Config) -> float:
     rules, takes_leases = config.rules, any(isinstance(action, Claim | Steal) for action in actions)
     if takes_leases and rules.again_at_once:
         return 0.0
-    if rules.keeps_lookout and (settle_wait := settle_seconds(actions, config)) is not None:
+    if rules.keeps_lookout and (settle_wait := seconds_to_results(actions, config)) is not None:
         return settle_wait  # read the results soon, to take the leases that are still missing
     if any(isinstance(action, Create) for action in actions):
         return 1.0  # after its next look, this worker can claim the new lease

@@ -21,28 +21,33 @@ from leasehold.balancer.actions import Action
 from leasehold.balancer.census import Census
 from leasehold.balancer.model import Me
 
-LARGEST = 1e12
+OPTION_VALUE_MAX = 1e12
 """The maximum of every numeric option. It is far above any real value, and small enough that sums stay finite."""
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 
-def number(least: float, *, above: bool = False, none: bool = False, whole: bool = False) -> Validator:
-    """Return a validator for a number from `least` to LARGEST. If `above` is true, `least` itself is not allowed.
+def number_validator(
+    minimum: float, *, exclusive: bool = False, allow_none: bool = False, whole_only: bool = False
+) -> Validator:
+    """Return a validator for a number from `minimum` to LARGEST.
 
-    True and False are not accepted as numbers.
+    If `exclusive` is true, `minimum` itself is not allowed. True and False are not accepted as numbers.
     """
 
     def check(_config: object, attribute: "Attribute[Any]", value: Any) -> None:  # noqa: ANN401  any value is possible
-        if none and value is None:
+        if allow_none and value is None:
             return
-        allowed_types = int if whole else (int, float)
-        has_valid_type = isinstance(value, allowed_types) and not isinstance(value, bool) and abs(value) <= LARGEST
-        if not (has_valid_type and (value > least if above else value >= least)):
-            type_name = "whole number" if whole else "number"
+        allowed_types = int if whole_only else (int, float)
+        has_valid_type = (
+            isinstance(value, allowed_types) and not isinstance(value, bool) and abs(value) <= OPTION_VALUE_MAX
+        )
+        if not (has_valid_type and (value > minimum if exclusive else value >= minimum)):
+            type_name = "whole number" if whole_only else "number"
             raise ValueError(
-                f"{attribute.name}: {value!r} is not a {type_name} {'above' if above else 'of at least'} {least:g}"
-                f" (and at most {LARGEST:g})"
+                f"{attribute.name}: {value!r} is not a {type_name} {'above' if exclusive else 'of at least'} "
+                f"{minimum:g}"
+                f" (and at most {OPTION_VALUE_MAX:g})"
             )
 
     return check

@@ -32,15 +32,15 @@ from attrs import evolve, field, frozen
 
 from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.census import FullReading, KnownLeases
-from leasehold.balancer.family import holes_after
+from leasehold.balancer.family import update_holes
 from leasehold.balancer.model import History, Lease, Shard
 
-REPORT_SECONDS = 35.0
+REPORT_AGE_MAX = 35.0
 """A KCL 3.x worker counts as alive if its last report is not older than this.
 
 KCL 3.x workers usually report every 30 s. A worker without a report for this long has missed a report or has ended.
 """
-SILENT_SECONDS = 60.0
+LEADER_MEMORY_SECONDS = 60.0
 """A KCL 3.x leader may give leases to a worker for this long after the worker's last report.
 
 The value is twice the usual interval between reports.
@@ -115,12 +115,14 @@ class WorkerReports:
         wait starts again when another worker without leases appears.
         """
         living_tracks = {
-            worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS
+            worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_AGE_MAX
         }
         if self.leader not in living_tracks:
             return ()
         forget_times = [
-            track.stamp_at + SILENT_SECONDS for worker, track in self.tracks.items() if worker not in living_tracks
+            track.stamp_at + LEADER_MEMORY_SECONDS
+            for worker, track in self.tracks.items()
+            if worker not in living_tracks
         ]
         forgotten_at = max(forget_times, default=-math.inf)
         tracks_without_leases = [track for track in living_tracks.values() if not track.count]
@@ -135,19 +137,19 @@ class WorkerReports:
 
     def _next_track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
         """Return the state of a worker after another read of the table."""
-        before = self.tracks.get(worker)
-        if before is None:
+        old_track = self.tracks.get(worker)
+        if old_track is None:
             # A report in the first read may be years old. A report that appears for the first time in a later read was
             # written after the previous read.
             return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
-        stamp_at = before.stamp_at if stamp == before.stamp else ended
-        if before.count and not count:
+        stamp_at = old_track.stamp_at if stamp == old_track.stamp else ended
+        if old_track.count and not count:
             # The worker may have died just after its last report, so that other workers took its leases. Only its next
             # report proves that it is alive.
             return ReportTrack(stamp, stamp_at, -math.inf, count, ended)
-        moved_at = before.moved_at if stamp == before.stamp else ended
-        gained_leases = count > before.count or before.moved_at == -math.inf
-        return ReportTrack(stamp, stamp_at, moved_at, count, ended if gained_leases else before.since)
+        moved_at = old_track.moved_at if stamp == old_track.stamp else ended
+        gained_leases = count > old_track.count or old_track.moved_at == -math.inf
+        return ReportTrack(stamp, stamp_at, moved_at, count, ended if gained_leases else old_track.since)
 
 
 class Sighting(NamedTuple):
@@ -332,7 +334,7 @@ class Watch:
         """Return the history, updated with what only a read of the whole table shows: holes, gaps and paces."""
         holes = self.history.holes
         persisting_holes = (evolve(hole, times=hole.times + 1) for hole in holes)
-        holes = tuple(persisting_holes) if unchanged else holes_after(leases, holes)
+        holes = tuple(persisting_holes) if unchanged else update_holes(leases, holes)
         gaps, paces = dict[str, float](), dict[str, float]()  # the longest gap and pace of each owner
         for sighting in sightings.values():
             gap, pace, owner = sighting.gap, sighting.pace, sighting.lease.owner
@@ -362,10 +364,14 @@ class Watch:
             max(lease, own.get(lease.key, lease), key=lambda candidate: candidate.epoch) for lease in self.history.gone
         )
         listed_ids, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
-        gone = tuple(lease for lease in latest_leases if lease.key in listed_ids or lease.stream not in streams)
-        return evolve(self, history=evolve(self.history, gone=gone))
+        deleted_leases = tuple(
+            lease for lease in latest_leases if lease.key in listed_ids or lease.stream not in streams
+        )
+        return evolve(self, history=evolve(self.history, gone=deleted_leases))
 
-    def _deleted_leases(self, now: Mapping[str, Sighting], deleted_keys: Collection[str]) -> tuple[Lease, ...]:
+    def _deleted_leases(
+        self, current_sightings: Mapping[str, Sighting], deleted_keys: Collection[str]
+    ) -> tuple[Lease, ...]:
         """Return the known leases that no longer have a row.
 
         Deleted leases are needed to recreate their rows. This worker may be the only one that knows how far their
@@ -376,20 +382,20 @@ class Watch:
         leases = {lease.key: lease for lease in self.history.gone} | {
             key: self.sightings[key].lease for key in deleted_keys
         }
-        return tuple(leases[key] for key in sorted(leases) if key not in now)
+        return tuple(leases[key] for key in sorted(leases) if key not in current_sightings)
 
-    def _updated_sightings(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
-        """Return the states of all leases, with those in `fresh` updated and those in `gone` removed."""
-        before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
-        return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
+    def _updated_sightings(self, new_sightings: Mapping[str, Sighting], deleted_keys: Iterable[str]) -> Sightings:
+        """Return the states of all leases, with `new_sightings` updated and those in `deleted_keys` removed."""
+        old_sightings = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
+        return Sightings(old_sightings.whole, {**old_sightings.since, **dict.fromkeys(deleted_keys), **new_sightings})
 
-    def _next_sighting(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
+    def _next_sighting(self, old_sighting: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
         """Return the new state of a lease, given its state before this read.
 
         The times for the version, the owner and the next owner are tracked separately. Each starts again when the value
         changes.
         """
-        if before is None:
+        if old_sighting is None:
             # The lease was not in an earlier read. Unless this is the first read, its owner got it after the previous
             # read.
             owner_at = -math.inf if self.owners_at is None else ended
@@ -399,7 +405,7 @@ class Watch:
                 next_owner_idle=0.0,
             )
             return Sighting(watched_lease, version_at=ended, owner_at=owner_at, next_owner_at=ended)
-        old_lease, version_at, owner_at, next_owner_at, watched, previous_interval, gap, pace = before
+        old_lease, version_at, owner_at, next_owner_at, watched, previous_interval, gap, pace = old_sighting
         same_owner = old_lease.owner == lease.owner
         # The version alone is not enough: a row that was deleted and recreated starts a new counter, so it may have an
         # earlier version again (L13).
@@ -438,39 +444,57 @@ class Watch:
         )
 
     def _changes(
-        self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, unchanged: bool
+        self,
+        old_sightings: Mapping[str, Sighting],
+        new_sightings: Mapping[str, Sighting],
+        ended: float,
+        *,
+        unchanged: bool,
     ) -> tuple[float, float]:
         """Return when the present owners and the present set of workers were first read."""
-        owners_at = self.owners_at if unchanged or _owner_by_key(before) == _owner_by_key(now) else None
-        fleet_at = self.fleet_at if unchanged or _named_workers(before) == _named_workers(now) else None
+        owners_at = (
+            self.owners_at if unchanged or _owner_by_key(old_sightings) == _owner_by_key(new_sightings) else None
+        )
+        fleet_at = (
+            self.fleet_at if unchanged or _named_workers(old_sightings) == _named_workers(new_sightings) else None
+        )
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
     def _changes_in(
-        self, fresh: Mapping[str, Sighting], deleted_keys: Collection[str], now: KnownLeases, ended: float
+        self,
+        new_sightings: Mapping[str, Sighting],
+        deleted_keys: Collection[str],
+        new_leases: KnownLeases,
+        ended: float,
     ) -> tuple[float, float]:
         """Return when the present owners and the present set of workers were first read, after a read of a few rows.
 
         This function visits only the rows that were read and the workers that they name, because nothing else can have
         changed.
         """
-        sighting_pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
+        sighting_pairs = [(self.sightings.get(key), new_sightings.get(key)) for key in {*new_sightings, *deleted_keys}]
         changed_pairs = [
-            (earlier, later)
-            for earlier, later in sighting_pairs
-            if _owner_and_next_owner(earlier) != _owner_and_next_owner(later)
+            (old_sighting, new_sighting)
+            for old_sighting, new_sighting in sighting_pairs
+            if _owner_and_next_owner(old_sighting) != _owner_and_next_owner(new_sighting)
         ]
         if not changed_pairs and self.owners_at is not None and self.fleet_at is not None:
             return self.owners_at, self.fleet_at
-        before = _known_leases(self.whole, self.sightings)
+        old_leases = _known_leases(self.whole, self.sightings)
         workers_named = {
-            name for pair in changed_pairs for parties in map(_owner_and_next_owner, pair) for name in parties
+            name
+            for sighting_pair in changed_pairs
+            for owner_and_next_owner in map(_owner_and_next_owner, sighting_pair)
+            for name in owner_and_next_owner
         } - {None}
         fleet_same = all(
-            before.has_owner_or_next_owner(name) == now.has_owner_or_next_owner(name) for name in workers_named
+            old_leases.has_owner_or_next_owner(name) == new_leases.has_owner_or_next_owner(name)
+            for name in workers_named
         )
         owners_same = all(
-            None not in pair and _owner_and_next_owner(pair[0])[:1] == _owner_and_next_owner(pair[1])[:1]
-            for pair in changed_pairs
+            None not in sighting_pair
+            and _owner_and_next_owner(sighting_pair[0])[:1] == _owner_and_next_owner(sighting_pair[1])[:1]
+            for sighting_pair in changed_pairs
         )
         owners_at = self.owners_at if owners_same else None
         fleet_at = self.fleet_at if fleet_same else None
@@ -483,12 +507,12 @@ def _known_leases(whole: FullReading, sightings: Mapping[str, Sighting]) -> Know
     return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
 
 
-def _same_state(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
+def _same_state(old_sightings: Mapping[str, Sighting], new_sightings: Mapping[str, Sighting]) -> bool:
     """Return whether no lease is new, has ended, or has another owner, next owner, hash range or stream than before."""
-    for key, sighting in now.items():
-        if (earlier := before.get(key)) is None:
+    for key, sighting in new_sightings.items():
+        if (old_sighting := old_sightings.get(key)) is None:
             return False
-        old_lease, new_lease = earlier.lease, sighting.lease
+        old_lease, new_lease = old_sighting.lease, sighting.lease
         same_owners = (
             old_lease.owner == new_lease.owner
             and old_lease.next_owner == new_lease.next_owner

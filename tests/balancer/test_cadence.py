@@ -31,7 +31,13 @@ from leasehold.balancer.actions import Claim, Look, Release, Renew, RequestHando
 from leasehold.balancer.bulletin import BulletinTracker, bulletin_annotations, bulletin_of
 from leasehold.balancer.chance import order_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import bulletin_row, heartbeat, lookout_ranks, settle_seconds, start_seconds
+from leasehold.balancer.lookout import (
+    bulletin_row,
+    bulletin_row_renewals,
+    lookout_ranks,
+    seconds_to_results,
+    start_seconds,
+)
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, BulletinState, History, Lease, Me
 from leasehold.balancer.plan import HANDOFF_POLL_SECONDS, look_again, plan
 from leasehold.balancer.rules.kcl import Kcl
@@ -188,9 +194,9 @@ def test_single_worker_lists_the_table_seldom() -> None:
 
 def test_worker_reads_the_table_soon_after_taking() -> None:
     """C10: A worker that has taken leases reads the table again soon, so a fleet starts quickly."""
-    assert settle_seconds((), CONFIG) is None
-    assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.7
-    assert settle_seconds((Steal(TABLE[0], "w-0", "M5"),), CONFIG) == 5.0
+    assert seconds_to_results((), CONFIG) is None
+    assert seconds_to_results((Claim(TABLE[0], "M5"),), CONFIG) == 0.7
+    assert seconds_to_results((Steal(TABLE[0], "w-0", "M5"),), CONFIG) == 5.0
     assert look(READER, TABLE, FULL, Claim(TABLE[1], "M5")) == Look(0.7)
 
 
@@ -283,8 +289,8 @@ def test_start_does_not_depend_on_lease_seconds() -> None:
     hub_config, short_config = Config(lease_seconds=120.0), Config(lease_seconds=2.0)
     assert start_seconds("w-1", hub_config) == start_seconds("w-1", CONFIG) == 5 * start_seconds("w-1", short_config)
     claims = (Claim(TABLE[0], "M5"),)
-    assert settle_seconds(claims, hub_config) == 0.7
-    assert settle_seconds(claims, short_config) == pytest.approx(0.14)
+    assert seconds_to_results(claims, hub_config) == 0.7
+    assert seconds_to_results(claims, short_config) == pytest.approx(0.14)
 
 
 def test_newcomers_wait_for_joiners_before_they_steal() -> None:
@@ -354,8 +360,8 @@ def test_bulletin_row_is_renewed_at_each_heartbeat() -> None:
     """C4: The bulletin's row is renewed more often than other leases, as its readers expect."""
     lookout_leases = [evolve(lease, idle=1.5) for lease in TABLE if lease.owner == LOOKOUT]
     assert BOARD is not None
-    assert heartbeat(lookout_leases, Me(LOOKOUT), CONFIG) == (Renew(evolve(BOARD, idle=1.5), "C4"),)
-    assert heartbeat([evolve(lease, idle=1.4) for lease in lookout_leases], Me(LOOKOUT), CONFIG) == ()
+    assert bulletin_row_renewals(lookout_leases, Me(LOOKOUT), CONFIG) == (Renew(evolve(BOARD, idle=1.5), "C4"),)
+    assert bulletin_row_renewals([evolve(lease, idle=1.4) for lease in lookout_leases], Me(LOOKOUT), CONFIG) == ()
 
 
 def test_uneven_fleet_is_called_once_per_cycle() -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from leasehold.balancer.contradictions import (
     CONTRADICTION,
     INCARNATION,
-    SETTLED,
+    SETTLED_VALUE,
     Contradiction,
     contradictions,
-    reported,
+    reported_contradictions,
     restarts,
 )
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
@@ -57,7 +57,7 @@ grown = st.builds(_split_shards, st.integers(1, 3), st.lists(st.integers(0, 9), 
 @given(scenes(), st.sampled_from(("", OLD, NEW, "x", ":")), st.data())
 def test_every_table_and_listing_is_planned(scene: Any, incarnation: str, data: st.DataObject) -> None:  # noqa: ANN401
     """Every combination of rows and shards can be planned, however strange the rows are."""
-    values = st.sampled_from((None, "", SETTLED, OLD, NEW, "1:orders:9" + "9" * 30, "x", "²:²"))
+    values = st.sampled_from((None, "", SETTLED_VALUE, OLD, NEW, "1:orders:9" + "9" * 30, "x", "²:²"))
     leases = [
         lease if (note := data.draw(values)) is None else evolve(lease, annotations=((INCARNATION, note),))
         for lease in scene.leases
@@ -174,7 +174,7 @@ def test_recreation_completes_after_interruptions(
 
 def test_reset_lease_belongs_to_the_current_stream() -> None:
     """A stream that was reset by hand can be read again."""
-    settled = tuple(evolve(lease, annotations=((INCARNATION, SETTLED),)) for lease in _kept(SPLIT, OLD).values())
+    settled = tuple(evolve(lease, annotations=((INCARNATION, SETTLED_VALUE),)) for lease in _kept(SPLIT, OLD).values())
     assert contradictions(SPLIT, settled, NEW) == ()
 
 
@@ -182,7 +182,7 @@ def test_annotation_is_reported_until_resolved() -> None:
     """The annotation about a contradiction is reported to operators until the contradiction is resolved."""
     rows = (
         Lease("b", annotations=((CONTRADICTION, "is wrong"),)),
-        Lease("a", annotations=((CONTRADICTION, SETTLED),)),
+        Lease("a", annotations=((CONTRADICTION, SETTLED_VALUE),)),
         Lease("c"),
     )
-    assert reported(rows) == ("is wrong",)
+    assert reported_contradictions(rows) == ("is wrong",)

@@ -11,7 +11,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
-from leasehold.balancer.rules.loads import BAND, relief, slack
+from leasehold.balancer.rules.loads import LOAD_BAND, count_tolerance, load_moves
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import Shares
 
@@ -58,7 +58,7 @@ def test_loads_reach_the_band_and_stay(seed: int) -> None:
     assert plans(leases, 20) == []
     mean = sum(loads(leases).values()) / len(WORKERS)
     hottest = max(lease.weight or 0 for lease in leases.values())
-    assert max(loads(leases).values()) <= max((1 + BAND) * mean, hottest + BAND * mean)
+    assert max(loads(leases).values()) <= max((1 + LOAD_BAND) * mean, hottest + LOAD_BAND * mean)
     assert 0 < move_count <= 0.08 * len(leases)
 
 
@@ -69,9 +69,9 @@ def unmeasured(leases: list[Lease], first: int, last: int) -> list[Lease]:
 def test_counts_decide_if_many_weights_are_unknown() -> None:
     """In a fleet with peers that measure nothing, leases are balanced by count."""
     leases = [*fleet(1).values()]
-    assert slack(leases, 20) == slack(unmeasured(leases, 0, 30), 20) == 10
-    assert slack(unmeasured(leases, 0, 31), 20) == slack(unmeasured(leases, 200, 231), 20) == 0
-    assert slack([], 0) == 0
+    assert count_tolerance(leases, 20) == count_tolerance(unmeasured(leases, 0, 30), 20) == 10
+    assert count_tolerance(unmeasured(leases, 0, 31), 20) == count_tolerance(unmeasured(leases, 200, 231), 20) == 0
+    assert count_tolerance([], 0) == 0
 
 
 def test_split_in_a_balanced_fleet_moves_no_leases() -> None:
@@ -85,12 +85,14 @@ def test_split_in_a_balanced_fleet_moves_no_leases() -> None:
     typical = min(leases.values(), key=lambda lease: abs((lease.weight or 0) - 104_832))
     leases[typical.key] = evolve(typical, weight=None)
     assert plans(leases, 21) == []
-    assert relief({"a": [Lease("n-1"), Lease("n-2")], "b": []}, {"a": 9, "b": 9}, {"a": 9, "b": 9}, 1) == {"n-2": "b"}
+    assert load_moves({"a": [Lease("n-1"), Lease("n-2")], "b": []}, {"a": 9, "b": 9}, {"a": 9, "b": 9}, 1) == {
+        "n-2": "b"
+    }
 
 
 def test_counts_decide_without_traffic() -> None:
     """A newcomer to an idle stream gets its share of leases."""
-    assert slack([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
+    assert count_tolerance([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
 
 
 @pytest.mark.parametrize(
@@ -103,16 +105,16 @@ def test_counts_decide_below_a_hundredth_of_a_shards_capacity(each: int, uneven:
     assert Counter(lease.owner for lease in leases) == dict.fromkeys(WORKERS, 20)
     if uneven:
         leases[0] = evolve(leases[0], owner=leases[1].owner)
-    assert slack(leases, 20) == tolerance
-    assert slack([evolve(leases[0], weight=None), *leases[1:]], 20) == tolerance
+    assert count_tolerance(leases, 20) == tolerance
+    assert count_tolerance([evolve(leases[0], weight=None), *leases[1:]], 20) == tolerance
 
 
 def test_gain_below_the_noise_moves_no_lease() -> None:
     """Small differences between measured loads move no leases."""
     held = {"a": [Lease("big", weight=100_000), Lease("small", weight=500)], "b": [Lease("b-1", weight=70_000)]}
-    assert relief(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {}
+    assert load_moves(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {}
     held["a"] += [Lease("more", weight=20_000)]
-    assert relief(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {"more": "b"}
+    assert load_moves(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {"more": "b"}
 
 
 def test_gain_at_the_limit_moves_a_lease() -> None:
@@ -120,10 +122,10 @@ def test_gain_at_the_limit_moves_a_lease() -> None:
     held = {"a": [Lease("heavy", weight=218), Lease("light", weight=4)], "b": [Lease("b-1", weight=193)]}
     held |= {worker: [Lease(f"{worker}-1", weight=195)] for worker in "cde"}
     unlimited_room = dict.fromkeys(held, 9)
-    assert relief(held, unlimited_room, unlimited_room) == {"light": "b"}
+    assert load_moves(held, unlimited_room, unlimited_room) == {"light": "b"}
     held["a"][1] = Lease("light", weight=3)
     held["c"] = [Lease("c-1", weight=196)]
-    assert relief(held, unlimited_room, unlimited_room) == {}
+    assert load_moves(held, unlimited_room, unlimited_room) == {}
 
 
 def test_moves_for_load_are_requested() -> None:
@@ -146,7 +148,7 @@ def test_move_that_only_swaps_roles_is_not_made() -> None:
         worker: [Lease(f"{worker}-{weight}", weight=weight) for weight in worker_weights]
         for worker, worker_weights in weights.items()
     }
-    assert relief(held, dict.fromkeys(held, 9), dict.fromkeys(held, 9)) == {}
+    assert load_moves(held, dict.fromkeys(held, 9), dict.fromkeys(held, 9)) == {}
 
 
 def test_counts_decide_beside_workers_of_other_libraries() -> None:
@@ -154,13 +156,13 @@ def test_counts_decide_beside_workers_of_other_libraries() -> None:
     annotations = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
     leases = [evolve(lease, annotations=annotations["a"]) for lease in fleet(1).values()]
     owned_leases = [evolve(lease, owner="a") for lease in leases]
-    assert slack(owned_leases, 20) == 10
+    assert count_tolerance(owned_leases, 20) == 10
     assert (
-        slack([evolve(owned_leases[0], owner="j"), *owned_leases[1:]], 20) == 0
+        count_tolerance([evolve(owned_leases[0], owner="j"), *owned_leases[1:]], 20) == 0
     )  # the worker kept the attribute of the previous owner
-    assert slack([evolve(owned_leases[0], owner=None), *owned_leases[1:]], 20) == 10
+    assert count_tolerance([evolve(owned_leases[0], owner=None), *owned_leases[1:]], 20) == 10
     assert (
-        slack(
+        count_tolerance(
             [
                 evolve(owned_leases[0], owner="b"),
                 evolve(owned_leases[1], owner="b", annotations=annotations["b"]),

@@ -28,7 +28,7 @@ from looking_fleet import (
 from leasehold.balancer.actions import Claim, Look
 from leasehold.balancer.bulletin import bulletin_annotations
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import heartbeat, lookout_ranks
+from leasehold.balancer.lookout import bulletin_row_renewals, lookout_ranks
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, History, Lease, Me
 from leasehold.balancer.plan import look_again
 from leasehold.balancer.rules.minimal import Minimal
@@ -165,8 +165,8 @@ def test_each_rank_stands_in_at_its_own_time() -> None:
 
 def test_worker_without_leases_renews_no_bulletin_row() -> None:
     """C4: A worker that has just lost its last lease continues to read the bulletin."""
-    assert heartbeat((), Me(LOOKOUT), CONFIG) == ()
-    assert heartbeat((evolve(TABLE[0], checkpoint=SHARD_END),), Me(str(TABLE[0].owner)), CONFIG) == ()
+    assert bulletin_row_renewals((), Me(LOOKOUT), CONFIG) == ()
+    assert bulletin_row_renewals((evolve(TABLE[0], checkpoint=SHARD_END),), Me(str(TABLE[0].owner)), CONFIG) == ()
 
 
 def test_lease_taken_in_the_same_turn_is_not_announced() -> None:

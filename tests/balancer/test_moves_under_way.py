@@ -6,7 +6,7 @@ from attrs import evolve
 from leasehold.balancer.actions import Claim, Release, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
-from leasehold.balancer.handoff import handed_counts, handoffs, live_moves, renewed_request
+from leasehold.balancer.handoff import counts_after_handoffs, handoff_actions, pending_handoffs, renew_request
 from leasehold.balancer.model import SHARD_END, Lease, Me
 
 CONFIG = Config(lease_seconds=10.0, cycle_seconds=20.0)
@@ -18,12 +18,12 @@ ASKED = Lease("s-0", owner="ann", next_owner="bob", yields=True)
 
 def steps(worker: str, *leases: Lease) -> tuple[Claim | Release | Steal, ...]:
     """Return the actions of this worker for the hand-offs in progress."""
-    return handoffs(take_census(leases, Me(worker), CONFIG), CONFIG)
+    return handoff_actions(take_census(leases, Me(worker), CONFIG), CONFIG)
 
 
 def moves(*leases: Lease, worker: str = "ann") -> dict[str, tuple[str, str]]:
     """Return the owner and the next owner of each hand-off that is not finished."""
-    return live_moves(take_census(leases, Me(worker), CONFIG), CONFIG)
+    return pending_handoffs(take_census(leases, Me(worker), CONFIG), CONFIG)
 
 
 def test_owner_releases_and_others_wait() -> None:
@@ -57,7 +57,7 @@ def test_ended_lease_is_not_moved() -> None:
     """Ended leases are not handed off, even under rules that count them."""
     ended = evolve(ASKED, checkpoint=SHARD_END)
     census_with_ended = evolve(take_census((ASKED,), Me("ann"), CONFIG), moving=(ended,))
-    assert handoffs(census_with_ended, CONFIG) == ()
+    assert handoff_actions(census_with_ended, CONFIG) == ()
 
 
 def test_next_owner_steals_after_the_time_to_drain() -> None:
@@ -76,7 +76,7 @@ def test_steps_are_in_key_order() -> None:
 def test_lease_taken_back_is_requested_again() -> None:
     """A next owner that accepted a given lease too late requests it again."""
     stored_lease = evolve(ASKED, next_owner=None)
-    assert renewed_request(ASKED, stored_lease) == RequestHandoff(stored_lease, "ann", "H4")
+    assert renew_request(ASKED, stored_lease) == RequestHandoff(stored_lease, "ann", "H4")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_lease_taken_back_is_requested_again() -> None:
 )
 def test_lease_no_longer_needed_is_not_requested_again(found: Lease) -> None:
     """A worker does not request a lease that it no longer lacks, or that it can take without a request."""
-    assert renewed_request(ASKED, found) is None
+    assert renew_request(ASKED, found) is None
 
 
 def test_counts_include_moves_in_progress() -> None:
@@ -106,14 +106,14 @@ def test_counts_include_moves_in_progress() -> None:
     )
     census = take_census(table, Me("ann"), CONFIG)
     assert census.counts == {"ann": 5, "bob": 1}
-    assert handed_counts(census, CONFIG) == {"ann": 2, "bob": 3, "cyd": 1}
+    assert counts_after_handoffs(census, CONFIG) == {"ann": 2, "bob": 3, "cyd": 1}
     assert census.counts == {"ann": 5, "bob": 1}
 
 
 def test_counts_without_moves_are_those_of_the_table() -> None:
     """Without hand-offs, counts are those of the table, including workers without leases."""
     census = take_census((Lease("s-0", owner="ann"),), Me("bob"), CONFIG)
-    assert handed_counts(census, CONFIG) == {"ann": 1, "bob": 0}
+    assert counts_after_handoffs(census, CONFIG) == {"ann": 1, "bob": 0}
 
 
 def test_request_counts_while_its_next_owner_is_alive() -> None:

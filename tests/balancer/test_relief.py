@@ -8,7 +8,7 @@ from attrs import evolve
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.model import Lease, Me
-from leasehold.balancer.rules.loads import average, relief, takers
+from leasehold.balancer.rules.loads import load_moves, load_takers, mean_weight
 from leasehold.balancer.rules.minimal import Minimal
 
 WORKERS = tuple(f"w-{number}" for number in range(8))
@@ -18,7 +18,7 @@ ROOM = dict.fromkeys((*WORKERS, "a", "b"), 3)
 def test_hot_lease_that_would_only_swap_loads_stays() -> None:
     """A lease does not move if its new owner would become the fullest worker."""
     held = {"a": [Lease("z-hot", weight=100), Lease("small", weight=2)], "b": []}
-    assert relief(held, ROOM, ROOM) == {"small": "b"}
+    assert load_moves(held, ROOM, ROOM) == {"small": "b"}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -29,7 +29,7 @@ def test_worker_that_gains_gives_no_lease_in_the_same_series(seed: int) -> None:
         worker: [Lease(f"{worker}/{index}", weight=round(1024 * random.lognormvariate(0, 1))) for index in range(5)]
         for worker in WORKERS
     }
-    taker_by_key = relief(held, ROOM, ROOM)
+    taker_by_key = load_moves(held, ROOM, ROOM)
     gained: set[str] = set()
     for key, taker in taker_by_key.items():
         assert key.partition("/")[0] not in gained
@@ -40,7 +40,7 @@ def test_worker_that_gains_gives_no_lease_in_the_same_series(seed: int) -> None:
 def test_each_move_of_a_series_counts_once_for_both_workers() -> None:
     """Each move of a series changes the loads of both workers once."""
     held = {"a": [Lease(f"s-{place}", weight=10) for place in range(6)], "b": []}
-    assert list(relief(held, ROOM, dict.fromkeys(ROOM, 9)).values()) == ["b"] * 3
+    assert list(load_moves(held, ROOM, dict.fromkeys(ROOM, 9)).values()) == ["b"] * 3
 
 
 def test_load_is_the_sum_of_all_leases() -> None:
@@ -51,7 +51,7 @@ def test_load_is_the_sum_of_all_leases() -> None:
         for index in range(lease_count)
     ]
     census = take_census(leases, Me("a"), Config(rules=Minimal()))
-    assert set(takers(census, census.counts, 4, {}, None, settling=0.0).values()) == {"b"}
+    assert set(load_takers(census, census.counts, 4, {}, None, settle_seconds=0.0).values()) == {"b"}
 
 
 def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
@@ -92,7 +92,7 @@ def test_each_limit_of_a_move_holds(
     held: dict[str, list[Lease]], room: dict[str, int], spare: dict[str, int], taken: dict[str, str]
 ) -> None:
     """A move respects all limits, so leases do not follow noise, and no worker is left with hardly any leases."""
-    assert relief(held, room, spare) == taken
+    assert load_moves(held, room, spare) == taken
 
 
 def moves(
@@ -106,7 +106,7 @@ def moves(
     census = take_census(
         [lease for owner_leases in held.values() for lease in owner_leases], Me("a"), Config(rules=Minimal())
     )
-    return takers(census, census.counts, floor, moving or {}, most, settling=settling)
+    return load_takers(census, census.counts, floor, moving or {}, most, settle_seconds=settling)
 
 
 def test_counts_limit_moves_for_loads() -> None:
@@ -134,7 +134,7 @@ def test_unmeasured_lease_has_the_average_weight() -> None:
         "b": [Lease(f"b-{place}", owner="b", weight=100_000) for place in range(4)],
     }
     assert moves(held, 5) == {"z": "b"}
-    assert (average([Lease("x", weight=1), Lease("y", weight=2), Lease("z")]), average([])) == (1, 0)
+    assert (mean_weight([Lease("x", weight=1), Lease("y", weight=2), Lease("z")]), mean_weight([])) == (1, 0)
 
 
 def test_small_excess_of_few_leases_is_evened_out() -> None:

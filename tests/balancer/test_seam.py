@@ -7,7 +7,7 @@ from attrs import evolve
 
 from leasehold.balancer import children_to_create, readable, slow_owners
 from leasehold.balancer.actions import Claim, Create, Look, Release, Renew, RequestHandoff
-from leasehold.balancer.chance import draw, draw_owner, order_under
+from leasehold.balancer.chance import draw_leases, draw_owner, order_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import (
     LATEST,
@@ -84,7 +84,9 @@ def test_draw_is_specified_exactly() -> None:
     field = blake2b(b"a-1\x004", digest_size=16).digest()
     digests = {key: blake2b(key.encode(), digest_size=8, salt=field).digest() for key in ("s-0", "s-1", "s-2")}
     leases = [Lease(key) for key in digests]
-    assert [lease.key for lease in draw(leases, Me("a-1", 4), 3)] == sorted(digests, key=lambda key: digests[key])
+    assert [lease.key for lease in draw_leases(leases, Me("a-1", 4), 3)] == sorted(
+        digests, key=lambda key: digests[key]
+    )
     assert digests["s-0"].hex() == "9d3cf3f16e45f9e0"
     assert (
         order_under("\ud800")(Lease("\ud800"))[0]
@@ -95,7 +97,7 @@ def test_draw_is_specified_exactly() -> None:
 def test_draws_differ_between_workers_and_turns() -> None:
     """Workers draw different leases, and each worker draws others in each turn."""
     leases = [Lease(f"s-{place}") for place in range(50)]
-    first_draws = {draw(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
+    first_draws = {draw_leases(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
     assert len(first_draws) > 10
 
 

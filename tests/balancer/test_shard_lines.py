@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.family import holes_after, problems, unrelated
+from leasehold.balancer.family import problems, unrelated_shards, update_holes
 from leasehold.balancer.lineage import children_to_create, deletable, readable
 from leasehold.balancer.model import (
     HASH_KEYS,
@@ -40,10 +40,10 @@ def test_kin_of_unreadable_row_are_ancestors_and_descendants() -> None:
     """A child whose parent's row cannot be read does not start where its first records are skipped."""
     related_shards = [shard("0"), shard("1", "0"), shard("2", "0"), shard("3", "1", "x")]
     other_shards = [shard("8"), shard("9", "8")]
-    assert unrelated([*related_shards, *other_shards], ["1"]) == tuple(other_shards)
-    assert unrelated([*other_shards, *related_shards], ["x"]) == tuple(other_shards)
-    assert unrelated([*related_shards, *other_shards], ["8"]) == tuple(related_shards)
-    assert unrelated([*related_shards, *other_shards, shard("4")], ["1", "8"]) == (shard("4"),)
+    assert unrelated_shards([*related_shards, *other_shards], ["1"]) == tuple(other_shards)
+    assert unrelated_shards([*other_shards, *related_shards], ["x"]) == tuple(other_shards)
+    assert unrelated_shards([*related_shards, *other_shards], ["8"]) == tuple(related_shards)
+    assert unrelated_shards([*related_shards, *other_shards, shard("4")], ["1", "8"]) == (shard("4"),)
 
 
 def test_all_partitions_of_a_stream_are_kin() -> None:
@@ -51,8 +51,11 @@ def test_all_partitions_of_a_stream_are_kin() -> None:
     hub_partitions = [Shard("h:0", stream="h"), Shard("h:1", stream="h")]
     other_partitions = [Shard("g:0", stream="g")]
     root_shards = [shard("0"), shard("1")]
-    assert unrelated([*hub_partitions, *other_partitions, *root_shards], ["h:1"]) == (*other_partitions, *root_shards)
-    assert unrelated([*hub_partitions, *other_partitions, *root_shards], ["0"]) == (
+    assert unrelated_shards([*hub_partitions, *other_partitions, *root_shards], ["h:1"]) == (
+        *other_partitions,
+        *root_shards,
+    )
+    assert unrelated_shards([*hub_partitions, *other_partitions, *root_shards], ["0"]) == (
         *hub_partitions,
         *other_partitions,
         root_shards[1],
@@ -62,7 +65,7 @@ def test_all_partitions_of_a_stream_are_kin() -> None:
 def test_no_kin_if_all_rows_are_readable() -> None:
     """Creation of leases is not restricted if all rows can be read."""
     listed = [shard("0"), shard("1", "0")]
-    assert unrelated(listed, []) == tuple(listed)
+    assert unrelated_shards(listed, []) == tuple(listed)
 
 
 # Finished leases (L8)
@@ -323,9 +326,9 @@ def test_holes_are_not_reported_if_a_range_is_unknown() -> None:
     shard_with_range, shard_without_range = shard("0"), shard("1", keys=None)
     assert (len(problems([shard_with_range])), len(problems([shard_with_range, shard_without_range]))) == (1, 0)
     leases = [Lease("0", hash_range=(0, 9)), Lease("1")]
-    assert (len(holes_after(leases[:1], ())), len(holes_after(leases, ()))) == (1, 0)
+    assert (len(update_holes(leases[:1], ())), len(update_holes(leases, ()))) == (1, 0)
     ended_lease = evolve(leases[1], checkpoint=SHARD_END)
-    assert len(holes_after([leases[0], ended_lease], ())) == 1
+    assert len(update_holes([leases[0], ended_lease], ())) == 1
 
 
 @given(st.data())

@@ -13,7 +13,7 @@ from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.balancer.rules.shares import Groups, favoured, least_moves, path_of, uneven
+from leasehold.balancer.rules.shares import Groups, describe_imbalance, least_moves, path_of, workers_with_extra
 
 GROUPINGS: dict[str, tuple[Groups, tuple[str, ...]]] = {
     "none": (None, ("a", "b", "c", "d", "e")),
@@ -30,7 +30,7 @@ def divisions(leases: int, workers: int) -> Iterator[tuple[int, ...]]:
 
 def shares_of(counts: dict[str, int], leases: int, groups: Groups) -> dict[str, int]:
     floor, extras = divmod(leases, len(counts))
-    favored_workers = favoured(counts, floor, extras, groups)
+    favored_workers = workers_with_extra(counts, floor, extras, groups)
     return {worker: floor + (worker in favored_workers) for worker in counts}
 
 
@@ -190,10 +190,10 @@ def test_least_moves_are_those_of_the_cheapest_even_division(grouping: str) -> N
 def test_division_is_uneven_unless_it_is_an_even_one(grouping: str) -> None:
     """S8: Exactly the even divisions count as even. The checker and the judge use this for a balanced fleet."""
     groups, names = GROUPINGS[grouping]
-    assert uneven({"a": 9}, (), 9, groups) == ""
+    assert describe_imbalance({"a": 9}, (), 9, groups) == ""
     for size in range(1, 6):
         for leases in range(8):
             even_divisions = even_shares(names[:size], leases, groups)
             for held_counts in divisions(leases, size):
                 counts = dict(zip(names, held_counts, strict=False))
-                assert (uneven(counts, counts, leases, groups) == "") == (counts in even_divisions), counts
+                assert (describe_imbalance(counts, counts, leases, groups) == "") == (counts in even_divisions), counts

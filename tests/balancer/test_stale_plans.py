@@ -12,7 +12,7 @@ from leasehold.balancer.actions import Claim, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.plan import plan
-from leasehold.balancer.rules.loads import BAND
+from leasehold.balancer.rules.loads import LOAD_BAND
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.watch import Watch
 
@@ -135,7 +135,7 @@ def test_lease_that_moves_twice_moved_for_its_count_first() -> None:
     assert 0 < sum(len(fleet.repeated) for fleet in fleets) < 0.05 * sum(len(fleet.moves) for fleet in fleets)
     for fleet in fleets:
         mean = sum(fleet.loads.values()) / len(fleet.loads)
-        assert max(fleet.loads.values()) <= max(1.25 * mean, fleet.hottest + BAND * mean)
+        assert max(fleet.loads.values()) <= max(1.25 * mean, fleet.hottest + LOAD_BAND * mean)
 
 
 @pytest.mark.sampled(2)

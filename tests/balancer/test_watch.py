@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.balancer.bulletin import BulletinTracker
-from leasehold.balancer.census import Census, indexed
+from leasehold.balancer.census import Census, index_leases
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
-from leasehold.balancer.family import holes_after
+from leasehold.balancer.family import update_holes
 from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import (
     HASH_KEYS,
@@ -397,7 +397,7 @@ def anew(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
     owners_at = before.owners_at if owners[0] == owners[1] and before.owners_at is not None else ended
     fleet_at = before.fleet_at if named_workers[0] == named_workers[1] and before.fleet_at is not None else ended
     assert (after.owners_at, after.fleet_at) == (owners_at, fleet_at)
-    holes = holes_after(leases_after.values(), before.history.holes) if whole else before.history.holes
+    holes = update_holes(leases_after.values(), before.history.holes) if whole else before.history.holes
     return evolve(
         after.history,
         holes=holes,
@@ -441,7 +441,7 @@ def test_counts_after_partial_reads_equal_a_full_count(
         measured_weights = [weight for _, weight in weights if weight is not None]
         sums = {owner: sum(weight or 0 for name, weight in weights if name == owner) for owner, _ in weights}
         unmeasured_counts = {owner: weights.count((owner, None)) for owner in sums}
-        table_index = indexed(leases)
+        table_index = index_leases(leases)
         assert table_index.weight_totals() == (len(measured_weights), sum(measured_weights))
         # An owner whose last lease is gone has no entry left.
         loads = {owner: load for owner, load in table_index.load_by_owner(7).items() if load}

@@ -8,7 +8,7 @@ import pytest
 from mixed import LEASE_SECONDS, Mixed, mixed
 from types_boto3_dynamodb import DynamoDBClient
 
-from leasehold.balancer.watch import REPORT_SECONDS, SILENT_SECONDS
+from leasehold.balancer.watch import LEADER_MEMORY_SECONDS, REPORT_AGE_MAX
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("rolling")]
 
@@ -37,7 +37,7 @@ def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
     stopping_worker = fleet.stage.drain_worker(old)
     fleet.stage.pause(DOWN_SECONDS)
     fleet.join_java(new)
-    seconds_until_known = SILENT_SECONDS + REPORT_SECONDS
+    seconds_until_known = LEADER_MEMORY_SECONDS + REPORT_AGE_MAX
     assert (
         fleet.stage.until(
             lambda: fleet.stage.count_leases_of_workers()[new] == 2,
@@ -120,18 +120,18 @@ def test_no_lease_is_given_to_a_newcomer_that_ended(
         fleet.join_java("java-2")
         fleet.balanced()
         report_before = reported(fleet, "java-2")
-        assert fleet.stage.until(lambda: reported(fleet, "java-2") != report_before, REPORT_SECONDS)
+        assert fleet.stage.until(lambda: reported(fleet, "java-2") != report_before, REPORT_AGE_MAX)
         fleet.stage.kill("java-2")
         since = time.time()
         # Wait until shortly before java-2 is forgotten, 60 s after its last report. The leader believes that java-3 is
         # also alive, and may move one of its own leases to it.
-        forgotten_at = int(reported(fleet, "java-2")) + SILENT_SECONDS
+        forgotten_at = int(reported(fleet, "java-2")) + LEADER_MEMORY_SECONDS
         fleet.stage.pause(max(0.0, forgotten_at - 2 * LEASE_SECONDS - time.time()))
         row = {"leaseKey": {"S": "java-3"}, "entityType": {"S": "WORKER_METRIC_STATS"}, "wid": {"S": "java-3"}}
         dynamodb_local_client.put_item(TableName=fleet.table, Item=row | {"lut": {"N": str(int(time.time()))}})
         if time.time() >= forgotten_at:
             pytest.skip("this machine stood still for 6 s: java-2 was forgotten before java-3 reported")
-        fleet.stage.pause(SILENT_SECONDS)
+        fleet.stage.pause(LEADER_MEMORY_SECONDS)
         unread, gifts = unread_seconds(fleet, since), fleet.gifts()
         print(f"unread for {unread:.1f} s at most; from ours to Java: {gifts}")  # noqa: T201  likewise
         verdict = fleet.finish()

@@ -103,7 +103,7 @@ def test_fleet_without_faults_owns_all_leases_in_time(name: str) -> None:
 
 def test_lookout_without_stand_in_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """C8: Without stand-ins, the death is noticed only when each worker lists the table itself."""
-    monkeypatch.setattr(ranks, "SILENT_SECONDS", math.inf)
+    monkeypatch.setattr(ranks, "ROW_SILENCE_SECONDS", math.inf)
     monkeypatch.setattr(ranks, "EARLY_SECONDS", math.inf)
     assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
 

@@ -49,7 +49,7 @@ def test_shares_that_change_with_moves_are_detected(monkeypatch: pytest.MonkeyPa
     def fickle(counts: dict[str, int], _floor: int, extras: int, _groups: None) -> frozenset[str]:
         return frozenset(sorted(counts, key=lambda worker: (counts[worker], worker))[:extras])
 
-    monkeypatch.setattr(shares, "favoured", fickle)
+    monkeypatch.setattr(shares, "workers_with_extra", fickle)
     assert "livelock" in faults_of(FleetCase("fickle", FleetModel(4, ("a", "b", "c"), (OURS,) * 3)))
 
 

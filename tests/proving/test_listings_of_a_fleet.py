@@ -3,7 +3,7 @@
 from attrs import evolve
 
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import LOOK_SECONDS
+from leasehold.balancer.lookout import LOOKOUT_LISTING_SECONDS
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario, create_rolling_fleet, name_group_workers
@@ -28,4 +28,4 @@ def test_rolling_replacement_lists_no_more_than_kcl() -> None:
     listings = [began for began, _, _ in run(fleet.scenario).listings if began >= fleet.since]
     seconds = fleet.scenario.seconds - fleet.since
     assert len(listings) <= 10 * seconds / Config(Kcl()).cycle_seconds
-    assert len(listings) > seconds / LOOK_SECONDS - 1
+    assert len(listings) > seconds / LOOKOUT_LISTING_SECONDS - 1

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from threading import Thread
 
 from leasehold.adapters.spark.fetching import (
-    REQUEST,
+    REQUEST_FORMAT,
     FetchedRows,
 )
 
@@ -19,7 +19,7 @@ def serving_bytes(response: bytes) -> Iterator[FetchedRows]:
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(REQUEST.size)
+                connection.recv(REQUEST_FORMAT.size)
                 connection.sendall(response)
 
         thread = Thread(target=serve)

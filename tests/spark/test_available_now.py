@@ -141,8 +141,8 @@ def test_flush_waits_for_no_shard_while_one_awaits_a_commit(
 ) -> None:
     """The end of a shard, or a requested lease, is committed as soon as there are no rows to take (A6)."""
     status = {"awaited": awaited, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
-    assert should_flush(uncommitted=True, **status) is due
-    assert not should_flush(uncommitted=False, **status)
+    assert should_flush(has_uncommitted_rows=True, **status) is due
+    assert not should_flush(has_uncommitted_rows=False, **status)
 
 
 @pytest.mark.parametrize(("closed", "reached"), [(False, True), (True, False)])
@@ -150,9 +150,9 @@ def test_closed_shard_is_read_to_its_end_not_its_latest_record(*, closed: bool, 
     """The end of a shard may be found one read after its last record (A1)."""
     tip = ShardTip("a")
     tip.set_target(Position("AT_TIMESTAMP", 5), 1.0)
-    tip.update_read_position(Position("9"), 2.0, 0.0, closed=closed)
+    tip.update_read_position(Position("9"), 2.0, 0.0, is_closed=closed)
     assert tip.reached is reached
-    tip.update_read_position(Position("9"), 12.0, 0.0, closed=closed)
+    tip.update_read_position(Position("9"), 12.0, 0.0, is_closed=closed)
     assert tip.reached
 
 

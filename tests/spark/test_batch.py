@@ -16,7 +16,14 @@ from leasehold.adapters.consumer.slices import ARRIVAL_MARGIN_SECONDS, NOTE, Sli
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, SettledShard
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader
-from leasehold.adapters.spark.batch import MAX_PARTS, ReadBounds, SlicedReader, plan_parts, split_range, split_times
+from leasehold.adapters.spark.batch import (
+    PARTS_PER_SHARD_MAX,
+    ReadBounds,
+    SlicedReader,
+    plan_parts,
+    split_range,
+    split_times,
+)
 from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
 from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.leased_source import SlicedQuery
@@ -194,7 +201,7 @@ def test_only_few_shards_are_cut_into_parts() -> None:
         for tasks in range(1, 4)
     }
     assert counts == {1: 2, 2: 2, 3: 4}
-    assert len(plan_parts(ground, ReadBounds(None, at_timestamp(UNTIL), 0, "kinesis"), 99)) == 2 * MAX_PARTS
+    assert len(plan_parts(ground, ReadBounds(None, at_timestamp(UNTIL), 0, "kinesis"), 99)) == 2 * PARTS_PER_SHARD_MAX
     ground.stream.opened.clear()
     parts = plan_parts(ground, ReadBounds(None, None, 0, "kinesis"), 2)
     assert (ground.stream.opened, [part.shard for part in parts]) == ([], ["a", "b"])
@@ -216,7 +223,7 @@ def test_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.
     assert batch(ground, None, None, 4) == [[]]
     ground.stream.tells_last = True
     assert batch(ground, None, None, 4) == []
-    monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
+    monkeypatch.setattr(planning, "CLOCK_SKEW_SECONDS", 0.0)
     assert batch(ground, at_timestamp(2**52), None, 4) == []
     sliced_reader = SlicedReader(ground, ReadBounds(None, None, 1, "kinesis"), cores=1)
     assert list(sliced_reader.read(InputPartition(None))) == []
@@ -246,7 +253,7 @@ def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch query does not wait for its end, because it does not see shards that a reshard adds in the meantime."""
     ground = Ground()
     ground.stream.put("a", [1.0])
-    monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
+    monkeypatch.setattr(planning, "CLOCK_SKEW_SECONDS", 0.0)
     sliced_reader = SlicedReader(ground, ReadBounds(None, at_timestamp(NOW + 60_000), 1, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"^option kinesis\.endingPosition: it lies in the future; use readStream"):
         sliced_reader.partitions()

@@ -20,7 +20,7 @@ from waiters import Clock
 from leasehold.adapters.spark.compat import ReadMaxRows
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.worker.discovery import SAFETY_SECONDS
-from leasehold.balancer.contradictions import INCARNATION, SETTLED
+from leasehold.balancer.contradictions import INCARNATION, SETTLED_VALUE
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
@@ -73,7 +73,7 @@ class Spark(RuleBasedStateMachine):
         """Begin with nothing read. `packed_from` decides from how many ranges on offsets are packed."""
         self.patch = pytest.MonkeyPatch()
         self.clock: Clock = stepped(self.patch)
-        self.patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", packed_from)
+        self.patch.setattr("leasehold.adapters.spark.offsets.PACKED_RANGES_MIN", packed_from)
         self.flush = flush
         self.stream = Stream({"a": [], "b": []}, numbers=not self.rereadable, made=self.made)
         self.store = MemoryStore()
@@ -162,7 +162,7 @@ class Spark(RuleBasedStateMachine):
                 return
             self.doubles_allowed = True
             annotated = self.store.write(
-                AnnotateLease(outcome.lease, INCARNATION, self.stream.incarnation() or SETTLED)
+                AnnotateLease(outcome.lease, INCARNATION, self.stream.incarnation() or SETTLED_VALUE)
             )
             assert isinstance(annotated, Done)
             checkpoint_number = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
@@ -261,7 +261,7 @@ class Spark(RuleBasedStateMachine):
 
     def _of_this(self, lease: Lease) -> bool:
         """Return whether the lease's checkpoint counts records of the current stream."""
-        return lease.annotation(INCARNATION) in {None, SETTLED, self.stream.incarnation()}
+        return lease.annotation(INCARNATION) in {None, SETTLED_VALUE, self.stream.incarnation()}
 
     def _behind(self, lease: Lease) -> set[Row]:
         if not self._of_this(lease):

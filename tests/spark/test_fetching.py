@@ -14,8 +14,8 @@ from row_servers import serving_bytes
 
 from leasehold.adapters.spark import fetching
 from leasehold.adapters.spark.fetching import (
-    COMPLETE,
-    FOUND,
+    COMPLETE_BYTE,
+    FOUND_BYTE,
     FetchedRows,
     RowServer,
     RowTransport,
@@ -24,7 +24,7 @@ from leasehold.adapters.spark.fetching import (
     spread_over_tasks,
 )
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.row_buffer import LARGE_BYTES, concatenate_batches
+from leasehold.adapters.spark.row_buffer import UNMERGED_BATCH_BYTES, concatenate_batches
 
 ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 
@@ -106,9 +106,12 @@ def test_task_whose_connection_ends_early_fails() -> None:
     accepted_cuts = [cut for cut in range(len(stream) + 1) if accepted_by_arrow(stream[:cut])]
     assert len(accepted_cuts) > 2
     for cut in (0, 1, len(stream) // 2, *accepted_cuts):
-        with serving_bytes(FOUND + stream[:cut]) as part, pytest.raises(RuntimeError, match="rows cannot be fetched"):
+        with (
+            serving_bytes(FOUND_BYTE + stream[:cut]) as part,
+            pytest.raises(RuntimeError, match="rows cannot be fetched"),
+        ):
             fetched_rows(part)
-    with serving_bytes(FOUND + stream + COMPLETE) as part:
+    with serving_bytes(FOUND_BYTE + stream + COMPLETE_BYTE) as part:
         assert fetched_rows(part) == [1, 2, 3]
 
 
@@ -200,7 +203,7 @@ def test_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> None
 
 def test_large_batches_are_sent_without_a_copy() -> None:
     """Large batches are sent without a copy, and small ones are merged."""
-    large_batches = [pa.record_batch({"data": [b"x" * LARGE_BYTES, b"%d" % number]}) for number in range(2)]
+    large_batches = [pa.record_batch({"data": [b"x" * UNMERGED_BATCH_BYTES, b"%d" % number]}) for number in range(2)]
     (task,) = spread_over_tasks(
         {"a": concatenate_batches(large_batches), "b": concatenate_batches([rows(1), rows(2)])}, 1
     )

@@ -83,7 +83,7 @@ def kinesis_number(shard: int, rng: Random) -> str:
 def assert_survives_encoding(offset: Offset, packed_from: int) -> None:
     """Assert that an offset survives encoding, which packs it if it has at least `packed_from` ranges."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", max(packed_from, 1))
+        patch.setattr("leasehold.adapters.spark.offsets.PACKED_RANGES_MIN", max(packed_from, 1))
         stored = json.loads(json.dumps(encode_offset(offset)))
     assert stored["v"] == (2 if len(offset.ranges) >= max(packed_from, 1) else 1)
     decoded = decode_offset(stored)

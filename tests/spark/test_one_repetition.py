@@ -13,7 +13,13 @@ from leasehold.adapters.spark import replay
 from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.lease_loop import Watchdog
 from leasehold.adapters.spark.offsets import Offset, Range, format_range
-from leasehold.adapters.spark.replay import UNREAD, RangeReplay, ReplayContext, find_delivered_keys, replay_batch
+from leasehold.adapters.spark.replay import (
+    UNREAD_ANNOTATION,
+    RangeReplay,
+    ReplayContext,
+    find_delivered_keys,
+    replay_batch,
+)
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.embedded.memory import MemoryStore
@@ -188,7 +194,7 @@ def test_range_is_read_in_pieces_exactly_to_its_end() -> None:
     assert len(trial.script.answers) == 1
     assert trial.waits.seconds == [PAUSE] * 3
     assert again.answered_reads == 3
-    assert trial.row.annotation(UNREAD) is None
+    assert trial.row.annotation(UNREAD_ANNOTATION) is None
 
 
 def test_longer_pause_of_a_reader_is_honored() -> None:
@@ -230,7 +236,7 @@ def test_range_is_given_up_after_half_a_minute_at_the_tip() -> None:
     assert trial.waits.seconds == [PAUSE] * 120
     assert (again.answered_reads, len(trial.script.answers), trial.script.closed) == (121, 79, 1)
     assert trial.script.asked == 0
-    assert trial.row.annotation(UNREAD) == format_range(WANTED) == '["TRIM_HORIZON","3",1]'
+    assert trial.row.annotation(UNREAD_ANNOTATION) == format_range(WANTED) == '["TRIM_HORIZON","3",1]'
 
 
 @pytest.mark.parametrize("between", [[BEHIND], [records(1)]], ids=["more is there", "a record came"])
@@ -256,7 +262,7 @@ def test_trimmed_range_is_given_up_at_once_and_noted() -> None:
     """Spark commits the batch. The annotation shows the next run that the range was not delivered."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None
-    assert trial.row.annotation(UNREAD) == format_range(WANTED)
+    assert trial.row.annotation(UNREAD_ANNOTATION) == format_range(WANTED)
     offset = Offset(1, (("a", WANTED), ("b", WANTED)))
     assert find_delivered_keys(offset, trial.place) == {"b"}
 
@@ -280,7 +286,7 @@ def test_silent_range_of_a_living_owner_is_given_up() -> None:
     assert numbers(again) is None
     assert trial.waits.seconds == [PAUSE] * 20  # 5 s; the read after them is one too many
     assert (again.answered_reads, trial.script.asked) == (0, 0)
-    assert (trial.store.annotations, trial.row.annotation(UNREAD)) == ([], None)
+    assert (trial.store.annotations, trial.row.annotation(UNREAD_ANNOTATION)) == ([], None)
 
 
 def test_owner_is_checked_every_five_seconds_by_its_own_writes() -> None:
@@ -298,7 +304,7 @@ def test_silent_range_of_an_inactive_owner_is_given_up_after_a_response(failing:
     trial.store.failing = failing
     assert numbers(trial.repetition()) is None
     assert (len(trial.waits.seconds), trial.script.asked) == (120, 1)
-    assert trial.row.annotation(UNREAD) == format_range(trial.wanted)
+    assert trial.row.annotation(UNREAD_ANNOTATION) == format_range(trial.wanted)
 
 
 def test_silent_range_without_a_row_is_given_up_after_a_response() -> None:
@@ -358,7 +364,7 @@ def test_rejected_note_is_retried() -> None:
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 2
     assert numbers(trial.repetition()) is None
-    assert trial.row.annotation(UNREAD) == format_range(trial.wanted)
+    assert trial.row.annotation(UNREAD_ANNOTATION) == format_range(trial.wanted)
     assert (len(trial.store.annotations), trial.store.readings) == (3, 3)
 
 
@@ -370,7 +376,7 @@ def test_note_rejected_three_times_fails_the_batch() -> None:
         OutcomeUnknown, match="lease a: the note that a range could not be repeated was rejected 3 times"
     ):
         trial.repetition().read_rows()
-    assert trial.row.annotation(UNREAD) is None
+    assert trial.row.annotation(UNREAD_ANNOTATION) is None
 
 
 def test_deleted_lease_needs_no_note() -> None:
@@ -413,7 +419,7 @@ def test_batch_omits_only_the_ranges_given_up() -> None:
     """A sink that has the batch without a range skips a repetition that has it, so the range stays left out."""
     trial = Trial(Script([records(3)]))
     trial.store.write(CreateLease(Lease("b")))
-    trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, format_range(trial.wanted)))
+    trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD_ANNOTATION, format_range(trial.wanted)))
     empty_range = Range(Position("3"), Position("3"), 1)
     offset = Offset(1, (("a", trial.wanted), ("b", trial.wanted), ("c", empty_range)))
     batch = replay_batch(offset, trial.place, Watchdog(10.0))

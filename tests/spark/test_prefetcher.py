@@ -11,7 +11,7 @@ from fake_stream import Stream
 from prefetchers import LeaseHolder, SteppedPrefetcher, new_prefetcher, new_read_ahead_state, pace
 
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.spark.available_now import SILENT_SECONDS
+from leasehold.adapters.spark.available_now import RETENTION_SILENCE_SECONDS
 from leasehold.adapters.spark.prefetcher import EXCLUDED_SECONDS, ReadAheadState
 from leasehold.adapters.spark.row_buffer import concatenate_batches
 from leasehold.adapters.spark.rows import ArrowBatch
@@ -153,9 +153,11 @@ def test_commit_of_the_last_number_is_written_without_a_read(last: int) -> None:
     assert worker.store.get(["a"])[0].checkpoint == (committed if last == 20 else TRIM_HORIZON)
     assert (prefetcher.is_idle, stream.readings == 0) == (last > 19, last > 19)
     now = 4.0
-    while not prefetcher.is_idle and now < 2 * SILENT_SECONDS:
+    while not prefetcher.is_idle and now < 2 * RETENTION_SILENCE_SECONDS:
         now = prefetcher.step(now)
-    assert (last == 19) == (SILENT_SECONDS < now < SILENT_SECONDS + 5)  # records after 19 may be past retention
+    assert (last == 19) == (
+        RETENTION_SILENCE_SECONDS < now < RETENTION_SILENCE_SECONDS + 5
+    )  # records after 19 may be past retention
 
 
 def test_every_read_is_measured() -> None:

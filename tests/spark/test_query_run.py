@@ -158,7 +158,7 @@ def test_commit_is_rejected_while_another_worker_owns_the_lease(place: Place) ->
 
 def test_shard_that_cannot_be_repeated_resumes_at_its_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """If another worker reads the partition of an event hub, the query continues, and the range is read later."""
-    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("leasehold.adapters.spark.replay.TIP_SILENCE_SECONDS", 0.5)
     place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
     end = {"v": 1, "n": 1, "r": {key: ["TRIM_HORIZON", "5", 1] for key in "ab"}}
     place.stream.refuses.add("a")

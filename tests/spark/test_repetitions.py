@@ -29,8 +29,8 @@ SUNK = pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "a
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Yield a stream of two shards with one record each. Silence soon counts as the end of a range."""
-    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
-    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS_OWNED", 0.3)
+    monkeypatch.setattr("leasehold.adapters.spark.replay.TIP_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("leasehold.adapters.spark.replay.OWNER_CHECK_SECONDS", 0.3)
     streams = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
     yield streams
     streams.close()

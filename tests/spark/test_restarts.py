@@ -122,7 +122,7 @@ def test_query_without_its_lease_table_and_batch_skips_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, rereadable: bool
 ) -> None:
     """If a range cannot be read again at that moment, it is not skipped as if the sink had it."""
-    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("leasehold.adapters.spark.replay.TIP_SILENCE_SECONDS", 0.5)
     crash = crash_query(place, reaches_sink=False, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
     place.stream.numbers = True

@@ -27,7 +27,7 @@ from waiters import WAIT, until
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import fetching
 from leasehold.adapters.spark.fetching import (
-    REQUEST,
+    REQUEST_FORMAT,
     FetchedRows,
     Rows,
     RowTransport,
@@ -338,7 +338,7 @@ class Serving(RuleBasedStateMachine):
         part = self.planned[number][0][0]
         assert isinstance(part, FetchedRows)
         with socket.create_connection((part.host, part.port), WAIT) as connection:
-            connection.sendall(bytes(REQUEST.size))
+            connection.sendall(bytes(REQUEST_FORMAT.size))
             assert connection.recv(1) == b""
 
     @rule(data=st.data())

@@ -62,7 +62,7 @@ def test_query_that_names_its_checkpoint_location_has_names_of_its_own() -> None
     schema = StructType([StructField("data", BinaryType()), StructField("partitionKey", StringType())])
     options = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1"}
     locations = [
-        KinesisLeased({**options, **more_options})._make_sink(schema, replaces=False)[1].location  # noqa: SLF001
+        KinesisLeased({**options, **more_options})._make_sink(schema, overwrites=False)[1].location  # noqa: SLF001
         for more_options in ({}, {"checkpointLocation": "s3://jobs/a/"}, {"checkpointLocation": "s3://jobs/b"})
     ]
     assert locations == ["", "s3://jobs/a", "s3://jobs/b"]

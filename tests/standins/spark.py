@@ -64,12 +64,14 @@ def spark_session(
     from pyspark.sql import SparkSession  # noqa: PLC0415  an extra, and slow to load
 
     from leasehold.adapters.spark import register  # noqa: PLC0415  likewise
-    from leasehold.adapters.spark.pipeline import SETTINGS  # noqa: PLC0415  likewise
+    from leasehold.adapters.spark.pipeline import LOCAL_SETTINGS  # noqa: PLC0415  likewise
 
     os.environ["JAVA_HOME"] = str(find_java_home())
     # By default Spark's workers run the first python3 on the PATH, where this package is not installed.
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(master or f"local[{cores}]").config(map={**SETTINGS, **(settings or {})})
+    builder = SparkSession.builder.master(master or f"local[{cores}]").config(
+        map={**LOCAL_SETTINGS, **(settings or {})}
+    )
     interrupted = signal.getsignal(signal.SIGINT)
     session = builder.config("spark.driver.extraJavaOptions", java).getOrCreate()
     signal.signal(signal.SIGINT, interrupted)

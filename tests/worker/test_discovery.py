@@ -10,7 +10,7 @@ from waiters import Clock
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import reported
+from leasehold.balancer.contradictions import reported_contradictions
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing, Malformed
@@ -234,12 +234,12 @@ def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
     (contradiction,) = driven.worker.discovery.contradictions
     assert (contradiction.kind, driven.held) == ("ended and open", ["s-1", "s-2", "s-3"])
     assert caplog.messages.count(contradiction.what) == 1
-    assert reported(store.list().leases) == (contradiction.what,)
+    assert reported_contradictions(store.list().leases) == (contradiction.what,)
     source.end("s-0", create_shard("c-0", 0, 2**126 - 1, "s-0"))
     driven.worker.hurry()
     driven.turn_due = clock.now
     driven.run(60)
-    assert (driven.worker.discovery.contradictions, reported(store.list().leases)) == ((), ())
+    assert (driven.worker.discovery.contradictions, reported_contradictions(store.list().leases)) == ((), ())
 
 
 def test_lease_without_an_annotation_restarts_if_the_option_is_set() -> None:

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 from held_leases import HeldLease
 
-from leasehold.balancer.lineage import EPOCHS_UNSEEN
+from leasehold.balancer.lineage import UNSEEN_EPOCHS_MAX
 from leasehold.balancer.model import LATEST, SHARD_END, Position, Version
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Outcome
@@ -254,7 +254,7 @@ def test_deleted_row_is_recreated_at_the_owners_position() -> None:
     assert (row_after.owner, row_after.checkpoint, row_after.epoch) == (
         "ann",
         Position("50"),
-        lease_before.epoch + EPOCHS_UNSEEN + 2,
+        lease_before.epoch + UNSEEN_EPOCHS_MAX + 2,
     )
     assert held_lease.end == (False, "")
 

@@ -16,7 +16,7 @@ from leasehold.adapters.worker.worker import MIN_PAUSE_SECONDS, Worker
 from leasehold.balancer.actions import Claim, Release, RequestHandoff
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
-from leasehold.balancer.lineage import EPOCHS_UNSEEN
+from leasehold.balancer.lineage import UNSEEN_EPOCHS_MAX
 from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, Version
 from leasehold.errors import WorkerError
 from leasehold.stores.protocol import Done, Lost
@@ -219,7 +219,7 @@ def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
     driven.worker.hurry()
     driven.worker.turn(clock.now)
     assert {row.key: (row.owner, row.epoch) for row in store.list().leases} == {
-        key: ("a-1", epochs_before[key] + EPOCHS_UNSEEN + 2) for key in ALL
+        key: ("a-1", epochs_before[key] + UNSEEN_EPOCHS_MAX + 2) for key in ALL
     }
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 from attrs import field, frozen
 from rich.table import Table
 
-from leasehold.balancer.rules.shares import Groups, least_moves, uneven
+from leasehold.balancer.rules.shares import Groups, describe_imbalance, least_moves
 from leasehold_lab.checker.fleet import ALIVE, NOBODY, FleetModel, FleetState
 
 
@@ -224,7 +224,7 @@ def _is_uneven(case: FleetCase, state: FleetState) -> bool:
     taking_workers = (
         fleet.workers[worker] for worker in living_workers if fleet.rules[worker] is not None or worker in fleet.led
     )
-    return bool(uneven(lease_counts, taking_workers, fleet.leases, case.groups))
+    return bool(describe_imbalance(lease_counts, taking_workers, fleet.leases, case.groups))
 
 
 def _count_least_moves(case: FleetCase, start_state: FleetState) -> int:

@@ -38,7 +38,7 @@ from typing import Any
 from attrs import define, evolve, frozen
 
 from leasehold.balancer.model import SHARD_END
-from leasehold.balancer.rules.shares import least_moves, uneven
+from leasehold.balancer.rules.shares import describe_imbalance, least_moves
 from leasehold_lab.judge.breach import Breach, BreachKind
 from leasehold_lab.judge.events import (
     VERBS_REJECTED_IN_RACES,
@@ -672,7 +672,7 @@ def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
             row is not None and row.ended for row in rows.values()
         )
         # A worker that does not plan takes no leases, so it may have fewer leases than the others.
-        description = uneven(lease_counts_of_workers, run.planning_workers, len(owners), run.limits.groups)
+        description = describe_imbalance(lease_counts_of_workers, run.planning_workers, len(owners), run.limits.groups)
         if description and not are_ended_leases_counted:
             yield Breach("uneven", history.end, description)
 

@@ -23,7 +23,7 @@ from leasehold.balancer.counting import take_census
 from leasehold.balancer.model import Me
 from leasehold.balancer.plan import look_again, renewals
 from leasehold.balancer.rule_set import RuleSet
-from leasehold.balancer.rules.shares import uneven
+from leasehold.balancer.rules.shares import describe_imbalance
 from leasehold_lab.properties.simulation import LawBroken, Planner, format_actions, settled
 from leasehold_lab.properties.strategies import (
     Scene,
@@ -238,7 +238,7 @@ def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
     if unowned_keys := [key for key, owner in settled_fleet.owners.items() if owner is None]:
         raise LawBroken(f"at rest, and nobody holds {', '.join(unowned_keys)}", fleet, (), settled_fleet.story)
     lease_counts = {worker: settled_fleet.counts[worker] for worker in fleet.workers}
-    if fleet.config.rules.evens_out and uneven(lease_counts, fleet.workers, len(fleet.owners)):
+    if fleet.config.rules.evens_out and describe_imbalance(lease_counts, fleet.workers, len(fleet.owners)):
         raise LawBroken(
             f"at rest, and uneven: {format_as_code(tuple(lease_counts.values()))}", fleet, (), settled_fleet.story
         )

@@ -12,7 +12,7 @@ from rich.text import Text
 from leasehold.adapters.cli.common.columns import Column, TextTable, draw_table, format_hidden_columns_hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable, leases_by_owner, shares
-from leasehold.balancer.contradictions import reported
+from leasehold.balancer.contradictions import reported_contradictions
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of
 from leasehold.stores.fields import convert_to_kilobytes
@@ -76,7 +76,7 @@ def describe_totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, .
     if len(problems) > SENTENCES_MAX:
         problems[SENTENCES_MAX:] = [f"and {len(problems) - SENTENCES_MAX} more; --json shows all"]
     problems += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
-    problems += reported(table.leases)
+    problems += reported_contradictions(table.leases)
     if not (table.leases or table.trouble or table.swapping):
         problems += [f"{table.status.word}: {table.status.says}"]
     if table.swap is None:

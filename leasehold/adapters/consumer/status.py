@@ -30,7 +30,7 @@ from leasehold.adapters.worker.progress import (
     progress_of,
     tolerated_unread_seconds,
 )
-from leasehold.balancer.contradictions import reported_on
+from leasehold.balancer.contradictions import reported_contradiction
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
@@ -305,7 +305,7 @@ def statuses_of(
             watched=watch.seconds,
             watch=watch.leases.get(key, LeaseWatch()),
             waits=not readable(lease, leases_by_key),
-            contradiction=reported_on(lease),
+            contradiction=reported_contradiction(lease),
         )
         for key, lease in leases_by_key.items()
     }

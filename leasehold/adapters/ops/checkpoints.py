@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION
-from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLED
+from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLED_VALUE
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Done, Lost, Outcome, Store
@@ -324,7 +324,7 @@ def planned_resets(
         move = Move("forward" if moves_forward else "back", lease, stored)
         # If the row names its stream, write the row even if the position stays the same, because the stream may have
         # been recreated.
-        names_stream = stored.annotation(INCARNATION) not in {None, SETTLED}
+        names_stream = stored.annotation(INCARNATION) not in {None, SETTLED_VALUE}
         if stored.checkpoint == position and stored.checkpoint.token == position.token and not names_stream:
             move = Move("same", lease, stored)
         elif stored.key in keys_with_live_owner:

@@ -22,11 +22,11 @@ from leasehold.adapters.worker.progress import Progress, progress_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import FullReading, KnownLeases, our_workers
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import reported
+from leasehold.balancer.contradictions import reported_contradictions
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
-from leasehold.balancer.rules.loads import slack
+from leasehold.balancer.rules.loads import count_tolerance
 from leasehold.stores.fields import convert_to_kilobytes
 from leasehold.stores.swap import lease_place
 
@@ -270,7 +270,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
     if (
         config.rules.weighs_loads
         and target_shares
-        and slack(unfinished_leases, len(unfinished_leases) // len(target_shares))
+        and count_tolerance(unfinished_leases, len(unfinished_leases) // len(target_shares))
     ):
         loads = dict.fromkeys(target_shares, 0)
         for lease in unfinished_leases:
@@ -429,7 +429,7 @@ def _describe_past(table: WatchedTable, lease: Lease, config: Config) -> tuple[s
         lines.append(
             f"a swap is moving it from {table_name} to {goal}" if goal else f"during the swap, it is in {table_name}"
         )
-    return (*lines, f"checkpoint {lease.checkpoint.sequence}", *reported([lease]))
+    return (*lines, f"checkpoint {lease.checkpoint.sequence}", *reported_contradictions([lease]))
 
 
 def _describe_target(

@@ -27,10 +27,10 @@ from leasehold.adapters.consumer.status import (
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import reported
+from leasehold.balancer.contradictions import reported_contradictions
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import History, Lease
-from leasehold.balancer.rules.shares import Groups, favoured
+from leasehold.balancer.rules.shares import Groups, workers_with_extra
 from leasehold.balancer.watch import Watch
 from leasehold.stores.fields import convert_to_kilobytes
 from leasehold.stores.protocol import Malformed, Store
@@ -264,7 +264,7 @@ def shares(leases: Iterable[Lease], groups: Groups = None, extra_workers: Collec
     if not counts:
         return {}
     base_share, remainder = divmod(len(unfinished_leases), len(counts))
-    favored_workers = favoured(counts, base_share, remainder, groups)
+    favored_workers = workers_with_extra(counts, base_share, remainder, groups)
     return {worker: base_share + (worker in favored_workers) for worker in sorted(counts)}
 
 
@@ -314,7 +314,7 @@ def describe_table(table: WatchedTable, config: Config) -> dict[str, Any]:
         },
         "workers": workers,
         "leases": leases,
-        "contradictions": list(reported(table.leases)),
+        "contradictions": list(reported_contradictions(table.leases)),
         "malformed": [[row.key, row.field, row.why] for row in table.malformed],
         "swapping": list(table.swapping),
         **({} if table.swap is None else {"swap": asdict(table.swap)}),

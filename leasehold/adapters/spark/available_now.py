@@ -27,10 +27,10 @@ from leasehold.stores.printable import make_safe_logger
 
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
-SILENT_SECONDS = 60.0
+RETENTION_SILENCE_SECONDS = 60.0
 """If no record arrives for this long, we assume that the target record is past retention, and consider the shard fully
 read."""
-PAST_SECONDS = 10.0
+TARGET_MARGIN_SECONDS = 10.0
 """How far past the time of the target a shard must be read. The margin is needed because sources round their lag."""
 
 
@@ -56,28 +56,32 @@ class ShardTip:
     def set_target(self, target: Position, now: float) -> None:
         self.target, self.requested_at = target, now
 
-    def update_read_position(self, read: Position, now: float, behind_seconds: float | None, *, closed: bool) -> bool:
+    def update_read_position(
+        self, read_position: Position, now: float, behind_seconds: float | None, *, is_closed: bool
+    ) -> bool:
         """Record how far the shard has been read. Return True if the target record itself has just been read.
 
         Args:
-            read: How far the shard has been read.
+            read_position: How far the shard has been read.
             now: The current time.
             behind_seconds: Seconds behind the latest record, if known.
-            closed: Whether the shard is known to be closed.
+            is_closed: Whether the shard is known to be closed.
         """
         if (target := self.target) is None or self.reached:
             return False
         if not target.numbered:
             # The target is a time. If it is zero, the shard never had a record. Otherwise wait until the source reports
             # no lag. If new records keep arriving, it is enough that reading is well past the time of the request.
-            is_past_target = behind_seconds is not None and now - self.requested_at > behind_seconds + PAST_SECONDS
+            is_past_target = (
+                behind_seconds is not None and now - self.requested_at > behind_seconds + TARGET_MARGIN_SECONDS
+            )
             # For a closed shard, zero lag is not enough. One read may return the last records, and only the next read
             # the end.
-            self.reached = target.sub == 0 or (behind_seconds == 0 and not closed) or is_past_target
-        elif read.order >= target.order:
+            self.reached = target.sub == 0 or (behind_seconds == 0 and not is_closed) or is_past_target
+        elif read_position.order >= target.order:
             self.reached = True
-            return read.order == target.order
-        elif now - self.last_record_at > SILENT_SECONDS:
+            return read_position.order == target.order
+        elif now - self.last_record_at > RETENTION_SILENCE_SECONDS:
             log.warning(
                 "shard %s: no record came up to %s, so it is assumed to be past retention", self.key, target.sequence
             )
@@ -103,16 +107,16 @@ class AvailableNowProgress:
 
     def __init__(self, me: str) -> None:
         self._me = me
-        self._first_seen: dict[str, Version] = {}
-        self._alive: set[str] = set()
+        self._first_versions: dict[str, Version] = {}
+        self._renewed_keys: set[str] = set()
 
     @staticmethod
     def find_unread_shards(held_shards: Mapping[str, ShardStatus]) -> Mapping[str, str]:
         """Return the held shards with unread records or unwritten commits (A2), each with the reason."""
         return {
             key: "its end is not reached"
-            for key, held_shard in held_shards.items()
-            if held_shard.is_opened and not held_shard.is_idle
+            for key, status in held_shards.items()
+            if status.is_opened and not status.is_idle
         }
 
     def find_awaited_shards(
@@ -136,7 +140,9 @@ class AvailableNowProgress:
         if not leases:
             return {"(all)": "there are no leases yet"}
         reasons = {key: self._find_wait_reason(lease, leases, held_shards.get(key)) for key, lease in leases.items()}
-        ids_with_lease = {parent for lease in leases.values() for parent in lease.parents}.union(leases, ended_keys)
+        ids_with_lease = {parent_key for lease in leases.values() for parent_key in lease.parents}.union(
+            leases, ended_keys
+        )
         ids_without_lease = [
             shard.id
             for shard in listed_shards
@@ -155,19 +161,28 @@ class AvailableNowProgress:
             ):  # A2, A4
                 return ""
             return "it cannot be opened" if lease.owner else "nobody owns it"
-        if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
-            self._alive.add(lease.key)
-        return "" if lease.key in self._alive else f"{lease.owner} owns it and does not renew it"  # A3
+        if self._first_versions.setdefault(lease.key, lease.version) != lease.version:
+            self._renewed_keys.add(lease.key)
+        return "" if lease.key in self._renewed_keys else f"{lease.owner} owns it and does not renew it"  # A3
 
 
-def should_flush(*, uncommitted: bool, awaited: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
+def should_flush(
+    *,
+    has_uncommitted_rows: bool,
+    is_awaiting_shards: bool,
+    has_ended_shard: bool,
+    is_handing_off: bool,
+    flushes_when_idle: bool,
+) -> bool:
     """Return whether an AvailableNow query should plan a flush if there are no rows to take (A6).
 
     Args:
-        uncommitted: Whether the last batch has ranges and is not committed.
-        awaited: Whether the query waits for shards.
-        ended: Whether the last batch reached the end of a shard.
-        handing_off: Whether a lease is handed off once Spark has committed.
-        on_idle: Whether the last batch should also be committed when no rows are left (option `flushOnIdle`).
+        has_uncommitted_rows: Whether the last batch has ranges and is not committed.
+        is_awaiting_shards: Whether the query waits for shards.
+        has_ended_shard: Whether the last batch reached the end of a shard.
+        is_handing_off: Whether a lease is handed off once Spark has committed.
+        flushes_when_idle: Whether the last batch should also be committed when no rows are left (option `flushOnIdle`).
     """
-    return uncommitted and (ended or handing_off or (on_idle and not awaited))
+    return has_uncommitted_rows and (
+        has_ended_shard or is_handing_off or (flushes_when_idle and not is_awaiting_shards)
+    )

@@ -38,13 +38,13 @@ from leasehold.stores.printable import make_safe_logger
 
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
-MAX_PARTS = 4
+PARTS_PER_SHARD_MAX = 4
 """The maximum number of parts of one shard. A Kinesis shard allows five requests and 2 MB per second. Event Hubs allows
 five readers per partition."""
 FOREVER_MS = 2**53
-THREADS = 16
-PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
-FAULT_SECONDS = 0.4, 10.0
+PLANNING_THREADS = 16
+LOOKUP_SECONDS_MAX, END_POLL_SECONDS, CLOCK_SKEW_SECONDS = 20.0, 0.2, 10.0
+BACKOFF_SECONDS = 0.4, 10.0
 
 
 @frozen
@@ -183,7 +183,9 @@ def split_range(
     """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
     # If `ends` is None, the slice ends at a time and every cut lies before it, so use an order above any position's.
     end_order = (2, 0, 0) if ends is None else ends.order
-    cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < end_order}
+    cuts_by_order = {
+        cut_position.order: cut_position for cut_position in cuts if begins.order < cut_position.order < end_order
+    }
     inner_cuts = [cuts_by_order[order] for order in sorted(cuts_by_order)]
     return list(zip([begins, *inner_cuts], [*inner_cuts, ends], strict=True))
 
@@ -209,14 +211,14 @@ def plan_parts(location: StreamLocation, bounds: ReadBounds, tasks: int) -> list
             return []  # the batch begins in the future
         shards = source.shards()  # rule 3
         planner = _ShardPlanner(
-            location, source, Slice(begin_position, until_ms), min(MAX_PARTS, -(-tasks // len(shards)))
+            location, source, Slice(begin_position, until_ms), min(PARTS_PER_SHARD_MAX, -(-tasks // len(shards)))
         )
         # Use threads, because each shard takes several requests, and a large stream has hundreds of shards.
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
+        with ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="leasehold-plan") as pool:
             parts_by_turn = zip_longest(*pool.map(planner.plan_parts_of_shard, shards))
         # Tasks start in this order. If there are few cores, a task has started for every shard before a second one
         # starts for any.
-        return [part for row in parts_by_turn for part in row if part is not None]
+        return [part for parts_of_turn in parts_by_turn for part in parts_of_turn if part is not None]
 
 
 def _wait_for_end_ms(source: BoundedSource, lease: Lease, bounds: ReadBounds) -> int:
@@ -230,14 +232,14 @@ def _wait_for_end_ms(source: BoundedSource, lease: Lease, bounds: ReadBounds) ->
         # The service truncates arrival times to the second, so add a second to include the records that have just been
         # written.
         until_ms = source.latest(lease).sub + 1000
-    deadline = time.monotonic() + AHEAD_SECONDS  # tolerate clocks that differ
+    deadline = time.monotonic() + CLOCK_SKEW_SECONDS  # tolerate clocks that differ
     while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
             option_name = f"option {bounds.source}.endingPosition"
             raise ValueError(
                 f"{option_name}: it lies in the future; use readStream to read records that do not exist yet"
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(END_POLL_SECONDS)
     return until_ms
 
 
@@ -253,42 +255,46 @@ def _find_last_record(source: BoundedSource, lease: Lease) -> SettledShard:
 class _ShardPlanner:
     """Cuts the shards of one slice."""
 
-    def __init__(self, location: StreamLocation, source: BoundedSource, cut: Slice, parts: int) -> None:
-        self._location, self._source, self._cut, self._parts_per_shard = location, source, cut, parts
+    def __init__(self, location: StreamLocation, source: BoundedSource, time_slice: Slice, parts: int) -> None:
+        self._location, self._source, self._time_slice, self._parts_per_shard = location, source, time_slice, parts
 
     def plan_parts_of_shard(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard, or none if the shard has no records in the slice."""
-        lease, cut, end_position = _make_lease(shard), self._cut, None
+        lease, time_slice, end_position = _make_lease(shard), self._time_slice, None
         last_record = SettledShard()
-        if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
+        if self._parts_per_shard > 1 or time_slice.until_ms == FOREVER_MS:
             last_record = _find_last_record(self._source, lease)
         # Don't make a task for a shard without records, because the task would wait at the tip until the lag is
         # reported as 0.
         if last_record.last == TRIM_HORIZON or (
-            last_record.arrived is not None and last_record.arrived * 1000 < cut.begin.sub
+            last_record.arrived is not None and last_record.arrived * 1000 < time_slice.begin.sub
         ):
             return []
-        if cut.until_ms == FOREVER_MS:
+        if time_slice.until_ms == FOREVER_MS:
             end_position = last_record.last
-        newest_ms = cut.until_ms if last_record.arrived is None else min(cut.until_ms, int(last_record.arrived * 1000))
-        cuts = list[Position]()
-        if self._parts_per_shard > 1 and (first_record := self._find_first_record(lease, cut.begin)) is not None:
+        newest_ms = (
+            time_slice.until_ms
+            if last_record.arrived is None
+            else min(time_slice.until_ms, int(last_record.arrived * 1000))
+        )
+        cut_positions = list[Position]()
+        if self._parts_per_shard > 1 and (first_record := self._find_first_record(lease, time_slice.begin)) is not None:
             # Cut only the time after the first record. Otherwise, most tasks would be empty if no records arrived for a
             # long time at the beginning.
-            cut_times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
+            cut_times = split_times(max(first_record[1], time_slice.since_ms), newest_ms, self._parts_per_shard)
             first_records = (self._find_first_record(lease, at_timestamp(time_ms)) for time_ms in cut_times)
-            cuts = [record[0] for record in first_records if record is not None]
-        part_ranges = split_range(cut.begin, cuts, end_position)
+            cut_positions = [record[0] for record in first_records if record is not None]
+        part_ranges = split_range(time_slice.begin, cut_positions, end_position)
         # Tasks read the parts of a shard at the same time and share the service's limit on requests for the shard.
         pause_seconds = self._location.pause_seconds * len(part_ranges)
         return [
-            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause_seconds)
+            ShardPart(time_slice, shard.id, shard.hash_range, part_begin, part_end, pause_seconds)
             for part_begin, part_end in part_ranges
         ]
 
     def _find_first_record(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
         """Return the position and arrival time (ms) of the first record after `start`, or None (rule 2)."""
-        deadline = time.monotonic() + PROBE_SECONDS
+        deadline = time.monotonic() + LOOKUP_SECONDS_MAX
         try:
             with closing(self._source.open(lease, start)) as reader:
                 while time.monotonic() < deadline:
@@ -331,13 +337,15 @@ class PartReader:
         self._lease = Lease(part.shard, hash_range=part.hash_range)
         self._cursor = Cursor(part.begins, until=part.ends or SHARD_END)
         self._pull = ShardReader(self._cursor, lambda start: source.open(self._lease, start))
-        self._faults = Backoff(*FAULT_SECONDS)
+        self._backoff = Backoff(*BACKOFF_SECONDS)
         self._last_progress_at = time.monotonic()
 
     def read_rows(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows. Raises SourceError, or TimeoutError if there is no progress for `STALL_SECONDS`."""
         read_started = time.monotonic()
-        with closing(read_range(self._pull, self._columns, self._lease, within=self._part.cut.cut_batch)) as responses:
+        with closing(
+            read_range(self._pull, self._columns, self._lease, select_in_range=self._part.cut.cut_batch)
+        ) as responses:
             for response, batches in responses:
                 if isinstance(response, SourceUnavailable):
                     log.warning("shard %s: trying again: %s", self._part.shard, response)
@@ -358,6 +366,6 @@ class PartReader:
                 "contain the reason"
             )
         if isinstance(response, SourceUnavailable):
-            return self._faults.next()
-        self._faults.reset()
+            return self._backoff.next()
+        self._backoff.reset()
         return max(response.wait_seconds, read_started + self._part.pause_seconds - now)

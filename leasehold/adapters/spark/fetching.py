@@ -36,9 +36,9 @@ from leasehold.stores.printable import error_summary, limited_error_text, make_s
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 TOKEN_BYTES = 32
-REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
+REQUEST_FORMAT = Struct(f">{TOKEN_BYTES}sQQ")
 """The format of a request: the query's token, the batch's number and the task's index in the batch."""
-FOUND, NOT_FOUND, COMPLETE = b"H", b"G", b"A"
+FOUND_BYTE, NOT_FOUND_BYTE, COMPLETE_BYTE = b"H", b"G", b"A"
 """Status bytes. FOUND precedes the rows, COMPLETE follows them, and NOT_FOUND means that they were discarded."""
 REQUEST_SECONDS = 10.0
 """How long a peer may take to send its request, in seconds."""
@@ -106,23 +106,23 @@ class RowServer:
         """The token that tasks must send."""
         return self._server.token
 
-    def keep_rows(self, number: int, task: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
+    def keep_rows(self, batch_number: int, task_index: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
         """Store the rows for one Spark task, and return the reference with which the task fetches them."""
         task_rows = TaskRows.from_batches(batches)
         if self.memory_bytes + task_rows.memory > self._memory_limit:
             # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file instead.
             task_rows = task_rows.move_to_disk(self._folder)
-        self._server.task_rows[number, task] = task_rows
-        return FetchedRows(self._address.host, self.port, self.token, number, task)
+        self._server.task_rows[batch_number, task_index] = task_rows
+        return FetchedRows(self._address.host, self.port, self.token, batch_number, task_index)
 
     @property
     def memory_bytes(self) -> int:
         """The number of bytes that rows take up in memory."""
         return sum(task_rows.memory for task_rows in self._server.task_rows.values())
 
-    def discard_batch(self, number: int) -> None:
+    def discard_batch(self, batch_number: int) -> None:
         """Drop the rows of this batch. A transfer that is under way is still completed."""
-        for key in [key for key in self._server.task_rows if key[0] == number]:
+        for key in [key for key in self._server.task_rows if key[0] == batch_number]:
             del self._server.task_rows[key]
 
     def close(self) -> None:
@@ -153,8 +153,8 @@ class TaskRows:
         for batch in batches:
             # Slices share the memory of their batch, so slicing copies nothing.
             rows_per_slice = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
-            slices += [batch.slice(first, rows_per_slice) for first in range(0, batch.num_rows, rows_per_slice)]
-        return cls(tuple(slices), sum(part.nbytes for part in slices))
+            slices += [batch.slice(first_row, rows_per_slice) for first_row in range(0, batch.num_rows, rows_per_slice)]
+        return cls(tuple(slices), sum(row_slice.nbytes for row_slice in slices))
 
     def move_to_disk(self, folder: str) -> "TaskRows":
         """Return the same rows, moved into an unnamed temporary file."""
@@ -199,37 +199,37 @@ class _RowRequestHandler(BaseRequestHandler):
     def handle(self) -> None:
         # A peer that sends nothing, such as a port scan, must not hold a thread forever.
         self.request.settimeout(REQUEST_SECONDS)
-        token, number, task = REQUEST.unpack(receive_exactly(self.request, REQUEST.size))
+        token, batch_number, task_index = REQUEST_FORMAT.unpack(receive_exactly(self.request, REQUEST_FORMAT.size))
         # Compare in constant time, so that timing does not reveal how much of a guess was right.
         if not compare_digest(token, self.server.token):
             log.warning("%s requested rows without this query's token: the request was rejected", self.client_address)
             return
-        rows = self.server.task_rows.get((number, task))
+        task_rows = self.server.task_rows.get((batch_number, task_index))
         # A task's sink may block for any length of time, so set no timeout. Keepalive detects a peer that is gone.
         self.request.settimeout(None)
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         with self.request.makefile("wb") as stream:
-            stream.write(NOT_FOUND if rows is None else FOUND)
-            if rows is not None:
-                rows.write(stream)
-                stream.write(COMPLETE)
+            stream.write(NOT_FOUND_BYTE if task_rows is None else FOUND_BYTE)
+            if task_rows is not None:
+                task_rows.write(stream)
+                stream.write(COMPLETE_BYTE)
 
 
 def _listen_on_free_port(address: Address) -> _RowTcpServer:
     """Return a server that listens on the first free port. Raises OSError, naming the options to set."""
     # Each query of a driver needs a port of its own, and firewall rules usually allow a range of ports.
     candidate_ports = range(address.port, address.port + PORT_ATTEMPTS) if address.port else (0,)
-    last_fault = OSError()
+    last_error = OSError()
     for port in candidate_ports:
         try:
             family, *_, sockaddr = socket.getaddrinfo(address.bind, port, type=socket.SOCK_STREAM)[0]
             return _RowTcpServer(family, (str(sockaddr[0]), int(sockaddr[1])))
         except OSError as error:
-            last_fault = error
+            last_error = error
     raise OSError(
-        f"tasks cannot fetch rows, because no port could be opened ({printable(limited_error_text(last_fault))}): set "
+        f"tasks cannot fetch rows, because no port could be opened ({printable(limited_error_text(last_error))}): set "
         "lease.fetchPort to another, or lease.transport to embedded"
-    ) from last_fault
+    ) from last_error
 
 
 class RowTransport:
@@ -237,15 +237,15 @@ class RowTransport:
 
     Args:
         address: Where tasks fetch rows, or None to embed rows in tasks.
-        memory: How many bytes of rows to keep in memory until tasks fetch them.
+        memory_limit: How many bytes of rows to keep in memory until tasks fetch them.
         folder: Where to put the files with all other rows; "" for the system's default.
     """
 
-    def __init__(self, address: Address | None, memory: int = 0, folder: str = "") -> None:
-        self._address, self._memory, self._folder = address, memory, folder
+    def __init__(self, address: Address | None, memory_limit: int = 0, folder: str = "") -> None:
+        self._address, self._memory, self._folder = address, memory_limit, folder
         self._server: RowServer | None = None
 
-    def make_partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
+    def make_partitions(self, batch_number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
         """Make a partition for each task of this batch."""
         if self._address is None:
             embedded_partitions = list[Rows]()
@@ -260,12 +260,16 @@ class RowTransport:
             # Open the port only for the first rows, because a query without rows needs none.
             self._server = RowServer(self._address, self._memory, self._folder)
         server = self._server
-        return [] if server is None else [server.keep_rows(number, task, batches) for task, batches in enumerate(tasks)]
+        return (
+            []
+            if server is None
+            else [server.keep_rows(batch_number, task_index, batches) for task_index, batches in enumerate(tasks)]
+        )
 
-    def discard_batch(self, number: int) -> None:
+    def discard_batch(self, batch_number: int) -> None:
         """Drop the rows of this batch."""
         if self._server is not None:
-            self._server.discard_batch(number)
+            self._server.discard_batch(batch_number)
 
     def close(self) -> None:
         """Close the port, and drop all rows."""
@@ -283,14 +287,14 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
     keys_by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
     # Sort by size and then by key, so that each row has the same position in its task when the batch is repeated.
     batches_by_size = [rows[key] for _, key in keys_by_size]
-    by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches_by_size)))]
+    task_batches: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches_by_size)))]
     for batch in batches_by_size:
-        min(by_task, key=lambda task: sum(batch.num_rows for batch in task)).append(batch)
+        min(task_batches, key=lambda task: sum(batch.num_rows for batch in task)).append(batch)
     # `RowBuffer` returns several large batches as a `pyarrow.Table`, which concatenates them without copying.
     batches_by_task = [
-        [batch.to_batches() if isinstance(batch, pa.Table) else [batch] for batch in task] for task in by_task
+        [batch.to_batches() if isinstance(batch, pa.Table) else [batch] for batch in task] for task in task_batches
     ]
-    return [[part for parts in task for part in parts] for task in batches_by_task]
+    return [[record_batch for record_batches in task for record_batch in record_batches] for task in batches_by_task]
 
 
 # The following functions run on an executor
@@ -309,13 +313,13 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
     """Fetch the rows of one task and yield them. Raises RuntimeError, naming the options to set."""
     try:
         with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
-            connection.sendall(REQUEST.pack(rows.token, rows.number, rows.task))
+            connection.sendall(REQUEST_FORMAT.pack(rows.token, rows.number, rows.task))
             status_byte = receive_exactly(connection, 1)
-            if status_byte == NOT_FOUND:
+            if status_byte == NOT_FOUND_BYTE:
                 raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
             with connection.makefile("rb") as stream:
                 yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
-                if stream.read(1) != COMPLETE:  # if the connection ends between two batches, Arrow raises no error
+                if stream.read(1) != COMPLETE_BYTE:  # if the connection ends between two batches, Arrow raises no error
                     raise ConnectionError("the driver closed the connection before it had sent all rows")
     except (OSError, pa.ArrowInvalid) as fault:
         remedy = (

@@ -25,7 +25,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import AvailableNowProgress, ShardStatus
 from leasehold.adapters.spark.offsets import RangeStart, divide_fairly
 from leasehold.adapters.spark.prefetcher import ReadAheadPace, ReadAheadState, ShardPrefetcher, make_prefetching_reader
-from leasehold.adapters.spark.row_buffer import ANY_SIZE
+from leasehold.adapters.spark.row_buffer import UNLIMITED_BYTES
 from leasehold.adapters.spark.rows import RowChunk
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
@@ -165,8 +165,8 @@ class LeaseLoop:
             ]
             buffered_amounts = [prefetcher.buffered_rows_and_bytes for prefetcher in prefetchers]
             return (
-                sum(count for count, _ in buffered_amounts) >= enough_rows
-                or sum(size_waiting for _, size_waiting in buffered_amounts) >= enough_bytes
+                sum(row_count for row_count, _ in buffered_amounts) >= enough_rows
+                or sum(byte_count for _, byte_count in buffered_amounts) >= enough_bytes
             )
 
         def should_stop() -> bool:
@@ -211,20 +211,24 @@ class LeaseLoop:
             prefetchers = {key: self._prefetchers[key] for key in range_starts}
             # Apply the limit per shard first, otherwise a shard that is far behind could fill the whole batch.
             buffered_counts = {
-                key: min(max_shard_rows, count)
+                key: min(max_shard_rows, row_count)
                 for key, prefetcher in prefetchers.items()
-                if (count := prefetcher.buffered_rows_and_bytes[0])
+                if (row_count := prefetcher.buffered_rows_and_bytes[0])
             }
-            row_shares = {key: count for key, count in divide_fairly(buffered_counts, max_rows).items() if count}
+            row_shares = {
+                key: row_count for key, row_count in divide_fairly(buffered_counts, max_rows).items() if row_count
+            }
             byte_shares = divide_fairly(
                 {key: prefetchers[key].buffered_rows_and_bytes[1] for key in row_shares}, max_bytes
             )
-            chunks = {key: prefetchers[key].take_rows(row_shares[key], limit) for key, limit in byte_shares.items()}
+            chunks = {
+                key: prefetchers[key].take_rows(row_shares[key], byte_limit) for key, byte_limit in byte_shares.items()
+            }
             taken_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
             if not taken_chunks:
                 # If no row fits into its shard's share, take one row alone. Otherwise the query would never advance.
                 for key in sorted(row_shares):
-                    if (chunk := prefetchers[key].take_rows(1, ANY_SIZE)) is not None:
+                    if (chunk := prefetchers[key].take_rows(1, UNLIMITED_BYTES)) is not None:
                         taken_chunks = {key: chunk}
                         break
         for key in taken_chunks:

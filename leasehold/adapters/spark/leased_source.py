@@ -94,42 +94,46 @@ class LeasedSource(DataSource):
         Raises ValueError if the schema differs from ours, no lease table is named, or the ending position is not a
         time.
         """
-        spec, lease, _, bounds = self._parse_source_options()
+        source_spec, lease_options, _, bounds = self._parse_source_options()
         with raise_plain_errors():
-            _check_schema(schema, spec)
-            if not lease.store:
+            _check_schema(schema, source_spec)
+            if not lease_options.store:
                 raise ValueError("option lease.store: is missing; give the URL of the lease table, as dynamodb://TABLE")
-            cut = bounds.make_query_slice()
-            if cut is not None and spec.start_positions:
+            time_slice = bounds.make_query_slice()
+            if time_slice is not None and source_spec.start_positions:
                 raise ValueError("option startingPosition: with an ending position, all shards must begin at one time")
-        return LeasedReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
+        return (
+            LeasedReader(source_spec, lease_options)
+            if time_slice is None
+            else SlicedQuery(source_spec, lease_options, time_slice)
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch, without leases. Raises ValueError if the schema differs from ours."""
-        spec, lease, location, bounds = self._parse_source_options()
+        source_spec, lease_options, location, bounds = self._parse_source_options()
         with raise_plain_errors():
-            _check_schema(schema, spec)
+            _check_schema(schema, source_spec)
             if location is None:
                 raise ValueError(
                     f"format {self.FORMAT}: it does not support batches; to read what exists now, use readStream with "
                     "trigger(availableNow=True)"
                 )
-            if spec.start_positions:
+            if source_spec.start_positions:
                 raise ValueError("option startingPosition: all shards of a batch must begin at one time")
-        return SlicedReader(location, bounds, lease.cores)
+        return SlicedReader(location, bounds, lease_options.cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of one job. Raises ValueError if the columns or options are invalid."""
         with raise_plain_errors():
-            return SinkWriter(*self._make_sink(schema, replaces=overwrite))
+            return SinkWriter(*self._make_sink(schema, overwrites=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's
         """Return the writer of a query. Raises ValueError if the columns or options are invalid."""
         with raise_plain_errors():
-            return StreamSinkWriter(*self._make_sink(schema, replaces=overwrite))
+            return StreamSinkWriter(*self._make_sink(schema, overwrites=overwrite))
 
-    def _make_sink(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteIdentity]:
-        if replaces:
+    def _make_sink(self, schema: StructType, *, overwrites: bool) -> tuple[SinkTarget, WriteIdentity]:
+        if overwrites:
             raise ValueError('mode: a stream cannot be overwritten; use mode("append"), or outputMode("append")')
         # Drop the options that `register` takes from the session, because a sink does not use them.
         sink_options = OptionReader(
@@ -184,7 +188,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, source_spec: SourceSpec, options: LeaseOptions, open_table: OpenStore = open_store) -> None:
         self._source_spec, self._options, self._open_table = source_spec, options, open_table
         self._only_now = self._stopped = False
-        self._stopping = Lock()
+        self._stop_lock = Lock()
         self._run: QueryRun | None = None
         self._recent_offsets: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
         self._last_planned: dict[str, Any] | None = None  # the end of the last batch that Spark planned
@@ -263,16 +267,16 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Release the leases and close everything."""
-        with self._stopping:  # two calls: Spark closes its channel, and also sends a signal
+        with self._stop_lock:  # two calls: Spark closes its channel, and also sends a signal
             if self._run is not None and not self._stopped:
                 self._stopped = True
                 self._run.close()
 
-    def _decode_offset(self, stored: dict[str, Any]) -> Offset:
+    def _decode_offset(self, stored_offset: dict[str, Any]) -> Offset:
         # Decoding the ranges of many shards is slow, and Spark passes a planned offset several times until it commits.
-        return next((offset for encoded, offset in self._recent_offsets if encoded == stored), None) or decode_offset(
-            stored
-        )
+        return next(
+            (offset for encoded, offset in self._recent_offsets if encoded == stored_offset), None
+        ) or decode_offset(stored_offset)
 
     def _get_or_start_run(self) -> "QueryRun":
         if self._run is None:
@@ -284,13 +288,17 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class SlicedQuery(LeasedReader):
     """The reader of a query over a slice (a time range). The query's offsets and leases name the slice."""
 
-    def __init__(self, spec: SourceSpec, options: LeaseOptions, cut: Slice) -> None:
+    def __init__(self, source_spec: SourceSpec, options: LeaseOptions, time_slice: Slice) -> None:
         def open_sliced_table(url: str, *, create: bool) -> Store:
-            return cut.store(open_store(url, create=create))
+            return time_slice.store(open_store(url, create=create))
 
-        sliced_name = f"{spec.stream} {cut.note}"
+        sliced_name = f"{source_spec.stream} {time_slice.note}"
         sliced_spec = evolve(
-            spec, open=lambda: cut.source(spec.open()), open_for_replay=None, stream=sliced_name, sliced=True
+            source_spec,
+            open=lambda: time_slice.source(source_spec.open()),
+            open_for_replay=None,
+            stream=sliced_name,
+            sliced=True,
         )
         super().__init__(sliced_spec, options, open_sliced_table)
 
@@ -309,11 +317,11 @@ class SlicedQuery(LeasedReader):
         return super().latestOffset(start, limit)
 
 
-def _check_schema(schema: StructType, spec: SourceSpec) -> None:
-    def describe_columns(fields: StructType) -> list[tuple[str, str]]:
-        return [(column.name, column.dataType.simpleString()) for column in fields]
+def _check_schema(schema: StructType, source_spec: SourceSpec) -> None:
+    def describe_columns(schema_fields: StructType) -> list[tuple[str, str]]:
+        return [(column.name, column.dataType.simpleString()) for column in schema_fields]
 
-    expected_columns = from_arrow_schema(spec.columns.schema)
+    expected_columns = from_arrow_schema(source_spec.columns.schema)
     if describe_columns(schema) != describe_columns(expected_columns):
         raise ValueError(
             f"schema: the columns are {', '.join(column.name for column in expected_columns)}, and cannot be chosen: "

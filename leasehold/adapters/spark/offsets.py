@@ -27,7 +27,7 @@ from leasehold.balancer.model import Position
 from leasehold.stores.printable import error_summary
 
 READABLE_VERSION, PACKED_VERSION = 1, 2
-PACKED_FROM = 64
+PACKED_RANGES_MIN = 64
 """Offsets with at least this many shards are packed. Smaller offsets are short enough to stay readable."""
 
 
@@ -81,7 +81,7 @@ class Offset:
     @property
     def is_empty(self) -> bool:
         """Whether the batch has no rows, as in a query's first offset or in a flush."""
-        return all(part.is_empty for _, part in self.ranges)
+        return all(shard_range.is_empty for _, shard_range in self.ranges)
 
     @property
     def keys(self) -> frozenset[str]:
@@ -130,7 +130,7 @@ class RangeStart:
 
 def advance_offset(
     start: Offset,
-    held: Mapping[str, RangeStart],
+    range_starts: Mapping[str, RangeStart],
     ends: Mapping[str, Position],
     uncheckpointed: Iterable[tuple[str, Range]] = (),
 ) -> Offset:
@@ -149,27 +149,31 @@ def advance_offset(
     Raises ValueError if a range would end before it begins, or if a shard would continue after its end.
     """
     previous_ranges, ranges = dict(start.ranges), dict[str, Range]()
-    for key, holding in held.items():
-        begins, previous = holding.begins, previous_ranges.get(key)
-        if begins.ended:
+    for key, range_start in range_starts.items():
+        begin_position, previous_range = range_start.begins, previous_ranges.get(key)
+        if begin_position.ended:
             continue
         if (end := ends.get(key)) is not None:
             # Reject a range that ends before it begins. Spark would accept it, and write the rows in between twice.
-            if end.order < begins.order:
-                raise ValueError(f"ends: {key} would go back from {begins.sequence} to {end.sequence}")
-            ranges[key] = Range(begins, end, holding.epoch)
-        elif previous is not None and previous.begins is begins is previous.ends and previous.epoch == holding.epoch:
+            if end.order < begin_position.order:
+                raise ValueError(f"ends: {key} would go back from {begin_position.sequence} to {end.sequence}")
+            ranges[key] = Range(begin_position, end, range_start.epoch)
+        elif (
+            previous_range is not None
+            and previous_range.begins is begin_position is previous_range.ends
+            and previous_range.epoch == range_start.epoch
+        ):
             # Nothing has changed, so reuse the object and its cached strings. There may be thousands of quiet shards.
-            ranges[key] = previous
+            ranges[key] = previous_range
         else:
-            ranges[key] = Range(begins, begins, holding.epoch)
-    if unheld := ends.keys() - ranges.keys():
-        raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
+            ranges[key] = Range(begin_position, begin_position, range_start.epoch)
+    if unheld_keys := ends.keys() - ranges.keys():
+        raise ValueError(f"ends: {sorted(unheld_keys)} are not held, or have ended before")
     carried_over_ranges = (pair for pair in uncheckpointed if pair[0] not in ranges)
     return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over_ranges), tasks=0)
 
 
-def find_resume_position(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
+def find_resume_position(checkpoint: Position, previous_range: Range | None, *, delivered: bool) -> Position:
     """Return where to begin reading the shard of a lease that was acquired again.
 
     The sink has all records before the checkpoint and before the previous range. If that range was `delivered`, the
@@ -178,29 +182,31 @@ def find_resume_position(checkpoint: Position, previous: Range | None, *, delive
 
     Args:
         checkpoint: The lease's checkpoint.
-        previous: The shard's range in the query's previous batch, if any.
+        previous_range: The shard's range in the query's previous batch, if any.
         delivered: Whether the sink has all records of the previous range.
     """
-    if previous is None:
+    if previous_range is None:
         return checkpoint
     # The sink has all records up to each of these positions, so the latest position skips no record and repeats the
     # fewest.
-    return max(previous.ends if delivered else previous.begins, checkpoint, key=lambda position: position.order)
+    return max(
+        previous_range.ends if delivered else previous_range.begins, checkpoint, key=lambda position: position.order
+    )
 
 
-def is_uncommitted(start: Offset, committed: int) -> bool:
+def is_uncommitted(start: Offset, committed_number: int) -> bool:
     """Return whether the batch that ends at `start` has rows and is not committed yet."""
-    return start.number > committed and not start.is_empty
+    return start.number > committed_number and not start.is_empty
 
 
 def divide_fairly(buffered_amounts: Mapping[str, int], limit: int) -> dict[str, int]:
     """Divide `limit` rows or bytes fairly among shards, given the amounts that are buffered for each."""
     shares: dict[str, int] = {}
     remaining_amount = limit
-    for position, (key, count) in enumerate(sorted(buffered_amounts.items(), key=lambda pair: (pair[1], pair[0]))):
+    for index, (key, amount) in enumerate(sorted(buffered_amounts.items(), key=lambda pair: (pair[1], pair[0]))):
         # Begin with the shard that has the least buffered, so that the unused part of its share is divided among the
         # others.
-        shares[key] = min(count, remaining_amount // (len(buffered_amounts) - position))
+        shares[key] = min(amount, remaining_amount // (len(buffered_amounts) - index))
         remaining_amount -= shares[key]
     return shares
 
@@ -210,22 +216,22 @@ def divide_fairly(buffered_amounts: Mapping[str, int], limit: int) -> dict[str, 
 
 def encode_offset(offset: Offset) -> dict[str, Any]:
     """Return the offset as a JSON value, which Spark stores."""
-    optional: dict[str, Any] = {"s": offset.stream} if offset.stream else {}
-    optional |= {"i": offset.incarnation} if offset.incarnation else {}
-    optional |= {"t": offset.tasks} if offset.tasks else {}
+    optional_fields: dict[str, Any] = {"s": offset.stream} if offset.stream else {}
+    optional_fields |= {"i": offset.incarnation} if offset.incarnation else {}
+    optional_fields |= {"t": offset.tasks} if offset.tasks else {}
     # A few ranges are stored as plain text, so that people can look up a query's progress in its checkpointLocation.
-    if len(offset.ranges) < PACKED_FROM:
+    if len(offset.ranges) < PACKED_RANGES_MIN:
         return {
             "v": READABLE_VERSION,
             "n": offset.number,
-            **optional,
-            "r": {key: _convert_to_fields(part) for key, part in offset.ranges},
+            **optional_fields,
+            "r": {key: _convert_to_fields(shard_range) for key, shard_range in offset.ranges},
         }
     return {
         "v": PACKED_VERSION,
         "n": offset.number,
-        **optional,
-        "p": pack_rows([(key, *part.packed_cells) for key, part in offset.ranges]),
+        **optional_fields,
+        "p": pack_rows([(key, *shard_range.packed_cells) for key, shard_range in offset.ranges]),
     }
 
 
@@ -257,13 +263,13 @@ def decode_offset(stored: object) -> Offset:
         ) from error
 
 
-def format_range(part: Range) -> str:
+def format_range(shard_range: Range) -> str:
     """Return a range as a string. Equal ranges have equal strings."""
-    return json.dumps(_convert_to_fields(part), separators=(",", ":"))
+    return json.dumps(_convert_to_fields(shard_range), separators=(",", ":"))
 
 
-def _convert_to_fields(part: Range) -> list[str | int]:
-    return [_format_position(part.begins), _format_position(part.ends), part.epoch]
+def _convert_to_fields(shard_range: Range) -> list[str | int]:
+    return [_format_position(shard_range.begins), _format_position(shard_range.ends), shard_range.epoch]
 
 
 def _format_position(position: Position) -> str:
@@ -275,8 +281,8 @@ def _format_position(position: Position) -> str:
 
 def _parse_position(text: str) -> Position:
     # The token comes last because the source defines it, and it may contain a colon.
-    sequence, _, details = text.partition(":")
-    sub, _, token = details.partition(":")
+    sequence, _, sub_and_token = text.partition(":")
+    sub, _, token = sub_and_token.partition(":")
     return Position(sequence, int(sub or 0), token)
 
 
@@ -287,11 +293,11 @@ def _parse_position(text: str) -> Position:
 # nothing. Sequence numbers are written in base 16, because Kinesis composes them of hexadecimal fields: the shard's
 # creation time, a counter, a time and the shard's number.
 
-LEVEL = 1
-PAD = "\0"
-VERBATIM = "="
-COLUMNS = 8
-MAX_TEXT = 1 << 26
+COMPRESSION_LEVEL = 1
+PADDING = "\0"
+VERBATIM_PREFIX = "="
+PACKED_COLUMNS = 8
+PACKED_LENGTH_MAX = 1 << 26
 """The maximum number of characters to decompress from an offset, which is enough for hundreds of thousands of
 shards."""
 
@@ -308,9 +314,13 @@ def pack_rows(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
     widths = [max(map(len, column)) if any(column) else 0 for column in columns]
     transposed_texts = list[str]()
     for column, width in zip(columns, widths, strict=True):
-        column_text = "".join([cell.rjust(width, PAD) for cell in column])
+        column_text = "".join([cell.rjust(width, PADDING) for cell in column])
         transposed_texts += [column_text[index::width] for index in range(width)]
-    return [len(rows), *widths, b64encode(zlib.compress("".join(transposed_texts).encode(), LEVEL)).decode()]
+    return [
+        len(rows),
+        *widths,
+        b64encode(zlib.compress("".join(transposed_texts).encode(), COMPRESSION_LEVEL)).decode(),
+    ]
 
 
 def unpack_rows(stored: Sequence[str | int]) -> Iterator[PackedRange]:
@@ -318,17 +328,19 @@ def unpack_rows(stored: Sequence[str | int]) -> Iterator[PackedRange]:
     count, *widths = map(int, stored[:-1])
     try:
         # Limit the length, because a damaged string may decompress to any length.
-        packed_text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), MAX_TEXT).decode()
+        packed_text = (
+            zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), PACKED_LENGTH_MAX).decode()
+        )
     except zlib.error as fault:
         raise ValueError(str(fault)) from fault
     # Check the column widths, because wrong widths would produce positions that look valid but were never written.
-    if len(widths) != COLUMNS or not 0 < count <= len(packed_text) == count * sum(widths):
+    if len(widths) != PACKED_COLUMNS or not 0 < count <= len(packed_text) == count * sum(widths):
         raise ValueError("the length of its packed ranges does not match their widths")
-    columns, start = [], 0
+    columns, column_start = [], 0
     for width in widths:
-        column_text = packed_text[start : start + count * width]
-        columns.append([column_text[row::count].lstrip(PAD) for row in range(count)])
-        start += count * width
+        column_text = packed_text[column_start : column_start + count * width]
+        columns.append([column_text[row::count].lstrip(PADDING) for row in range(count)])
+        column_start += count * width
     return map(_unpack_row, zip(*columns, strict=True))
 
 
@@ -343,7 +355,7 @@ def _pack_position(position: Position) -> tuple[str, str, str]:
     # Store a sentinel or a number with leading zeros unchanged, because it would not survive the conversion to base 16
     # and back.
     is_decimal = sequence.isdigit() and str(int(sequence)) == sequence
-    return f"{int(sequence):x}" if is_decimal else VERBATIM + sequence, str(position.sub or ""), position.token
+    return f"{int(sequence):x}" if is_decimal else VERBATIM_PREFIX + sequence, str(position.sub or ""), position.token
 
 
 def _unpack_row(cells: tuple[str, ...]) -> PackedRange:
@@ -353,5 +365,5 @@ def _unpack_row(cells: tuple[str, ...]) -> PackedRange:
 
 
 def _unpack_position(sequence: str, sub: str, token: str) -> Position:
-    sequence_number = sequence[1:] if sequence.startswith(VERBATIM) else str(int(sequence, 16))
+    sequence_number = sequence[1:] if sequence.startswith(VERBATIM_PREFIX) else str(int(sequence, 16))
     return Position(sequence_number, int(sub or 0), token)

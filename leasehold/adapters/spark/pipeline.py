@@ -16,7 +16,7 @@ from leasehold.stores.printable import limited_error_text, make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 START_ATTEMPTS = 5
-LOOK_SECONDS = 0.2
+STATUS_POLL_SECONDS = 0.2
 START_TIMEOUT = "failed to connect back"
 """Part of Spark's error message if a Python process did not start in time."""
 
@@ -31,7 +31,7 @@ def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
         try:
             query = start()
             while query.isActive and query.status["message"].startswith("Initializing"):
-                time.sleep(LOOK_SECONDS)
+                time.sleep(STATUS_POLL_SECONDS)
             has_timed_out = START_TIMEOUT in str(query.exception())
         except Exception as fault:  # Spark's own, or Java's
             if not retries or START_TIMEOUT not in limited_error_text(fault):
@@ -46,7 +46,7 @@ def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
 SUBMIT_VARIABLES = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 """If one of these environment variables is set, spark-submit or a remote server already runs Java."""
 
-SETTINGS: dict[str, bool | float | int | str | None] = {
+LOCAL_SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.ui.enabled": False,
     "spark.ui.showConsoleProgress": False,
     "spark.driver.host": "127.0.0.1",
@@ -74,7 +74,7 @@ def open_session(name: str) -> SparkSession:
         os.environ["JAVA_HOME"] = str(find_java_home())
         # By default Spark's workers run the first `python3` on the PATH, which may lack this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = builder.config(map={**SETTINGS, "spark.log.level": "FATAL"})
+        builder = builder.config(map={**LOCAL_SETTINGS, "spark.log.level": "FATAL"})
     spark = builder.getOrCreate()
     register(spark)
     return spark

@@ -60,7 +60,7 @@ class ReadAheadPace:
     interval_seconds: float
 
 
-COMMIT_SECONDS, ROOM_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
+COMMIT_POLL_SECONDS, ROOM_POLL_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
 BEHIND_SECONDS = 1.0
 """A batch waits for a shard only if the shard is at least this far behind its tip. The limit is not zero because some
 sources report the age of the last record as their lag."""
@@ -123,7 +123,7 @@ class ShardPrefetcher(ConsumerPort):
         self._buffer = RowBuffer(shared.pace.columns)
         self._range_start: RangeStart | None = None  # caches the value of `range_start`
         self._uncheckpointed: Position | None = None  # committed by Spark, not yet written
-        self._rows_taken = False
+        self._has_taken_rows = False
         self._read_at = -math.inf  # when the read under way began
         self._tip = ShardTip(holding.key)
 
@@ -182,7 +182,7 @@ class ShardPrefetcher(ConsumerPort):
         if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
             # From now on a hand-off waits for a commit, otherwise the next owner would deliver these rows again.
-            self._rows_taken = True
+            self._has_taken_rows = True
         return chunk
 
     def commit(self, position: Position) -> None:
@@ -196,15 +196,15 @@ class ShardPrefetcher(ConsumerPort):
         holding, cursor = self.holding, self._cursor
         if not holding.lost.is_set() and (committed := self._writable_position) is not None:
             cursor.consumer_acknowledged(committed)
-            self._forget_if_written()  # the lease may already contain this position
+            self._forget_checkpointed_position()  # the lease may already contain this position
         is_releasing = holding.releasing
         return Ready(
             can_deliver=False,  # Spark takes rows itself (`take_rows`)
             can_read=not (is_releasing or self._is_blocked(now)),
             # Do not wait for rows that an earlier run has planned but not committed, because this run may never plan
             # them.
-            awaits_commit=self._rows_taken and cursor.has_unacknowledged and not self._shared_tables.ending,
-            next_poll_seconds=COMMIT_SECONDS if is_releasing else ROOM_SECONDS,
+            awaits_commit=self._has_taken_rows and cursor.has_unacknowledged and not self._shared_tables.ending,
+            next_poll_seconds=COMMIT_POLL_SECONDS if is_releasing else ROOM_POLL_SECONDS,
         )
 
     def step_failed(self) -> None:
@@ -216,10 +216,10 @@ class ShardPrefetcher(ConsumerPort):
         is_stored = self.holding.checkpoint(position)
         if is_stored:
             self._cursor.checkpoint_stored(position)
-            self._forget_if_written()
+            self._forget_checkpointed_position()
         return is_stored
 
-    def _forget_if_written(self) -> None:
+    def _forget_checkpointed_position(self) -> None:
         """Forget the position committed by Spark if the lease now contains it."""
         with self._shared_tables.changed:
             # Compare the positions first, because Spark may have committed a later one while the write was under way.
@@ -268,10 +268,10 @@ class ShardPrefetcher(ConsumerPort):
         if self._shared_tables.only_now and self._tip.target is None:
             # Request the tip once the shard is opened. Records that arrive from now on are for the next run.
             self._tip.set_target(self._worker.source.latest(self.holding.lease), now)
-            self._update_tip(now, behind=None)
+            self._update_tip(now, behind_seconds=None)
         if self._tip.reached:
             self.holding.progress.excused("the query asked for what was there when it began, and has that", now)
-            return now + ROOM_SECONDS
+            return now + ROOM_POLL_SECONDS
         self._read_at = now
         return None
 
@@ -291,7 +291,7 @@ class ShardPrefetcher(ConsumerPort):
             if chunk is not None or batch.behind_seconds is not None:
                 self._shared_tables.answered_reads += 1
                 self._shared_tables.read_keys.add(self.key)
-            self._update_tip(now, behind=batch.behind_seconds)
+            self._update_tip(now, behind_seconds=batch.behind_seconds)
 
     def batch_read(self, batch: Batch, now: float) -> Next:
         self._state.source_responded(batch)
@@ -301,10 +301,10 @@ class ShardPrefetcher(ConsumerPort):
         # the service limits the requests for a shard, and all readers of the shard share that limit.
         return max(now + self._shared_tables.pace.interval_seconds, self._worker.clock() + batch.wait_seconds)
 
-    def _update_tip(self, now: float, *, behind: float | None) -> None:
+    def _update_tip(self, now: float, *, behind_seconds: float | None) -> None:
         """Record whether all records that existed at the start have been read."""
         if self._tip.update_read_position(
-            self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared_tables.closed()
+            self._cursor.read, now, behind_seconds, is_closed=self.holding.lease.shard in self._shared_tables.closed()
         ):
             self._shared_tables.read_keys.add(self.key)  # rule 4: the position is one of this stream
 

@@ -83,13 +83,13 @@ def end_on_signal(stop: Callable[[], None]) -> None:
     spawn("leasehold-end", end_process, on_failure)
 
 
-def make_recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
+def make_recreator(recreated_class: type, state: dict[str, Any]) -> Callable[[], object]:
     """Return a function that recreates an object in another process.
 
     If the other process's Python lacks a package, the function raises ImportError with its name and a remedy. It is
     nested because Spark pickles nested functions by value, so the other process need not import this module.
     """
-    pickled_state = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
+    pickled_state = dumps((recreated_class, state))  # type: ignore[no-untyped-call]  # Spark's
     package_root = str(Path(__file__).parents[3])
 
     def recreate() -> object:
@@ -102,10 +102,10 @@ def make_recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
             sys.path.append(package_root)
         try:
             cls, state = pickle.loads(pickled_state)  # noqa: S301  Spark unpickles everything its processes receive anyway
-        except ImportError as missing:
+        except ImportError as import_error:
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
             raise ImportError(
-                f"{missing}: the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON to one with "
+                f"{import_error}: the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON to one with "
                 "'leasehold[spark]' on every machine, or ship such an environment with the query (spark.archives)"
             ) from None
         instance = cls.__new__(cls)

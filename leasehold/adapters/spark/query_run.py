@@ -47,7 +47,7 @@ OpenStore = Callable[..., Store]
 """The type of a function that opens the lease table. For a query over a slice (a time range), it returns a wrapped
 store."""
 
-IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
+ROW_WAIT_SECONDS, AVAILABLE_NOW_WAIT_SECONDS = 0.1, 0.3
 REPORTED_SHARDS = 50
 """The maximum number of shards in a report. Those furthest behind come first."""
 MAX_RETRY_SECONDS = 10.0
@@ -112,13 +112,13 @@ class QueryRun:
         self._restarted = False
         self._plans: dict[int, BatchPlan] = {}
         self._partitions: dict[int, Sequence[Rows]] = {}
-        self._previous = Offset()
+        self._previous_offset = Offset()
         self._delivered_keys: frozenset[str] = (
             frozenset()
-        )  # the shards whose rows in `_previous` are known to be in the sink
+        )  # the shards whose rows in `_previous_offset` are known to be in the sink
         self._planned_at = time.monotonic()
         self._planned_ends: dict[str, Position] = {}
-        self._committed = -1
+        self._committed_number = -1
 
     def rebase_offset(self, offset: Offset) -> Offset:
         """Rebase the offset on the current stream. If the stream was recreated, drop its ranges.
@@ -168,7 +168,7 @@ class QueryRun:
 
     def _determine_incarnation(self) -> str:
         """Return the stream's incarnation, or "" if the source has none. Waits until the source is available."""
-        backoff = Backoff(LOOK_SECONDS, MAX_RETRY_SECONDS)
+        backoff = Backoff(AVAILABLE_NOW_WAIT_SECONDS, MAX_RETRY_SECONDS)
         while self._incarnation is None:
             source = self._source
             try:
@@ -197,7 +197,7 @@ class QueryRun:
         """
         if self._joined:
             return
-        self._joined, self._previous = True, start
+        self._joined, self._previous_offset = True, start
         if not start.ranges:
             log.info("no earlier batch is known: each shard continues at its lease's checkpoint")
         # Spark assumes that the whole batch was delivered. That is not true of ranges that a replay could not read, or
@@ -208,8 +208,8 @@ class QueryRun:
         # Pass the ends to the loop before it joins. If a lease's row was recreated, its checkpoint must be written
         # before another worker starts from it.
         delivered_ends = {
-            key: self._find_completed_end(key, start, part) if repeated_keys is None else part.begins
-            for key, part in start.ranges
+            key: self._find_completed_end(key, start, shard_range) if repeated_keys is None else shard_range.begins
+            for key, shard_range in start.ranges
         }
         self._loop.commit(delivered_ends)
         self._loop.start(only_now=self._only_now)
@@ -247,10 +247,12 @@ class QueryRun:
     def commit(self, end: Offset) -> None:
         """Commit the batch that ends at `end`. Spark calls this once the rows of the batch are in the sink."""
         delivered_ends = {
-            key: part.ends for key, part in end.ranges if not part.is_empty and self._is_delivered(key, end)
+            key: shard_range.ends
+            for key, shard_range in end.ranges
+            if not shard_range.is_empty and self._is_delivered(key, end)
         }
         self._loop.commit(delivered_ends)
-        self._committed = end.number
+        self._committed_number = end.number
         # Drop the rows of committed batches. Spark may run a task again until it has committed the batch, but not after
         # that.
         for number in [number for number in (*self._plans, *self._partitions) if number <= end.number]:
@@ -263,27 +265,27 @@ class QueryRun:
         lags_ms = {key: round(seconds * 1000) for key, seconds in self._loop.lags_in_seconds.items()}
         keys_by_lag = sorted(((key, lag) for key, lag in lags_ms.items() if lag), key=lambda pair: (-pair[1], pair[0]))
         reported_lags = dict(sorted(keys_by_lag[:REPORTED_SHARDS]))
-        worst_lag, undecided = max(lags_ms.values(), default=0), self._loop.undecided_count
+        worst_lag, undecided_count = max(lags_ms.values(), default=0), self._loop.undecided_count
         return {
             "shards": len(lags_ms),
             "behindMs": worst_lag,
             "behindMsByShard": reported_lags,
-            "undecidedRows": undecided,
+            "undecidedRows": undecided_count,
         }
 
     def close(self) -> None:
         """Release the leases, and close connections and files."""
-        with ExitStack() as closing:  # the stack calls the functions in reverse order, even if one of them raises
+        with ExitStack() as exit_stack:  # the stack calls the functions in reverse order, even if one of them raises
             # The loop is added last, so that it ends first, while it can still write checkpoints and release leases.
             replay_closers = () if self._replay_source is self._source else (self._replay_source.close,)
-            for close in (
+            for close_function in (
                 self._store.close,
                 self._source.close,
                 *replay_closers,
                 self._transport.close,
                 self._loop.close,
             ):
-                closing.callback(close)
+                exit_stack.callback(close_function)
 
     def _plan_next(self, start: Offset, limit: ReadLimit) -> BatchPlan | None:
         max_rows, max_bytes = self._options.trigger_rows, self._trigger_bytes
@@ -293,19 +295,19 @@ class QueryRun:
             case ReadMaxBytes(max_bytes=maximum):
                 max_bytes = min(max_bytes, maximum)
         while True:
-            self._loop.wait_for_rows(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
+            self._loop.wait_for_rows(AVAILABLE_NOW_WAIT_SECONDS if self._only_now else ROW_WAIT_SECONDS)
             is_full = self._loop.wait_for_more_rows(
                 self._options.linger_seconds, max_rows, min(max_bytes, LINGER_BYTES)
             )
             self._loop.raise_fault()
             if not (is_full or self._planned_ends) and self._is_catching_up():
-                self._loop.wait_until(lambda: False, IDLE_SECONDS)
+                self._loop.wait_until(lambda: False, ROW_WAIT_SECONDS)
                 continue
-            held_ranges, chunks = self._loop.take_rows(max_rows, self._source_spec.shard_rows, max_bytes)
+            range_starts, chunks = self._loop.take_rows(max_rows, self._source_spec.shard_rows, max_bytes)
             if chunks:
                 ends_by_key = {key: chunk.ends for key, chunk in chunks.items()}
                 end = advance_offset(
-                    start, held_ranges, ends_by_key, self._make_uncheckpointed_ranges(start, held_ranges)
+                    start, range_starts, ends_by_key, self._make_uncheckpointed_ranges(start, range_starts)
                 )
                 # If this run acquires one of these shards again, reading begins after these rows, because this run
                 # either delivers them or fails.
@@ -319,7 +321,7 @@ class QueryRun:
                 # Plan a flush, because Spark commits a batch only when it plans the next one, which may be empty.
                 return BatchPlan(
                     start,
-                    advance_offset(start, held_ranges, {}, self._make_uncheckpointed_ranges(start, held_ranges)),
+                    advance_offset(start, range_starts, {}, self._make_uncheckpointed_ranges(start, range_starts)),
                     {},
                 )
             if awaited_shards:
@@ -343,31 +345,36 @@ class QueryRun:
         return bool(self._loop.shards_not_caught_up)
 
     def _should_flush(self, start: Offset, awaited_shards: Mapping[str, str]) -> bool:
-        has_uncommitted_rows, on_idle = is_uncommitted(start, self._committed), self._options.flush
+        has_uncommitted_rows, flushes_when_idle = is_uncommitted(start, self._committed_number), self._options.flush
         # Plan a flush if a shard has ended. Its children wait until its end is committed, and no later rows of the
         # shard will make Spark commit it.
-        ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.is_handing_off
+        has_ended_shard, is_handing_off = (
+            any(shard_range.ends.ended for _, shard_range in start.ranges),
+            self._loop.is_handing_off,
+        )
         if self._only_now:
             return should_flush(
-                uncommitted=has_uncommitted_rows,
-                awaited=bool(awaited_shards),
-                ended=ended,
-                handing_off=handing_off,
-                on_idle=on_idle,
+                has_uncommitted_rows=has_uncommitted_rows,
+                is_awaiting_shards=bool(awaited_shards),
+                has_ended_shard=has_ended_shard,
+                is_handing_off=is_handing_off,
+                flushes_when_idle=flushes_when_idle,
             )
-        has_waited = handing_off or time.monotonic() - self._planned_at > FLUSH_SECONDS
-        return has_uncommitted_rows and has_waited and (on_idle or ended)
+        has_waited = is_handing_off or time.monotonic() - self._planned_at > FLUSH_SECONDS
+        return has_uncommitted_rows and has_waited and (flushes_when_idle or has_ended_shard)
 
     def _make_uncheckpointed_ranges(
-        self, start: Offset, held_ranges: Mapping[str, RangeStart]
+        self, start: Offset, range_starts: Mapping[str, RangeStart]
     ) -> list[tuple[str, Range]]:
         """Return empty ranges at the uncheckpointed ends of the previous batch, for shards absent from this one."""
         absent_ranges = [
-            (key, part) for key, part in start.ranges if key not in held_ranges or held_ranges[key].begins.ended
+            (key, shard_range)
+            for key, shard_range in start.ranges
+            if key not in range_starts or range_starts[key].begins.ended
         ]
         end_positions = [
-            (key, self._planned_ends.get(key) or self._find_completed_end(key, start, part), part.epoch)
-            for key, part in absent_ranges
+            (key, self._planned_ends.get(key) or self._find_completed_end(key, start, shard_range), shard_range.epoch)
+            for key, shard_range in absent_ranges
         ]
         return [
             (key, Range(end_position, end_position, epoch))
@@ -375,9 +382,9 @@ class QueryRun:
             if not self._loop.is_checkpointed(key, end_position)
         ]
 
-    def _find_completed_end(self, key: str, offset: Offset, part: Range) -> Position:
+    def _find_completed_end(self, key: str, offset: Offset, shard_range: Range) -> Position:
         """Return the position up to which the sink has all records of this shard."""
-        return part.ends if self._is_delivered(key, offset) else part.begins
+        return shard_range.ends if self._is_delivered(key, offset) else shard_range.begins
 
     def _replay_batch(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
         """Read a batch of an earlier run again."""
@@ -395,17 +402,20 @@ class QueryRun:
     def _find_start(self, holding: Holding, checkpoint: Position) -> Position:
         if (planned_end := self._planned_ends.get(holding.key)) is not None:
             return max(planned_end, checkpoint, key=lambda position: position.order)
-        delivered, previous = self._is_delivered(holding.key, self._previous), self._previous.find_range(holding.key)
+        is_delivered, previous_range = (
+            self._is_delivered(holding.key, self._previous_offset),
+            self._previous_offset.find_range(holding.key),
+        )
         start_position = self._source_spec.start_positions.get(holding.lease.shard)
         has_checkpoint = checkpoint.numbered or checkpoint.ended
-        if start_position is not None and previous is None and not (has_checkpoint or self._restarted):
+        if start_position is not None and previous_range is None and not (has_checkpoint or self._restarted):
             return start_position
-        return find_resume_position(checkpoint, previous, delivered=delivered)
+        return find_resume_position(checkpoint, previous_range, delivered=is_delivered)
 
     def _is_delivered(self, key: str, end: Offset) -> bool:
         """Return whether the sink has all records of a shard up to this offset."""
         # If an earlier run planned the batch, the sink may have only a part of it, or nothing.
-        return end != self._previous or key in self._delivered_keys
+        return end != self._previous_offset or key in self._delivered_keys
 
 
 def open_lease_table(open_store: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:

@@ -12,7 +12,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.errors import SourceUnavailable
 
 
-def cut_rows_after(columns: SourceColumns, chunk: RowChunk, end: Position) -> pa.RecordBatch:
+def select_rows_up_to(columns: SourceColumns, chunk: RowChunk, end: Position) -> pa.RecordBatch:
     """Return the rows of a chunk up to the position `end`, inclusive."""
     if chunk.ends.order <= end.order:
         return chunk.rows
@@ -27,17 +27,17 @@ def read_range(
     columns: SourceColumns,
     lease: Lease,
     *,
-    within: Callable[[Batch], Batch] = lambda batch: batch,
-    ended: Callable[[], bool] = lambda: False,
+    select_in_range: Callable[[Batch], Batch] = lambda batch: batch,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[Batch | SourceUnavailable, list[pa.RecordBatch]]]:
-    """Read up to the cursor's end, or until `ended` returns true, and then close the pull. Raises SourceError.
+    """Read up to the cursor's end, or until `should_stop` returns true, and then close the pull. Raises SourceError.
 
     Args:
         pull: Reads the shard.
         columns: The columns that records become.
         lease: The lease of the shard.
-        within: Removes the records outside the time range from a response.
-        ended: Returns whether to stop.
+        select_in_range: Removes the records outside the time range from a response.
+        should_stop: Returns whether to stop.
 
     Yields:
         The rows of each response. If the source does not respond, its error is yielded without rows.
@@ -45,18 +45,18 @@ def read_range(
     cursor, fetched_chunks = pull.cursor, list[RowChunk]()
 
     def keep_rows(batch: Batch) -> None:
-        if (chunk := make_chunk(columns, lease, within(batch))) is not None:
+        if (chunk := make_chunk(columns, lease, select_in_range(batch))) is not None:
             fetched_chunks.append(chunk)
             cursor.batch_read(chunk.ends)
 
     try:
-        while not (ended() or cursor.is_fully_read):
+        while not (should_stop() or cursor.is_fully_read):
             response: Batch | SourceUnavailable
             try:
                 response = pull.read(keep_rows)
             except SourceUnavailable as fault:
                 response = fault
-            yield response, [cut_rows_after(columns, chunk, cursor.until) for chunk in fetched_chunks]
+            yield response, [select_rows_up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
             fetched_chunks.clear()
     finally:
         pull.close()

@@ -37,9 +37,9 @@ def register(spark: "SparkSession") -> None:
     for format_class in (KinesisLeased, DynamoLeased, EventHubsLeased):
         # Register a new subclass. Unlike an imported class, it is pickled by value, so its `session_options` reach the
         # processes that run queries.
-        for_session: type[LeasedSource] = type(f"{format_class.__name__}Here", (format_class,), {})
-        for_session.session_options = session_options
-        spark.dataSource.register(for_session)
+        session_class: type[LeasedSource] = type(f"{format_class.__name__}Here", (format_class,), {})
+        session_class.session_options = session_options
+        spark.dataSource.register(session_class)
 
 
 def read_driver_address(spark: "SparkSession") -> dict[str, str]:

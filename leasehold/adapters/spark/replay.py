@@ -39,16 +39,18 @@ from leasehold.stores.writes import AnnotateLease
 
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
-UNREAD = "spark_unread"
+UNREAD_ANNOTATION = "spark_unread"
 """The annotation in which a lease stores the range that a repeated batch could not read."""
 
-THREADS = 16
-SILENT_SECONDS, SILENT_SECONDS_OWNED = 30.0, 5.0
-"""A range is assumed to be past retention after `SILENT_SECONDS` of empty responses at the tip. If the partition allows
-only one reader, we check after `SILENT_SECONDS_OWNED` whether its lease has a living owner."""
-PAUSE_SECONDS, MAX_FAULT_SECONDS = 0.25, 10.0
-POLL_SECONDS, LOG_EVERY = 1.0, 10
-ATTEMPTS = 3
+REPLAY_THREADS = 16
+TIP_SILENCE_SECONDS, OWNER_CHECK_SECONDS = 30.0, 5.0
+"""A range is assumed to be past retention after `TIP_SILENCE_SECONDS` of empty responses at the tip.
+
+If the partition allows only one reader, we check after `OWNER_CHECK_SECONDS` whether its lease has a living owner.
+"""
+READ_PAUSE_SECONDS, MAX_BACKOFF_SECONDS = 0.25, 10.0
+POLL_SECONDS, LOG_INTERVAL_POLLS = 1.0, 10
+ANNOTATION_ATTEMPTS = 3
 
 
 @frozen
@@ -68,16 +70,16 @@ class ReplayContext:
     columns: SourceColumns
     exclusive: bool
 
-    def was_delivered(self, lease: Lease, part: Range) -> bool:
+    def was_delivered(self, lease: Lease, shard_range: Range) -> bool:
         """Return whether the rows of this range were part of the batch. Spark assumes this of every range."""
-        return not self.may_have_another_owner(lease, part) and not _is_given_up(lease, part)
+        return not self.may_have_another_owner(lease, shard_range) and not _is_given_up(lease, shard_range)
 
-    def may_have_another_owner(self, lease: Lease, part: Range) -> bool:
+    def may_have_another_owner(self, lease: Lease, shard_range: Range) -> bool:
         """Return whether another worker may have owned this exclusive shard since the range was read.
 
         If the store does not count owners, we cannot tell, and the result is true.
         """
-        return self.exclusive and (not self.store.capabilities.counts_owners or lease.epoch != part.epoch)
+        return self.exclusive and (not self.store.capabilities.counts_owners or lease.epoch != shard_range.epoch)
 
 
 def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> dict[str, pa.RecordBatch]:
@@ -85,12 +87,16 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
 
     Raises the errors of `watchdog`, SourceError if trying again cannot help, and StoreError.
     """
-    ranges_by_key = {key: part for key, part in offset.ranges if not part.is_empty}
+    ranges_by_key = {key: shard_range for key, shard_range in offset.ranges if not shard_range.is_empty}
     leases, cancelled = _find_leases(ranges_by_key, context), Event()
     # Leave out ranges that an earlier run has given up (rule 2).
-    remaining_ranges = {key: part for key, part in ranges_by_key.items() if not _is_given_up(leases[key], part)}
-    replays = {key: RangeReplay(leases[key], part, context, cancelled) for key, part in remaining_ranges.items()}
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
+    remaining_ranges = {
+        key: shard_range for key, shard_range in ranges_by_key.items() if not _is_given_up(leases[key], shard_range)
+    }
+    replays = {
+        key: RangeReplay(leases[key], shard_range, context, cancelled) for key, shard_range in remaining_ranges.items()
+    }
+    with ThreadPoolExecutor(REPLAY_THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
             futures = {key: pool.submit(replay.read_rows) for key, replay in replays.items()}
             poll_count = 0
@@ -99,7 +105,7 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
                 # Log the reason for the wait repeatedly, otherwise a query that waits for its stream would appear to
                 # hang.
                 poll_count += 1
-                if not poll_count % LOG_EVERY:
+                if not poll_count % LOG_INTERVAL_POLLS:
                     log.warning("the repeated batch waits for %s", format_with_reasons(awaited_ranges))
                 finished_futures, _ = wait(futures.values(), POLL_SECONDS, FIRST_EXCEPTION)
                 # If reading one range fails, stop waiting for the others and let the query fail. The next run repeats
@@ -120,12 +126,14 @@ def find_delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str
     ranges = dict(offset.ranges)
     leases = {lease.key: lease for lease in context.store.get(ranges)}
     # If a lease is missing, assume that it had no other owner. It will be recreated from this offset.
-    leases_by_key = {key: leases.get(key, Lease(key, epoch=part.epoch)) for key, part in ranges.items()}
-    return frozenset(key for key, part in ranges.items() if context.was_delivered(leases_by_key[key], part))
+    leases_by_key = {key: leases.get(key, Lease(key, epoch=shard_range.epoch)) for key, shard_range in ranges.items()}
+    return frozenset(
+        key for key, shard_range in ranges.items() if context.was_delivered(leases_by_key[key], shard_range)
+    )
 
 
-def _is_given_up(lease: Lease, part: Range) -> bool:
-    return lease.annotation(UNREAD) == format_range(part)
+def _is_given_up(lease: Lease, shard_range: Range) -> bool:
+    return lease.annotation(UNREAD_ANNOTATION) == format_range(shard_range)
 
 
 def _find_leases(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
@@ -150,16 +158,16 @@ class RangeReplay:
         answered_reads: How many reads the source has answered.
     """
 
-    def __init__(self, lease: Lease, part: Range, context: ReplayContext, cancelled: Event) -> None:
+    def __init__(self, lease: Lease, shard_range: Range, context: ReplayContext, cancelled: Event) -> None:
         self.problem, self.answered_reads = "the source has not responded", 0
-        self._lease, self._part, self._context, self._cancelled = lease, part, context, cancelled
-        self._cursor = Cursor(part.begins, until=part.ends)
+        self._lease, self._range, self._context, self._cancelled = lease, shard_range, context, cancelled
+        self._cursor = Cursor(shard_range.begins, until=shard_range.ends)
         # Open the reader with the epoch of the range, so that it does not disconnect a reader with a later epoch.
         self._pull = ShardReader(
-            self._cursor, lambda start: context.source.open(evolve(self._lease, epoch=part.epoch), start)
+            self._cursor, lambda start: context.source.open(evolve(self._lease, epoch=shard_range.epoch), start)
         )
-        self._faults = Backoff(PAUSE_SECONDS, MAX_FAULT_SECONDS)
-        self._tip_silence = self._reader_silence = self._checked_at = 0.0
+        self._backoff = Backoff(READ_PAUSE_SECONDS, MAX_BACKOFF_SECONDS)
+        self._tip_silence = self._reader_silence = self._owner_checked_at = 0.0
 
     def read_rows(self) -> pa.RecordBatch | None:
         """Read the whole range. Return None if the range is gone, or if another worker reads the shard."""
@@ -174,7 +182,7 @@ class RangeReplay:
     def _read_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows. Raises Trimmed if the source no longer has the end of the range."""
         with closing(
-            read_range(self._pull, self._context.columns, self._lease, ended=self._cancelled.is_set)
+            read_range(self._pull, self._context.columns, self._lease, should_stop=self._cancelled.is_set)
         ) as responses:
             for response, rows in responses:
                 if isinstance(response, SourceUnavailable):
@@ -197,12 +205,12 @@ class RangeReplay:
         """
         if isinstance(response, SourceUnavailable):
             # Do not count the time during which the source is unavailable as silence.
-            return self._faults.next()
-        self._faults.reset()
-        pause_seconds = max(PAUSE_SECONDS, response.wait_seconds)
+            return self._backoff.next()
+        self._backoff.reset()
+        pause_seconds = max(READ_PAUSE_SECONDS, response.wait_seconds)
         if has_rows:
             self.answered_reads += 1
-            self._tip_silence = self._reader_silence = self._checked_at = 0.0
+            self._tip_silence = self._reader_silence = self._owner_checked_at = 0.0
         elif self._context.exclusive:
             # An empty response does not prove that there are no records. A reader that was disconnected by another
             # reader gets empty responses too.
@@ -213,14 +221,14 @@ class RangeReplay:
             self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause_seconds
             # Count only empty responses at the tip. An empty response that is not at the tip shows that more records
             # will follow.
-            if self._tip_silence > SILENT_SECONDS:
-                raise Trimmed(f"no record comes up to {self._part.ends.sequence}, and the shard is read to its tip")
+            if self._tip_silence > TIP_SILENCE_SECONDS:
+                raise Trimmed(f"no record comes up to {self._range.ends.sequence}, and the shard is read to its tip")
         return pause_seconds
 
     def _check_silent_reader(self, silent_seconds: float) -> None:
         """Find out why an exclusive reader gets no records. Raises Trimmed if the range will not arrive."""
-        if silent_seconds - self._checked_at > SILENT_SECONDS_OWNED:
-            self._checked_at, previous_lease = silent_seconds, self._lease
+        if silent_seconds - self._owner_checked_at > OWNER_CHECK_SECONDS:
+            self._owner_checked_at, previous_lease = silent_seconds, self._lease
             try:
                 self._lease = next(iter(self._context.store.get([previous_lease.key])), previous_lease)
             except StoreError as fault:
@@ -231,30 +239,33 @@ class RangeReplay:
             has_same_owner = previous_lease.owner is not None and previous_lease.owner == self._lease.owner
             if has_same_owner and previous_lease.version != self._lease.version:
                 raise Trimmed("another worker holds its lease and reads it")
-        if silent_seconds <= SILENT_SECONDS:
+        if silent_seconds <= TIP_SILENCE_SECONDS:
             return
         try:
             # Send a separate request, to distinguish a shard without records from a service that is down.
             self._context.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.problem = str(fault)
-            self._reader_silence = self._checked_at = 0.0  # time during which the source is unavailable does not count
+            self._reader_silence = self._owner_checked_at = (
+                0.0  # time during which the source is unavailable does not count
+            )
         else:
-            raise Trimmed(f"no record comes up to {self._part.ends.sequence}, although the source responds")
+            raise Trimmed(f"no record comes up to {self._range.ends.sequence}, although the source responds")
 
     def _annotate_as_unread(self) -> None:
         """Annotate the lease with this range, so that the next run does not assume that the sink has the rows."""
-        for _ in range(ATTEMPTS):
+        for _ in range(ANNOTATION_ATTEMPTS):
             for lease in self._context.store.get([self._lease.key]):
-                if self._context.may_have_another_owner(lease, self._part):
+                if self._context.may_have_another_owner(lease, self._range):
                     continue  # the epoch already shows that the range may not be done, so do not disturb the owner
                 if not isinstance(
-                    self._context.store.write(AnnotateLease(lease, UNREAD, format_range(self._part))), Done
+                    self._context.store.write(AnnotateLease(lease, UNREAD_ANNOTATION, format_range(self._range))), Done
                 ):
                     # The row has changed since it was read, so read it again.
                     break
             else:
                 return
         raise OutcomeUnknown(
-            f"lease {self._lease.key}: the note that a range could not be repeated was rejected {ATTEMPTS} times"
+            f"lease {self._lease.key}: the note that a range could not be repeated was rejected "
+            f"{ANNOTATION_ATTEMPTS} times"
         )

@@ -10,11 +10,11 @@ from attrs import evolve
 
 from leasehold.adapters.spark.rows import RowChunk, SourceColumns
 
-ROW_BYTES = 100
+ROW_OVERHEAD_BYTES = 100
 """The approximate size of a row without its data, that is, of its keys, numbers and times."""
-LARGE_BYTES = 1 << 18
+UNMERGED_BATCH_BYTES = 1 << 18
 """If batches have at least this average size, they are not merged, because copying one takes longer than sending it."""
-ANY_SIZE = 1 << 62
+UNLIMITED_BYTES = 1 << 62
 """A size limit that no row exceeds."""
 
 
@@ -59,7 +59,7 @@ class RowBuffer:
                 self._remove_first_chunk()
                 continue
             # Measure single rows only in the chunk that exceeds a limit, because measuring rows is slow.
-            row_sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_BYTES
+            row_sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_OVERHEAD_BYTES
             fitting_row_count = min(max_count, int(np.searchsorted(np.cumsum(row_sizes), max_bytes, side="right")))
             if fitting_row_count:
                 self._remove_first_chunk()
@@ -83,12 +83,15 @@ class RowBuffer:
         self.bytes -= size
 
     def _measure_chunk(self, chunk: RowChunk) -> int:
-        return int(pc.sum(pc.binary_length(chunk.rows[self._columns.data])).as_py() or 0) + ROW_BYTES * chunk.count
+        return (
+            int(pc.sum(pc.binary_length(chunk.rows[self._columns.data])).as_py() or 0)
+            + ROW_OVERHEAD_BYTES * chunk.count
+        )
 
 
 def concatenate_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenate batches, keeping large ones as separate chunks."""
     if len(batches) == 1:
         return batches[0]
-    are_small = sum(batch.nbytes for batch in batches) < LARGE_BYTES * len(batches)
+    are_small = sum(batch.nbytes for batch in batches) < UNMERGED_BATCH_BYTES * len(batches)
     return pa.concat_batches(batches) if are_small else pa.Table.from_batches(batches)

@@ -44,10 +44,10 @@ from leasehold.stores.printable import make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 SECTION_BYTES = 32 * MIB
-ROW_BYTES = 100
+ROW_OVERHEAD_BYTES = 100
 QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
 """Local properties that Spark sets for the tasks of a micro-batch. The job group identifies the run of the query."""
-RUNS = 10**12
+RUN_NUMBER_LIMIT = 10**12
 """The number of possible run numbers in a tag, which have at most twelve digits."""
 
 SPARK_OPTIONS = (
@@ -96,21 +96,22 @@ class SinkColumns:
         for name, field in fields_by_name.items():
             if name not in column_names:
                 raise ValueError(f"column {field.name}: unknown; the sink takes {', '.join(self.types)}: drop the rest")
-        for name, kind in self.types.items():
+        for name, arrow_type in self.types.items():
             spark_type = fields_by_name[name.lower()].dataType.simpleString() if name.lower() in fields_by_name else ""
-            if spark_type and spark_type not in _ACCEPTED_TYPES[str(kind)]:
+            if spark_type and spark_type not in _ACCEPTED_TYPES[str(arrow_type)]:
                 raise ValueError(
-                    f"column {name}: is {spark_type}, and the sink takes {' or '.join(_ACCEPTED_TYPES[str(kind)])}"
+                    f"column {name}: is {spark_type}, and the sink takes "
+                    f"{' or '.join(_ACCEPTED_TYPES[str(arrow_type)])}"
                 )
 
     def select_columns(self, batch: pa.RecordBatch) -> pa.Table:
         """Return the rows with these columns in this order. Raises ValueError for a null in a required column."""
         columns_by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         columns = {
-            name: columns_by_name[name.lower()].cast(kind)
+            name: columns_by_name[name.lower()].cast(arrow_type)
             if name.lower() in columns_by_name
-            else pa.nulls(batch.num_rows, kind)
-            for name, kind in self.types.items()
+            else pa.nulls(batch.num_rows, arrow_type)
+            for name, arrow_type in self.types.items()
         }
         for name in sorted(self.required):
             # Check this before any row of the section is sent, because rows that were sent cannot be removed.
@@ -126,13 +127,13 @@ _ACCEPTED_TYPES = {
 }
 
 
-ROWS_AT_ONCE = 10_000
+CONVERTED_ROWS_MAX = 10_000
 
 
 def read_row_values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield the values of each row, in the order of the columns."""
     # Convert the rows in parts, because Python objects take several times as much memory as Arrow rows.
-    for batch in rows.to_batches(ROWS_AT_ONCE):
+    for batch in rows.to_batches(CONVERTED_ROWS_MAX):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
@@ -193,7 +194,7 @@ class WriteIdentity:
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it together with writer.batch, or give neither of them")
         checkpoint_location = opts.read_text("checkpointLocation").rstrip("/")
-        return cls(query or uuid4().hex, batch or 0, uuid4().int % RUNS, bool(query), checkpoint_location)
+        return cls(query or uuid4().hex, batch or 0, uuid4().int % RUN_NUMBER_LIMIT, bool(query), checkpoint_location)
 
     def make_first_tag(self) -> Tag:
         """Return the tag of the first row of this task."""
@@ -205,7 +206,7 @@ class WriteIdentity:
         query, batch, run = f"{self.batch} {self.query}", self.batch, self.run
         if not self.named and query_id and batch_id:
             query, batch = f"{query_id} {self.location}", int(batch_id)
-            run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUNS if run_id else run
+            run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUN_NUMBER_LIMIT if run_id else run
         # Every record contains the tag, so hash the name to a few bytes.
         hashed_query = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
         return Tag(hashed_query, run, batch, str(task_context.partitionId() if task_context else 0), "", 0)
@@ -220,9 +221,9 @@ def split_into_sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch])
     for batch in batches:
         rows = columns.select_columns(batch)
         while rows.num_rows:
-            row_sizes = np.full(rows.num_rows, ROW_BYTES, np.int64)
-            for name, kind in columns.types.items():
-                if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+            row_sizes = np.full(rows.num_rows, ROW_OVERHEAD_BYTES, np.int64)
+            for name, arrow_type in columns.types.items():
+                if pa.types.is_large_binary(arrow_type) or pa.types.is_large_string(arrow_type):
                     row_sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
             cumulative_sizes = np.cumsum(row_sizes) + gathered_bytes
             # A section ends with the row with which it reaches `SECTION_BYTES`.
@@ -257,9 +258,9 @@ def compute_edition(rows: pa.Table) -> str:
         # the same digest.
         row_digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
         for chunk in column.chunks:
-            _, ends, values = chunk.buffers()
-            first, last = np.frombuffer(ends, np.int64)[[chunk.offset, chunk.offset + len(chunk)]]
-            row_digest.update(memoryview(values)[first:last] if values is not None else b"")
+            _, end_offsets, value_buffer = chunk.buffers()
+            first_byte, last_byte = np.frombuffer(end_offsets, np.int64)[[chunk.offset, chunk.offset + len(chunk)]]
+            row_digest.update(memoryview(value_buffer)[first_byte:last_byte] if value_buffer is not None else b"")
     return urlsafe_b64encode(row_digest.digest()).decode()
 
 
@@ -273,20 +274,22 @@ class TaskWriteResult(WriterCommitMessage):
 
 def write_task(target: SinkTarget, identity: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> TaskWriteResult:
     """Write the rows of one task. Raises the errors of the writer."""
-    first, rows, size = identity.make_first_tag(), 0, 0
+    first_tag, row_count, byte_count = identity.make_first_tag(), 0, 0
     writer: RowWriter | None = None
-    for number, section in enumerate(split_into_sections(target.columns, batches)):
+    for section_number, section in enumerate(split_into_sections(target.columns, batches)):
         writer = writer or target.open_writer()  # a task without rows makes no request to the stream
-        writer.write(section, first._replace(part=f"{first.part}-{number}", edition=compute_edition(section)))
-        rows, size = rows + section.num_rows, size + section.nbytes
-    return TaskWriteResult(rows, size)
+        writer.write(
+            section, first_tag._replace(part=f"{first_tag.part}-{section_number}", edition=compute_edition(section))
+        )
+        row_count, byte_count = row_count + section.num_rows, byte_count + section.nbytes
+    return TaskWriteResult(row_count, byte_count)
 
 
 class _TaskWriter:
     """Implements `write` for the writers of a job and of a query."""
 
-    def __init__(self, target: SinkTarget, names: WriteIdentity) -> None:
-        self._target, self._names = target, names
+    def __init__(self, target: SinkTarget, identity: WriteIdentity) -> None:
+        self._target, self._identity = target, identity
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return make_recreator(type(self), self.__dict__), ()
@@ -294,7 +297,7 @@ class _TaskWriter:
     @raise_plain_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task, on an executor."""
-        return write_task(self._target, self._names, iterator)
+        return write_task(self._target, self._identity, iterator)
 
 
 class SinkWriter(_TaskWriter, DataSourceArrowWriter):

@@ -21,10 +21,10 @@ from leasehold.stores.printable import limited_error_text, make_safe_logger
 
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
-WAIT_SECONDS = 5.0, 300.0
-SILENT_SECONDS = 600.0
-LOOK_SECONDS = 1
-MAX_TEXT = 100_000
+RESTART_WAIT_SECONDS = 5.0, 300.0
+DEFAULT_STALL_SECONDS = 600.0
+STATUS_POLL_SECONDS = 1
+SEARCHED_LENGTH_MAX = 100_000
 """How many characters of an error message to search.
 
 The message after a failed task begins with the tracebacks of all attempts, and the actual error is at its end.
@@ -34,18 +34,20 @@ JAVA_IO_ERROR = (
     r"java\.(?:io|net|nio\.channels)\.\w+Exception.*(?:\n\s+at .*)*\n\s+at org\.apache\.spark\.\S*\bpython\."
 )
 """Matches any exception in the Java code that talks to a Python process, whatever its message."""
-SOURCE_GONE = "the process of its source ended, perhaps for lack of memory (see the system's log for the OOM killer)"
-CAUSES = {
+SOURCE_PROCESS_ENDED = (
+    "the process of its source ended, perhaps for lack of memory (see the system's log for the OOM killer)"
+)
+CAUSE_BY_PATTERN = {
     "failed to connect back": "a Python process of Spark did not start within ten seconds: the machine is too busy",
     "Python worker exited unexpectedly": "a Python process of a task or sink was killed, perhaps for lack of memory",
     "reading the port number from": "a Python process of Spark was killed as it started, perhaps for lack of memory",
-    "the process that had them is gone": SOURCE_GONE,
-    "EOFException": SOURCE_GONE,
-    "EOFError": SOURCE_GONE,
-    "Broken pipe": SOURCE_GONE,
-    "Connection reset": SOURCE_GONE,
-    "Socket closed": SOURCE_GONE,
-    JAVA_IO_ERROR: SOURCE_GONE,
+    "the process that had them is gone": SOURCE_PROCESS_ENDED,
+    "EOFException": SOURCE_PROCESS_ENDED,
+    "EOFError": SOURCE_PROCESS_ENDED,
+    "Broken pipe": SOURCE_PROCESS_ENDED,
+    "Connection reset": SOURCE_PROCESS_ENDED,
+    "Socket closed": SOURCE_PROCESS_ENDED,
+    JAVA_IO_ERROR: SOURCE_PROCESS_ENDED,
     "ExecutorLostFailure": "executors were lost",
     "SourceUnavailable": "the stream could not be reached",
     "OutcomeUnknown": "the lease table could not be reached",
@@ -62,8 +64,10 @@ def find_restart_reason(fault: BaseException) -> str | None:
     """Return why a query may be started again after this error, or None if it would end the same way again."""
     # After an error in Python or a lost executor, Spark provides only a message. After an error in Java, the message
     # may be empty, for example if a killed Python process causes an EOFException. So search the stack trace, too.
-    message = limited_error_text(fault, MAX_TEXT) + str(getattr(fault, "_stackTrace", ""))[:MAX_TEXT]
-    return next((cause for pattern, cause in CAUSES.items() if re.search(pattern, message)), None)
+    message = (
+        limited_error_text(fault, SEARCHED_LENGTH_MAX) + str(getattr(fault, "_stackTrace", ""))[:SEARCHED_LENGTH_MAX]
+    )
+    return next((cause for pattern, cause in CAUSE_BY_PATTERN.items() if re.search(pattern, message)), None)
 
 
 class StallDetector:
@@ -96,7 +100,7 @@ class StallDetector:
 def supervise(
     factory: Callable[[], StreamingQuery],
     *,
-    stall_seconds: float = SILENT_SECONDS,
+    stall_seconds: float = DEFAULT_STALL_SECONDS,
     should_stop: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
@@ -119,15 +123,15 @@ def supervise(
         Exception: The query failed for a reason that may not be temporary.
         KeyboardInterrupt: Ctrl-C was pressed. The query is stopped first.
     """
-    backoff = Backoff(*WAIT_SECONDS)
+    backoff = Backoff(*RESTART_WAIT_SECONDS)
     while not should_stop():
         query: StreamingQuery | None = None
-        cause: str | None = None
+        restart_reason: str | None = None
         try:
             query = factory()
             with _interruptible():
-                stall, first_batch = StallDetector(stall_seconds, clock), _find_last_batch(query)
-                while not query.awaitTermination(LOOK_SECONDS):
+                stall_detector, first_batch = StallDetector(stall_seconds, clock), _find_last_batch(query)
+                while not query.awaitTermination(STATUS_POLL_SECONDS):
                     if should_stop():
                         return
                     # A finished batch shows that the cause of earlier failures is gone, so reset the wait before the
@@ -135,8 +139,8 @@ def supervise(
                     if _find_last_batch(query) != first_batch:
                         backoff.reset()
                     # Detect a task that hangs, because Spark would wait forever for the task's Python process.
-                    if stall.is_stuck(query):
-                        cause = f"it made no progress for {stall_seconds:g} s"
+                    if stall_detector.is_stuck(query):
+                        restart_reason = f"it made no progress for {stall_seconds:g} s"
                         break
                 else:
                     return
@@ -150,14 +154,17 @@ def supervise(
         except Exception as fault:  # Spark's own, or Java's
             # Do not restart after an error in the query itself, because it would happen again and the restarts would
             # hide it.
-            if (cause := find_restart_reason(fault)) is None:
+            if (restart_reason := find_restart_reason(fault)) is None:
                 raise
         finally:
             if query is not None and query.isActive:
                 query.stop()
         wait_seconds = backoff.next()
         log.warning(
-            "the query ended, starting it again in %.0f s (%d in a row): %s", wait_seconds, backoff.faults, cause
+            "the query ended, starting it again in %.0f s (%d in a row): %s",
+            wait_seconds,
+            backoff.faults,
+            restart_reason,
         )
         with _interruptible():
             sleep(wait_seconds)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from attrs import field, frozen
 from attrs.validators import matches_re
 
-from leasehold.balancer.contradictions import INCARNATION, SETTLED
+from leasehold.balancer.contradictions import INCARNATION, SETTLED_VALUE
 from leasehold.balancer.model import Annotations, Lease, Position, at_timestamp
 
 PROCESS = "process"
@@ -77,7 +77,7 @@ class Identity:
         a later one with the same name. A row that already has an incarnation keeps it, because its checkpoint
         belongs to that incarnation (L14).
         """
-        incarnation = self.incarnation() if lease.annotation(INCARNATION) in {None, SETTLED} else ""
+        incarnation = self.incarnation() if lease.annotation(INCARNATION) in {None, SETTLED_VALUE} else ""
         return (*(((INCARNATION, incarnation),) if incarnation else ()), (PROCESS, f"{self.process}/{self.worker}"))
 
     def missing_annotations(self, lease: Lease) -> Annotations:

@@ -32,15 +32,15 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import (
     CONTRADICTION,
     INCARNATION,
-    SETTLED,
+    SETTLED_VALUE,
     Contradiction,
     Restart,
     contradictions,
     created_later,
-    reported_on,
+    reported_contradiction,
     restarts,
 )
-from leasehold.balancer.family import problems, unrelated
+from leasehold.balancer.family import problems, unrelated_shards
 from leasehold.balancer.lineage import HOLE_CONFIDENCE, deletable
 from leasehold.balancer.model import LATEST, History, Hole, Lease, Me, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable, StoreError
@@ -186,14 +186,14 @@ class Discovery:
             if message not in self._logged_messages:  # log each message once, not at every turn
                 log.warning("%s", message)
         self._logged_messages = frozenset(messages) or self._logged_messages
-        return None if shards is None or self.leases_unusable else unrelated(shards, malformed_keys)
+        return None if shards is None or self.leases_unusable else unrelated_shards(shards, malformed_keys)
 
     def has_unknown_contradiction(self, leases: Iterable[Lease]) -> bool:
         """Return whether another worker has annotated a row with a contradiction that this worker does not know yet."""
         if self.leases_unusable:
             return False
         known_keys = {contradiction.key for contradiction in self.contradictions}
-        return any(reported_on(lease) for lease in leases if lease.key not in known_keys)
+        return any(reported_contradiction(lease) for lease in leases if lease.key not in known_keys)
 
     @property
     def leases_unusable(self) -> bool:
@@ -220,7 +220,7 @@ class Discovery:
         added if the rows show them.
         """
         has_other_incarnation = any(
-            lease.annotation(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases
+            lease.annotation(INCARNATION) not in {None, SETTLED_VALUE, self.incarnation} for lease in leases
         )
         if shards is None and not (self.contradictions or (self.incarnation and has_other_incarnation)):
             return
@@ -417,7 +417,7 @@ class LeaseRestarter:
         """
         if not self.beginning or self._restart_position is None:
             return config, history
-        incarnations = {SETTLED, self._discovery.incarnation}
+        incarnations = {SETTLED_VALUE, self._discovery.incarnation}
         current_leases = tuple(lease for lease in history.gone if lease.annotation(INCARNATION) in incarnations)
         return evolve(config, initial_position=self._restart_position), evolve(history, gone=current_leases)
 
@@ -469,7 +469,7 @@ class LeaseRestarter:
                 return self._store.write(DeleteLease(stored_lease))
             case Restart(Lease() as stored_lease, Lease() as new_lease, marks=True):
                 return self._store.write(
-                    AnnotateLease(stored_lease, INCARNATION, new_lease.annotation(INCARNATION) or SETTLED)
+                    AnnotateLease(stored_lease, INCARNATION, new_lease.annotation(INCARNATION) or SETTLED_VALUE)
                 )
             case Restart(Lease() as stored_lease, Lease() as new_lease):
                 # First take the lease from its owner. The owner's next write, whose position belongs to the former
@@ -486,9 +486,9 @@ class LeaseRestarter:
                 )
                 # Write the current incarnation, remove any earlier contradiction, and make the next owner resolve
                 # LATEST again.
-                annotations = {INCARNATION: self._discovery.incarnation or SETTLED}
+                annotations = {INCARNATION: self._discovery.incarnation or SETTLED_VALUE}
                 if stored_lease.annotation(CONTRADICTION) is not None:
-                    annotations[CONTRADICTION] = SETTLED
+                    annotations[CONTRADICTION] = SETTLED_VALUE
                 if self._restart_position == LATEST or stored_lease.annotation(LATEST_MS) is not None:
                     annotations[LATEST_MS] = UNPINNED
                 if stored_lease.annotation(LATEST_POSITION) is not None:
@@ -507,17 +507,17 @@ class LeaseRestarter:
         """
         descriptions = {contradiction.key: contradiction.what for contradiction in faults}
         stream_description = next((contradiction.what for contradiction in faults if contradiction.of_stream), None)
-        current_incarnations = {None, SETTLED, self._discovery.incarnation}
+        current_incarnations = {None, SETTLED_VALUE, self._discovery.incarnation}
         for lease in leases:
             old_annotation = lease.annotation(CONTRADICTION)
             stream_fault = stream_description if lease.annotation(INCARNATION) not in current_incarnations else None
             annotation = (
-                descriptions.get(lease.key) or stream_fault or (SETTLED if old_annotation is not None else None)
+                descriptions.get(lease.key) or stream_fault or (SETTLED_VALUE if old_annotation is not None else None)
             )
             may_annotate = lease.owner is None or stream_fault is not None or self._store.capabilities.free_annotations
             if annotation not in {None, old_annotation} and may_annotate:
                 try:
-                    self._store.write(AnnotateLease(lease, CONTRADICTION, annotation or SETTLED))
+                    self._store.write(AnnotateLease(lease, CONTRADICTION, annotation or SETTLED_VALUE))
                 except StoreError as fault:
                     log.debug("lease %s: the contradiction could not be written on its row: %s", lease.key, fault)
 

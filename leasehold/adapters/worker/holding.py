@@ -58,7 +58,7 @@ from attrs import evolve
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.progress import ProgressMeter, Throughput
-from leasehold.balancer.lineage import EPOCHS_UNSEEN
+from leasehold.balancer.lineage import UNSEEN_EPOCHS_MAX
 from leasehold.balancer.model import Annotations, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
@@ -411,7 +411,9 @@ class Holding:
                     None  # others may have finished the shard, so the worker must first look at its descendants' leases
                 )
             # Other workers may have taken the lease since we last read it, with counters that we never saw.
-            creation = self._store.write(writes.CreateLease(evolve(own_lease, epoch=own_lease.epoch + EPOCHS_UNSEEN)))
+            creation = self._store.write(
+                writes.CreateLease(evolve(own_lease, epoch=own_lease.epoch + UNSEEN_EPOCHS_MAX))
+            )
             stored_lease = creation.lease
             if isinstance(creation, Done):
                 if self._has_expired():  # this process was paused in between

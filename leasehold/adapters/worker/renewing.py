@@ -22,7 +22,13 @@ from leasehold.balancer.actions import Look, Renew
 from leasehold.balancer.bulletin import BulletinTracker, bulletin_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above_gap, slow_owners
-from leasehold.balancer.lookout import OUTAGE_SECONDS, bulletin_row, heartbeat, heartbeat_seconds, scaled
+from leasehold.balancer.lookout import (
+    OUTAGE_SECONDS,
+    bulletin_row,
+    bulletin_row_renewals,
+    heartbeat_seconds,
+    scale_to_lease_seconds,
+)
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import renewals
 from leasehold.balancer.rules.shares import donation_order
@@ -171,7 +177,7 @@ class Renewing:
             heartbeats = (
                 ()
                 if bulletin_holding is None or bulletin_holding.key not in holdings_by_key
-                else heartbeat([_with_age(bulletin_holding, now)], me, config)
+                else bulletin_row_renewals([_with_age(bulletin_holding, now)], me, config)
             )
             due_actions += [*heartbeats, *(Renew(holding.lease, "C4") for holding in without_recent_bulletin)]
         if due_actions and any(holding.groups_writes for holding in holdings):
@@ -290,7 +296,8 @@ def first_watch(config: Config, capabilities: Capabilities) -> Watch:
     # a renewal.
     reads_bulletins = config.rules.keeps_lookout and capabilities.free_annotations
     return Watch(
-        bulletins=BulletinTracker() if reads_bulletins else None, silence_seconds=scaled(OUTAGE_SECONDS, config)
+        bulletins=BulletinTracker() if reads_bulletins else None,
+        silence_seconds=scale_to_lease_seconds(OUTAGE_SECONDS, config),
     )
 
 

@@ -39,7 +39,7 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rele
 from leasehold.balancer.bulletin import prolonged_annotations
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import NOT_STARTED
-from leasehold.balancer.lookout import LOOK_SECONDS, scaled
+from leasehold.balancer.lookout import LOOKOUT_LISTING_SECONDS, scale_to_lease_seconds
 from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, WorkerError
@@ -563,7 +563,7 @@ class Worker:
     def _lease_given(self, now: float) -> None:
         # A worker that was alone rarely reads the table, but it must notice if the next owner dies right after getting
         # the lease (C13).
-        self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
+        self._look_due = min(self._look_due, now + scale_to_lease_seconds(LOOKOUT_LISTING_SECONDS, self.config))
         self.wake_runner()
 
 

@@ -21,7 +21,7 @@ from attrs.validators import in_
 
 from leasehold.balancer.actions import Action, Claim, Steal
 from leasehold.balancer.census import Census
-from leasehold.balancer.chance import draw, draw_owner
+from leasehold.balancer.chance import draw_leases, draw_owner
 from leasehold.balancer.model import Me
 from leasehold.balancer.rule_set import FleetSeconds, RuleSet
 
@@ -51,9 +51,9 @@ class EventHubs(RuleSet):
 
         For a dialect with a greedy mode, the result also contains the name with the suffix "-greedy".
         """
-        balanced = {dialect: cls(dialect) for dialect in DIALECTS}
-        greedy = {f"{dialect}-greedy": cls(dialect, "greedy") for dialect in DIALECTS if dialect != "gist"}
-        return {cls.name: cls(), **balanced, **greedy}
+        balanced_sets = {dialect: cls(dialect) for dialect in DIALECTS}
+        greedy_sets = {f"{dialect}-greedy": cls(dialect, "greedy") for dialect in DIALECTS if dialect != "gist"}
+        return {cls.name: cls(), **balanced_sets, **greedy_sets}
 
     @property
     def evens_out(self) -> bool:
@@ -114,7 +114,7 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
     ceiling, own_count = floor + (extras > 0), len(census.mine)
     if own_count >= ceiling:  # E3
         return ()
-    free_partitions = draw(census.available, me, ceiling - own_count if greedy else 1)
+    free_partitions = draw_leases(census.available, me, ceiling - own_count if greedy else 1)
     if free_partitions:
         return tuple(Claim(lease, rule="E3") for lease in free_partitions)
     if own_count >= floor:
@@ -196,7 +196,7 @@ def _other_owners(census: Census, *, above: int) -> set[str]:
 
 def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:
     """Claim one available partition, drawn by worker and turn."""
-    return tuple(Claim(lease, rule=rule) for lease in draw(census.available, me, 1))
+    return tuple(Claim(lease, rule=rule) for lease in draw_leases(census.available, me, 1))
 
 
 def _steal_one(census: Census, me: Me, from_owners: Collection[str], rule: str) -> tuple[Action, ...]:
@@ -204,4 +204,6 @@ def _steal_one(census: Census, me: Me, from_owners: Collection[str], rule: str) 
     if not from_owners:
         return ()
     from_owner = draw_owner({owner: census.counts[owner] for owner in from_owners}, me)
-    return tuple(Steal(lease, from_owner=from_owner, rule=rule) for lease in draw(census.held_by({from_owner}), me, 1))
+    return tuple(
+        Steal(lease, from_owner=from_owner, rule=rule) for lease in draw_leases(census.held_by({from_owner}), me, 1)
+    )

@@ -17,9 +17,9 @@ from attrs import field, frozen
 
 from leasehold.balancer.actions import Action, Claim, Steal
 from leasehold.balancer.census import Census
-from leasehold.balancer.chance import digest_under, draw
+from leasehold.balancer.chance import digest_under, draw_leases
 from leasehold.balancer.model import Lease, Me
-from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
+from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number_validator
 
 
 @frozen
@@ -40,9 +40,9 @@ class Kcl(RuleSet):
     renewal_rule = "K10"
     counts_ended = True
 
-    max_leases: int | None = field(default=None, validator=number(1, whole=True, none=True))
-    max_steals: int = field(default=1, validator=number(1, whole=True))
-    very_old_multiplier: int = field(default=3, validator=number(0, whole=True))
+    max_leases: int | None = field(default=None, validator=number_validator(1, whole_only=True, allow_none=True))
+    max_steals: int = field(default=1, validator=number_validator(1, whole_only=True))
+    very_old_multiplier: int = field(default=3, validator=number_validator(0, whole_only=True))
 
     @property
     def most_leases(self) -> int | None:
@@ -57,12 +57,12 @@ class Kcl(RuleSet):
         )
         if very_old_leases:  # K5: take these regardless of the target, and no other lease in this turn
             room = len(very_old_leases) if self.max_leases is None else self.max_leases - len(census.mine)
-            return _claims(draw(very_old_leases, me, room), "K5")
+            return _claims(draw_leases(very_old_leases, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
         if needed <= 0:  # K6
             return ()
         if census.free or census.expired:  # K7: no lease is stolen while any is free
-            return _claims(draw(census.available, me, needed), "K7")
+            return _claims(draw_leases(census.available, me, needed), "K7")
         return _steals(census, me, self, needed)
 
 
@@ -87,7 +87,7 @@ def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...
         return ()
     # If the fullest worker holds exactly the target, steal one lease, but only if this worker lacks at least two.
     limit = min(needed, surplus) or (1 if needed > 1 else 0)
-    leases = draw(census.held_by({from_owner}), me, min(limit, rules.max_steals))
+    leases = draw_leases(census.held_by({from_owner}), me, min(limit, rules.max_steals))
     return tuple(Steal(lease, from_owner=from_owner, rule="K8") for lease in leases)
 
 
@@ -112,8 +112,8 @@ class KclRust(RuleSet):
     renewal_rule = "R3"
     starts_at_time = True
 
-    leases_to_acquire: int = field(default=10, validator=number(1, whole=True))
-    max_leases: int | None = field(default=None, validator=number(1, whole=True, none=True))
+    leases_to_acquire: int = field(default=10, validator=number_validator(1, whole_only=True))
+    max_leases: int | None = field(default=None, validator=number_validator(1, whole_only=True, allow_none=True))
 
     @property
     def most_leases(self) -> int | None:
@@ -135,7 +135,7 @@ class KclRust(RuleSet):
         own_count = len(census.mine)
         room = len(census.leases) if self.max_leases is None else self.max_leases - own_count
         if census.free or census.expired:  # R1
-            leases = draw(census.available, me, min(self.leases_to_acquire, room))
+            leases = draw_leases(census.available, me, min(self.leases_to_acquire, room))
             return tuple(Claim(lease, rule="R1") for lease in leases)
         highest = max(census.counts.values())
         if highest < own_count + 2 or room < 1:  # R2: if the counts differ by one, a steal would only exchange them
@@ -144,5 +144,5 @@ class KclRust(RuleSet):
         fullest = (owner for owner, count in census.counts.items() if count == highest)
         from_owner = min(fullest, key=lambda owner: (digest(owner), owner))
         return tuple(
-            Steal(lease, from_owner=from_owner, rule="R2") for lease in draw(census.held_by({from_owner}), me, 1)
+            Steal(lease, from_owner=from_owner, rule="R2") for lease in draw_leases(census.held_by({from_owner}), me, 1)
         )

@@ -44,26 +44,26 @@ from heapq import heapify, heappop, heappush
 
 from attrs import field, frozen
 
-from leasehold.balancer.census import Census, KnownLeases, indexed
+from leasehold.balancer.census import Census, KnownLeases, index_leases
 from leasehold.balancer.model import Lease
 
-BAND = 0.1
+LOAD_BAND = 0.1
 """How far above the mean a worker's load may be before leases move, as a fraction of the mean."""
 
-QUIET = 10_000
+QUIET_BYTES_PER_SECOND = 10_000
 """If the average load per lease is below this, in bytes per second, leases are divided only by count.
 
 The value is a hundredth of a shard's capacity.
 """
 
-UNKNOWN = 10
+UNMEASURED_DIVISOR = 10
 """If more than one in this many leases is unmeasured, loads are not balanced.
 
 A few unmeasured leases are allowed because every shard split creates some.
 """
 
 
-def slack(leases: Sequence[Lease], floor: int) -> int:
+def count_tolerance(leases: Sequence[Lease], floor: int) -> int:
     """Return how many leases more than usual the workers may differ by, in order to balance loads.
 
     The result is half a share if nearly all weights are known, and 0 otherwise.
@@ -71,17 +71,17 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
     The result is 0 if there is hardly any traffic. It is also 0 if there are KCL 3.x workers, because their leader
     balances loads as well, and would move the same leases back.
     """
-    limit = len(leases) // UNKNOWN
+    limit = len(leases) // UNMEASURED_DIVISOR
     if not isinstance(leases, KnownLeases) and all(lease.weight is None for lease in leases[: limit + 1]):
         return 0  # no worker measures loads, so skip the remaining leases
-    indexed_leases = indexed(leases)
+    indexed_leases = index_leases(leases)
     measured, load = indexed_leases.weight_totals()
-    if len(leases) - measured > limit or 2 * load < QUIET * measured:
+    if len(leases) - measured > limit or 2 * load < QUIET_BYTES_PER_SECOND * measured:
         return 0
     counts = {owner: count for owner, count in indexed_leases.counts().items() if owner is not None and count}
     # Between QUIET / 2 and QUIET, loads are balanced only if balancing has already made the counts differ by more than
     # one.
-    if load < QUIET * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
+    if load < QUIET_BYTES_PER_SECOND * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
         return 0
     own_workers = indexed_leases.our_workers(math.inf)
     if own_workers and not own_workers >= counts.keys():
@@ -89,22 +89,22 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
     return (floor + 1) // 2
 
 
-def average(leases: Sequence[Lease]) -> int:
+def mean_weight(leases: Sequence[Lease]) -> int:
     """Return the mean of the known weights, rounded down, or 0 if none is known.
 
     Leases that are not measured yet are assumed to have this weight.
     """
-    measured, load = indexed(leases).weight_totals()
+    measured, load = index_leases(leases).weight_totals()
     return load // max(measured, 1)
 
 
-def weight_of(lease: Lease, unknown: int) -> int:
-    """Return the weight of a lease, or `unknown` if it is not measured."""
-    return unknown if lease.weight is None else lease.weight
+def weight_of(lease: Lease, default_weight: int) -> int:
+    """Return the weight of a lease, or `default_weight` if it is not measured."""
+    return default_weight if lease.weight is None else lease.weight
 
 
 def loads_of(
-    census: Census, workers: Iterable[str], moving: Mapping[str, tuple[str, str]], unknown: int
+    census: Census, workers: Iterable[str], moves_in_progress: Mapping[str, tuple[str, str]], default_weight: int
 ) -> dict[str, int]:
     """Return the load of each of these workers, with hand-offs in progress counted as done.
 
@@ -112,20 +112,20 @@ def loads_of(
     """
     loads, expired_keys = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
     for lease in census.leases:
-        owner = moving[lease.key][1] if lease.key in moving else lease.owner
+        owner = moves_in_progress[lease.key][1] if lease.key in moves_in_progress else lease.owner
         if owner in loads and lease.key not in expired_keys:
-            loads[owner] += weight_of(lease, unknown)
+            loads[owner] += weight_of(lease, default_weight)
     return loads
 
 
-def takers(
+def load_takers(
     census: Census,
     counts: Mapping[str, int],
     floor: int,
-    moving: Mapping[str, tuple[str, str]],
+    moves_in_progress: Mapping[str, tuple[str, str]],
     most_leases: int | None,
     *,
-    settling: float,
+    settle_seconds: float,
 ) -> dict[str, str]:
     """Map the key of each lease that should move to the worker that should take the lease.
 
@@ -135,35 +135,37 @@ def takers(
         census: The leases in play.
         counts: The number of leases of each worker, with hand-offs in progress counted as done.
         floor: The number of leases that every worker should hold at least.
-        moving: The owner and next owner, by key, of the leases with a hand-off in progress.
+        moves_in_progress: The owner and next owner, by key, of the leases with a hand-off in progress.
         most_leases: The most leases that one worker may hold, or None for no limit.
-        settling: How many seconds a lease must have stayed with its owner before it may move.
+        settle_seconds: How many seconds a lease must have stayed with its owner before it may move.
     """
-    indexed_leases = indexed(census.leases)
-    tolerance = slack(indexed_leases, floor)
+    indexed_leases = index_leases(census.leases)
+    tolerance = count_tolerance(indexed_leases, floor)
     if not tolerance or census.available:
         return {}
-    unknown = average(indexed_leases)
+    default_weight = mean_weight(indexed_leases)
     if not census.moving:
         # This function runs in every turn. Return early if no worker is above the band.
-        loads = indexed_leases.load_by_owner(unknown)
-        if max(loads.values()) * len(counts) <= (1 + BAND) * sum(loads.values()):
+        loads = indexed_leases.load_by_owner(default_weight)
+        if max(loads.values()) * len(counts) <= (1 + LOAD_BAND) * sum(loads.values()):
             return {}
     movable_leases: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
-        if lease.owner is not None and lease.key not in moving and lease.held >= settling:
+        if lease.owner is not None and lease.key not in moves_in_progress and lease.held >= settle_seconds:
             movable_leases[lease.owner].append(lease)
     limit = min(floor + 1 + tolerance, len(census.leases) if most_leases is None else most_leases)
     room = {worker: limit - count for worker, count in counts.items()}
     spare = {worker: count - (floor - tolerance) for worker, count in counts.items()}
-    return relief(movable_leases, room, spare, unknown, loads_of(census, counts, moving, unknown))
+    return load_moves(
+        movable_leases, room, spare, default_weight, loads_of(census, counts, moves_in_progress, default_weight)
+    )
 
 
-def relief(
-    movable: Mapping[str, Sequence[Lease]],
-    room: Mapping[str, int],
-    spare: Mapping[str, int],
-    unknown: int = 0,
+def load_moves(
+    movable_leases: Mapping[str, Sequence[Lease]],
+    gain_limits: Mapping[str, int],
+    loss_limits: Mapping[str, int],
+    default_weight: int = 0,
     loads: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
     """Map the key of each lease that should leave an overloaded worker to the worker that should take the lease.
@@ -171,17 +173,24 @@ def relief(
     All workers that read the same rows compute the same result.
 
     Args:
-        movable: The leases of each worker that may move.
-        room: How many leases each worker may gain.
-        spare: How many leases each worker may lose. A worker whose load stays above the mean may lose more.
-        unknown: The weight of a lease that is not measured yet.
+        movable_leases: The leases of each worker that may move.
+        gain_limits: How many leases each worker may gain.
+        loss_limits: How many leases each worker may lose. A worker whose load stays above the mean may lose more.
+        default_weight: The weight of a lease that is not measured yet.
         loads: The load of each worker, including leases that may not move. If None, the loads are computed from
-            `movable`.
+            `movable_leases`.
     """
     if loads is None:
-        loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in movable.items()}
+        loads = {
+            worker: sum(weight_of(lease, default_weight) for lease in leases)
+            for worker, leases in movable_leases.items()
+        }
     balancer = _LoadBalancer(
-        {worker: list(leases) for worker, leases in movable.items()}, dict(loads), dict(room), dict(spare), unknown
+        {worker: list(leases) for worker, leases in movable_leases.items()},
+        dict(loads),
+        dict(gain_limits),
+        dict(loss_limits),
+        default_weight,
     )
     while balancer.step():
         pass
@@ -242,7 +251,7 @@ class _LoadBalancer:
             heappop(self.full)
         while self.empty and self.empty[0][0] != self.loads[self.empty[0][1]]:
             heappop(self.empty)
-        if not (self.full and self.empty) or -self.full[0][0] <= (1 + BAND) * self.mean:
+        if not (self.full and self.empty) or -self.full[0][0] <= (1 + LOAD_BAND) * self.mean:
             return False
         donor, taker = heappop(self.full)[1], self.empty[0][1]
         lease = self._best_lease(donor, self.loads[donor] - self.loads[taker])
@@ -267,7 +276,7 @@ class _LoadBalancer:
 
         The gain is half of the decrease in the sum of squared loads.
         """
-        best_gain = gap - BAND * self.mean
+        best_gain = gap - LOAD_BAND * self.mean
         if self.spare[donor] <= 0:
             # The donor holds as few leases as allowed, so it may only give a lease if its load stays above the mean.
             best_gain = min(best_gain, self.loads[donor] - self.mean)
@@ -277,4 +286,4 @@ class _LoadBalancer:
             if 0 < (weight := weight_of(lease, self.unknown)) < best_gain
         ]
         gain, _, best_lease = max(gains, default=(0, "", None), key=lambda candidate: candidate[:2])
-        return best_lease if gain >= (BAND * self.mean) ** 2 / 4 else None
+        return best_lease if gain >= (LOAD_BAND * self.mean) ** 2 / 4 else None

@@ -53,14 +53,14 @@ from attrs.validators import instance_of
 
 from leasehold.balancer.actions import Action, Claim, Release, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import Census
-from leasehold.balancer.chance import digest_under, draw
-from leasehold.balancer.handoff import handed_counts, live_moves
+from leasehold.balancer.chance import digest_under, draw_leases
+from leasehold.balancer.handoff import counts_after_handoffs, pending_handoffs
 from leasehold.balancer.model import Lease, Me
-from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
-from leasehold.balancer.rules.loads import slack, takers
+from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number_validator
+from leasehold.balancer.rules.loads import count_tolerance, load_takers
 from leasehold.balancer.rules.shares import Shares, awaits_joiners, donation_order
 
-ALTERNATES = 3
+ALTERNATES_MAX = 3
 """How many other leases a newcomer may try if another worker takes the lease that it has chosen (M5)."""
 
 
@@ -72,7 +72,7 @@ def _check_groups(_rules: object, attribute: "Attribute[Any]", value: object) ->
 
 def _check_expected_workers(rules: object, attribute: "Attribute[Any]", value: object) -> None:
     if not (isinstance(value, tuple) and all(isinstance(name, str) and name for name in value)):
-        number(1, whole=True, none=True)(rules, attribute, value)
+        number_validator(1, whole_only=True, allow_none=True)(rules, attribute, value)
 
 
 @frozen
@@ -101,10 +101,10 @@ class Minimal(RuleSet):
 
     groups: Literal["prefix"] | tuple[str, ...] | None = field(default=None, validator=_check_groups)
     expected_workers: int | tuple[str, ...] | None = field(default=None, validator=_check_expected_workers)
-    max_leases: int | None = field(default=None, validator=number(1, whole=True, none=True))
-    max_steals: int | None = field(default=None, validator=number(1, whole=True, none=True))
-    patience: int = field(default=3, validator=number(1, whole=True))
-    grace_seconds: float = field(default=0.0, validator=number(0))
+    max_leases: int | None = field(default=None, validator=number_validator(1, whole_only=True, allow_none=True))
+    max_steals: int | None = field(default=None, validator=number_validator(1, whole_only=True, allow_none=True))
+    patience: int = field(default=3, validator=number_validator(1, whole_only=True))
+    grace_seconds: float = field(default=0.0, validator=number_validator(0))
     release: bool = field(default=False, validator=instance_of(bool))
 
     @property
@@ -131,22 +131,22 @@ class Minimal(RuleSet):
         return lease_seconds + self.grace_seconds + self.patience * cycle_seconds
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
-        shares, free, overdue = self._compute_shares(census, me, config)
+        shares, free_leases, overdue_leases = self._compute_shares(census, me, config)
         counts = shares.counts
         patience_exceeded = me.history.owners_still > self.patience * config.cycle_seconds
         # M9: if another worker renews its leases but does not plan, act even if this worker already has its share.
         may_take = patience_exceeded and max(counts.values()) >= counts[me.worker] + 2
-        nothing_else = not (census.available or shares.tolerance or self.release or census.led or may_take)
-        if counts[me.worker] > shares.floor and nothing_else:
+        nothing_else_to_do = not (census.available or shares.tolerance or self.release or census.led or may_take)
+        if counts[me.worker] > shares.floor and nothing_else_to_do:
             return ()  # M3: no share exceeds the floor + 1
         turn = _Turn(shares, me, self)
         return (
-            (() if me.worker in (self._expected_workers()[0] if not overdue else ()) else turn.join(free))
-            or turn.fill(free)
-            or turn.take_orphans(free)
-            or turn.yield_to_led(free)
+            (() if me.worker in (self._expected_workers()[0] if not overdue_leases else ()) else turn.join(free_leases))
+            or turn.fill(free_leases)
+            or turn.take_orphans(free_leases)
+            or turn.yield_to_led(free_leases)
             or turn.rebalance_load()
-            or (turn.act_for_missing_workers(overdue) if overdue or patience_exceeded else ())
+            or (turn.act_for_missing_workers(overdue_leases) if overdue_leases or patience_exceeded else ())
         )
 
     def _compute_shares(
@@ -156,26 +156,28 @@ class Minimal(RuleSet):
 
         A lease is overdue if another worker should have claimed it long ago.
         """
-        counts = handed_counts(census, config)
+        counts = counts_after_handoffs(census, config)
         # M12: a lease that was released less than grace_seconds ago is reserved for a newcomer.
-        free = tuple(
+        free_leases = tuple(
             lease for lease in census.available if not (lease.owner is None and lease.idle < self.grace_seconds)
         )
-        limit = self.overdue_seconds(config.lease_seconds, config.cycle_seconds)
+        overdue_limit = self.overdue_seconds(config.lease_seconds, config.cycle_seconds)
         # M9: if a lease has been free for this long, the worker that should claim it must be missing. Leases with an
         # infinite idle time are left out, because it is unknown how long they have been free.
-        overdue = tuple(lease for lease in free if limit < lease.idle < math.inf)
-        names, size = ((), 0) if overdue else self._expected_workers()  # M9: the expected workers are missing
-        counts = {**dict.fromkeys(names, 0), **counts} if names else counts
-        floor, extras = divmod(len(census.leases), max(len(counts), size))
-        tolerance = 0 if census.led else slack(census.leases, floor)  # M14: a KCL 3.x leader balances loads
+        overdue_leases = tuple(lease for lease in free_leases if overdue_limit < lease.idle < math.inf)
+        expected_names, expected_count = (
+            ((), 0) if overdue_leases else self._expected_workers()
+        )  # M9: the expected workers are missing
+        counts = {**dict.fromkeys(expected_names, 0), **counts} if expected_names else counts
+        floor, extras = divmod(len(census.leases), max(len(counts), expected_count))
+        tolerance = 0 if census.led else count_tolerance(census.leases, floor)  # M14: a KCL 3.x leader balances loads
         lease_limit = len(census.leases) if self.max_leases is None else self.max_leases
         # Workers that write no bulletin, such as KCL 2.x workers, come last, unless M11 releases leases for them.
         non_bulletin_last = me.history.hearing is not None and not self.release
         return (
             Shares(census, config, counts, floor, extras, self.groups, lease_limit, tolerance, non_bulletin_last),
-            free,
-            overdue,
+            free_leases,
+            overdue_leases,
         )
 
     def calls(self, census: Census, me: Me, config: FleetSeconds) -> Mapping[str, Sequence[str]]:
@@ -187,25 +189,25 @@ class Minimal(RuleSet):
         A worker that should take leases from others should read the whole table, so its sequence is empty. Newcomers
         are left out of this, because they list the table anyway (C10).
         """
-        shares, free, _ = self._compute_shares(census, me, config)
+        shares, free_leases, _ = self._compute_shares(census, me, config)
         keys_by_worker: dict[str, list[str]] = {}
-        non_bulletin, free_line = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
+        non_bulletin, free_line = shares.non_bulletin_workers, deque(sorted(free_leases, key=donation_order))
         lacking_workers = sorted(
             (worker in non_bulletin, worker) for worker, lack in shares.lacking.items() if lack > 0
         )
-        stealing_workers, needed = set[str](), 0
+        stealing_workers, needed_count = set[str](), 0
         for writes_no_bulletin, worker in lacking_workers:
             lack, keys = shares.lacking[worker], list[str]()
             while free_line and len(keys) < lack:
                 keys.append(free_line.popleft().key)
-            remaining = lack - len(keys)
-            needed += remaining
+            remaining_count = lack - len(keys)
+            needed_count += remaining_count
             if not writes_no_bulletin and keys:
                 keys_by_worker[worker] = keys
-            if not writes_no_bulletin and remaining > shares.tolerance and not shares.loaded(worker):
+            if not writes_no_bulletin and remaining_count > shares.tolerance and not shares.loaded(worker):
                 stealing_workers.add(worker)
         requested_leases = [
-            *shares.surplus(0, needed),
+            *shares.surplus(0, needed_count),
             *(lease for lease in census.moving if lease.next_owner != lease.owner),
         ]
         for lease in requested_leases if stealing_workers or census.moving else ():
@@ -242,7 +244,7 @@ class _Turn:
     def _own_count(self) -> int:
         return self.shares.counts[self.me.worker]
 
-    def join(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
+    def join(self, free_leases: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take one lease if this worker holds none (M5).
 
         The other workers see a newcomer once it owns a lease, and then include it when they compute shares.
@@ -255,22 +257,26 @@ class _Turn:
             shares = self.shares
             other_counts = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
             median_count = other_counts[(len(other_counts) - 1) // 2] if other_counts else 0
-            if inherited_leases := draw(
+            if inherited_leases := draw_leases(
                 shares.census.available, self.me, min(median_count, shares.floor, shares.limit)
             ):
                 return tuple(Claim(lease, "M12") for lease in inherited_leases)
-        if free:
-            return _with_alternates([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
+        if free_leases:
+            return _with_alternates(
+                [Claim(lease, "M5") for lease in draw_leases(free_leases, self.me, 1 + ALTERNATES_MAX)]
+            )
         # Choose a few donors, and then a lease of any of them, so that workers that join at the same time rarely choose
         # the same lease. Leave each donor at least one lease. Otherwise, the donor would have to take another lease to
         # become visible again, which would be one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
-        chosen_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
+        chosen_donors = nsmallest(1 + ALTERNATES_MAX, donors, key=lambda donor: (digest(donor), donor))
         candidates = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in chosen_donors})
-        return _with_alternates([_request_or_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
+        return _with_alternates(
+            [_request_or_steal(lease, "M5") for lease in draw_leases(candidates, self.me, 1 + ALTERNATES_MAX)]
+        )
 
-    def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
+    def fill(self, free_leases: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take as many leases from the line as this worker lacks (M6).
 
         The line consists of the free leases and the surplus of other workers. This worker takes leases from its own
@@ -281,20 +287,22 @@ class _Turn:
         if need <= 0:
             return ()
         position = shares.line_position(me.worker)
-        claimed_leases = nsmallest(position + need, free, key=donation_order)[position:]
+        claimed_leases = nsmallest(position + need, free_leases, key=donation_order)[position:]
         may_steal = (
             need > shares.tolerance
             and not shares.loaded(me.worker)
             and not awaits_joiners(shares.census.mine, me, shares.config)
         )
-        stolen_leases = shares.surplus(position - len(free), position + need - len(free)) if may_steal else ()
+        stolen_leases = (
+            shares.surplus(position - len(free_leases), position + need - len(free_leases)) if may_steal else ()
+        )
         # M7: `max_steals` limits only leases taken from living workers. A claim of a free lease interrupts no other
         # worker.
         return tuple(Claim(lease, "M6") for lease in claimed_leases) + tuple(
             _request_or_steal(lease, "M6") for lease in stolen_leases[: self.rules.max_steals]
         )
 
-    def take_orphans(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
+    def take_orphans(self, free_leases: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Claim free leases that have had an owner, if workers that write no bulletin should take them (M15).
 
         Workers that write no bulletin (KCL 2.x) may take a long time to claim a lease. A digest of the key decides
@@ -304,16 +312,16 @@ class _Turn:
         if not non_bulletin:
             return ()
         own_workers = sorted(self.shares.census.counts.keys() - non_bulletin)
-        unclaimed = sorted(free, key=donation_order)[self.shares.line_position(min(non_bulletin)) :]
+        unclaimed_leases = sorted(free_leases, key=donation_order)[self.shares.line_position(min(non_bulletin)) :]
         own_orphans = [
             lease
-            for lease in unclaimed
+            for lease in unclaimed_leases
             if lease.epoch
             and own_workers[int.from_bytes(donation_order(lease)[0]) % len(own_workers)] == self.me.worker
         ]
         return tuple(Claim(lease, "M15") for lease in own_orphans[: max(0, self.shares.limit - self._own_count)])
 
-    def yield_to_led(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
+    def yield_to_led(self, free_leases: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Release leases so that a KCL 3.x leader can assign them to its workers (M14).
 
         If one of its workers has too many leases, no lease is released, because the leader should first move those.
@@ -323,7 +331,7 @@ class _Turn:
             return ()
         releases: list[Release] = []
         for worker in shares.census.led:
-            need, position = shares.lacking[worker], shares.line_position(worker) - len(free)
+            need, position = shares.lacking[worker], shares.line_position(worker) - len(free_leases)
             if need > shares.tolerance:
                 releases += [Release(lease, "M14", worker) for lease in shares.surplus(position, position + need)]
         own_releases = [release for release in releases if release.lease.owner == self.me.worker]
@@ -339,14 +347,14 @@ class _Turn:
         some_lack_leases = shares.tolerance and max(shares.lacking.values()) > shares.tolerance
         if not shares.tolerance or (some_lack_leases and any(map(shares.lacks_too_many, shares.lacking))):
             return ()
-        moving = live_moves(shares.census, shares.config)
-        takings = takers(
+        moves_in_progress = pending_handoffs(shares.census, shares.config)
+        takings = load_takers(
             shares.census,
             shares.counts,
             shares.floor,
-            moving,
+            moves_in_progress,
             self.rules.max_leases,
-            settling=shares.config.cycle_seconds,
+            settle_seconds=shares.config.cycle_seconds,
         )
         keys = {key for key, taker in takings.items() if taker == self.me.worker}
         leases_to_take = [lease for lease in shares.census.leases if lease.key in keys] if keys else []
@@ -355,22 +363,22 @@ class _Turn:
             for lease in sorted(leases_to_take, key=donation_order)[: self.rules.max_steals]
         )
 
-    def act_for_missing_workers(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
+    def act_for_missing_workers(self, overdue_leases: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Make a move that another worker should have made long ago (M9).
 
         A worker makes one such move per turn.
         """
         shares, is_full = self.shares, self._own_count >= self.shares.limit
-        if overdue:
-            return () if is_full else tuple(Claim(lease, "M9") for lease in draw(overdue, self.me, 1))
+        if overdue_leases:
+            return () if is_full else tuple(Claim(lease, "M9") for lease in draw_leases(overdue_leases, self.me, 1))
         highest, fullest = max((count, worker) for worker, count in shares.counts.items())
         if not is_full and highest >= self._own_count + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
             return tuple(_request_or_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
         # M11: workers of some libraries never steal. After twice the wait of M9, an overloaded worker releases a lease
         # for them.
-        overloaded = self._own_count >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
+        is_overloaded = self._own_count >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
         waited_long_enough = self.me.history.owners_still > 2 * self.rules.patience * shares.config.cycle_seconds
-        if not (self.rules.release and overloaded and waited_long_enough):
+        if not (self.rules.release and is_overloaded and waited_long_enough):
             return ()
         return tuple(Release(lease, "M11") for lease in shares.donated({self.me.worker: slice(0, 1)}))
 

@@ -1,8 +1,8 @@
 """Computes how many leases each worker should hold (its share), and which leases it takes (M1, M2, M4, M6, M7).
 
-The share is the mean number of leases, rounded down (the floor). For the workers that `favoured` returns, it is one
-more. It is never more than `max_leases`. Hand-offs in progress count as done (H1), so shares stay the same while moves
-are carried out.
+The share is the mean number of leases, rounded down (the floor). For the workers that `workers_with_extra` returns, it
+is one more. It is never more than `max_leases`. Hand-offs in progress count as done (H1), so shares stay the same while
+moves are carried out.
 
 The line: the free leases come first, ordered by digest. Then come the surplus leases of the donors, ordered by donor
 name and, for each donor, by digest (M4). The workers that lack leases have places along the line in order of name, and
@@ -60,10 +60,10 @@ from attrs import frozen
 
 from leasehold.balancer.census import Census, our_workers
 from leasehold.balancer.chance import digest_under, order_under
-from leasehold.balancer.handoff import live_moves
+from leasehold.balancer.handoff import pending_handoffs
 from leasehold.balancer.model import History, Lease, Me
 from leasehold.balancer.rule_set import FleetSeconds
-from leasehold.balancer.rules.loads import BAND, average, loads_of, weight_of
+from leasehold.balancer.rules.loads import LOAD_BAND, loads_of, mean_weight, weight_of
 
 Groups = Literal["prefix"] | tuple[str, ...] | None
 
@@ -89,7 +89,7 @@ def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
     return tuple(path)
 
 
-def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups) -> frozenset[str]:
+def workers_with_extra(counts: Mapping[str, int], floor: int, extras: int, groups: Groups) -> frozenset[str]:
     """Return the workers whose share is one more than `floor` (M2).
 
     The result contains `extras` workers, or all workers if there are fewer.
@@ -97,13 +97,13 @@ def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups)
     if not extras:
         return frozenset()
     if groups is None:
-        return frozenset(_favoured_members(counts, counts, floor, extras))
+        return frozenset(_members_with_extra(counts, counts, floor, extras))
     members = sorted((path_of(worker, groups), worker) for worker in counts)
     tree = _Tree(counts, floor, extras, len(counts), len(groups) if isinstance(groups, tuple) else 1)
     return frozenset(tree.favoured(tree.group(members, 0), extras))
 
 
-def _favoured_members(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
+def _members_with_extra(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
     """Return the workers of one group that get its extras.
 
     Workers above the floor keep their extra lease. The others are chosen by digest.
@@ -137,7 +137,7 @@ class _Group:
     workers: tuple[str, ...]
     least: int
     fraction: int
-    wants: bool
+    would_save_move: bool
     parts: tuple["_Group", ...] = ()
 
 
@@ -171,11 +171,11 @@ class _Tree:
             return _Group(name, workers, least, fraction, above_count > least)
         members_by_part = groupby(members, key=lambda member: member[0][level])
         parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in members_by_part]
-        parts.sort(key=lambda part: (not part.fraction, not part.wants, -part.fraction, part.name))
+        parts.sort(key=lambda part: (not part.fraction, not part.would_save_move, -part.fraction, part.name))
         # The parts before this index get one lease more than their `least`. The part at this index would be the next to
         # get one.
         next_part = least - sum(part.least for part in parts)
-        return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].wants, tuple(parts))
+        return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].would_save_move, tuple(parts))
 
     def favoured(self, group: _Group, extras: int) -> list[str]:
         """Return the workers of this group that get its extras.
@@ -183,7 +183,7 @@ class _Tree:
         Each part of the group gets its `least`, and the first parts get one more each until no extra is left.
         """
         if not group.parts:
-            return _favoured_members(group.workers, self.counts, self.floor, extras)
+            return _members_with_extra(group.workers, self.counts, self.floor, extras)
         parts_with_extra = extras - sum(part.least for part in group.parts)
         return [
             worker
@@ -216,7 +216,9 @@ def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups
     return surplus - kept_extras - min(extras - least_total, wanting_groups)
 
 
-def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups: Groups = None) -> str:
+def describe_imbalance(
+    counts: Mapping[str, int], takers: Iterable[str], lease_count: int, groups: Groups = None
+) -> str:
     """Return a sentence about why a division is not even (S8), or "" if it is.
 
     No rule uses this function.
@@ -224,7 +226,7 @@ def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups
     Args:
         counts: The number of leases of each worker.
         takers: The workers that could take one more lease. If there are none, the division counts as even.
-        leases: The number of all leases, including those without an owner.
+        lease_count: The number of all leases, including those without an owner.
         groups: How workers form groups.
     """
     emptiest = min(takers, key=lambda worker: (counts[worker], worker), default=None)
@@ -240,8 +242,10 @@ def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups
         for depth in range(1, len(path) + 1):
             counts_by_group.setdefault(path[:depth], []).append(count)
     for group, group_counts in counts_by_group.items():
-        if abs(sum(group_counts) - leases * len(group_counts) / len(counts)) >= 1:
-            description = f"{sum(group_counts)} of {leases} leases, with {len(group_counts)} of {len(counts)} workers"
+        if abs(sum(group_counts) - lease_count * len(group_counts) / len(counts)) >= 1:
+            description = (
+                f"{sum(group_counts)} of {lease_count} leases, with {len(group_counts)} of {len(counts)} workers"
+            )
             return f"group {'/'.join(group)} holds {description}"
     return ""
 
@@ -279,18 +283,23 @@ class Shares:
     @cached_property
     def lacking(self) -> dict[str, int]:
         """How many leases each worker lacks to reach its share. A negative number is a surplus."""
-        share, larger_share, favoured = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
+        normal_share, larger_share, favoured = (
+            min(self.floor, self.limit),
+            min(self.floor + 1, self.limit),
+            self._workers_with_extra,
+        )
         return {
-            worker: (larger_share if worker in favoured else share) - count for worker, count in self.counts.items()
+            worker: (larger_share if worker in favoured else normal_share) - count
+            for worker, count in self.counts.items()
         }
 
     def share(self, worker: str) -> int:
         """Return the number of leases that this worker should hold (M1, M2, M7)."""
-        return min(self.floor + (worker in self._favoured), self.limit)
+        return min(self.floor + (worker in self._workers_with_extra), self.limit)
 
     @cached_property
-    def _favoured(self) -> frozenset[str]:
-        return favoured(self.counts, self.floor, self.extras, self.groups)
+    def _workers_with_extra(self) -> frozenset[str]:
+        return workers_with_extra(self.counts, self.floor, self.extras, self.groups)
 
     @cached_property
     def non_bulletin_workers(self) -> frozenset[str]:
@@ -335,9 +344,9 @@ class Shares:
         Leases with a hand-off in progress are left out (H5).
         """
         leases_by_donor: dict[str | None, list[Lease]] = {donor: [] for donor in sorted(slices)}
-        moving = live_moves(self.census, self.config)
+        moves_in_progress = pending_handoffs(self.census, self.config)
         for lease in self.census.held_by(slices):
-            if lease.key not in moving:
+            if lease.key not in moves_in_progress:
                 leases_by_donor[lease.owner].append(lease)
         return tuple(
             lease
@@ -347,11 +356,11 @@ class Shares:
 
     @cached_property
     def _assumed_weight(self) -> int:
-        return average(self.census.leases)
+        return mean_weight(self.census.leases)
 
     @cached_property
     def _loads(self) -> dict[str, int]:
-        return loads_of(self.census, self.counts, live_moves(self.census, self.config), self._assumed_weight)
+        return loads_of(self.census, self.counts, pending_handoffs(self.census, self.config), self._assumed_weight)
 
     @cached_property
     def _total_load(self) -> int:
@@ -366,7 +375,7 @@ class Shares:
         """
         if not self.tolerance:
             return False
-        return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._total_load
+        return self._loads[worker] * len(self.counts) >= (1 - LOAD_BAND) * self._total_load
 
     def lacks_too_many(self, worker: str) -> bool:
         """Return whether this worker lacks so many leases that it should take some from living workers (M6, M14)."""
@@ -411,12 +420,12 @@ def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     wait, and would have to wait again.
     """
     scaled_lease_seconds = _wait_lease_seconds(history, config)
-    wait, waited = JOIN_WAIT * scaled_lease_seconds, history.fleet_still - history.full_still
-    if waited <= 0:
+    wait_seconds, waited_seconds = JOIN_WAIT * scaled_lease_seconds, history.fleet_still - history.full_still
+    if waited_seconds <= 0:
         # The factor is 0.1 because other workers that are starting now become visible within a second, when they take
         # their first lease.
         return 0.1 * scaled_lease_seconds
-    return wait - waited if waited < wait else wait
+    return wait_seconds - waited_seconds if waited_seconds < wait_seconds else wait_seconds
 
 
 def _wait_lease_seconds(history: History, config: FleetSeconds) -> float:

@@ -13,7 +13,7 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import reported
+from leasehold.balancer.contradictions import reported_contradictions
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold_lab.standins.tables import TableStreams, run_table_server
@@ -60,7 +60,7 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
         table.enable_stream()
         new_keys = put("new")
         assert read("b", current_url, lambda _, worker: worker.discovery.leases_unusable) == set()
-        (message,) = reported(store.list().leases)
+        (message,) = reported_contradictions(store.list().leases)
         assert ":orders was made anew at " in message
         assert unread_keys <= read("c", former_url, lambda received, _: unread_keys <= received)
         assert new_keys == read("d", current_url, lambda received, _: new_keys <= received, if_recreated="TRIM_HORIZON")
@@ -84,4 +84,4 @@ def test_new_group_reads_a_disabled_stream() -> None:
         with running(Runner(worker, handle)):
             until(lambda: len(received) == 20, f"{received}")
             until(lambda: all(lease.ended for lease in store.list().leases), "everything is read to its end")
-        assert reported(store.list().leases) == ()
+        assert reported_contradictions(store.list().leases) == ()

@@ -14,7 +14,7 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import reported
+from leasehold.balancer.contradictions import reported_contradictions
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.urls import open_store
 
@@ -60,7 +60,7 @@ def test_recreated_stream_is_read_whole_or_not_at_all(
         new_records = {b"new%d" % number for number in range(20)}
         if if_recreated is None:
             until(lambda: all(worker.discovery.leases_unusable for worker in workers), "each of them sees it")
-            (message,) = reported(store.list().leases)
+            (message,) = reported_contradictions(store.list().leases)
             assert (f":{name} was made anew at " in message, new_records & set(received)) == (True, set())
         else:
             until(lambda: new_records <= set(received), f"{received}")

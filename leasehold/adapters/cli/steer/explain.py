@@ -20,7 +20,7 @@ from leasehold.adapters.ops.explaining import plans, rules_of, story
 from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.ops.watching import leases_by_owner
 from leasehold.adapters.options import Options
-from leasehold.balancer.contradictions import reported
+from leasehold.balancer.contradictions import reported_contradictions
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
 
@@ -69,11 +69,11 @@ def command(
         if lease is not None and explained_lease is None:
             raise ValueError(f"--lease: there is no lease {lease!r}")
     lease_story = None if explained_lease is None else story(table, config, explained_lease, worker_plans)
-    problems = (*reported(table.leases), *table.swapping)
+    problems = (*reported_contradictions(table.leases), *table.swapping)
     if as_json:
         document = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
         document |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
-        document |= {"contradictions": list(conflicts)} if (conflicts := reported(table.leases)) else {}
+        document |= {"contradictions": list(conflicts)} if (conflicts := reported_contradictions(table.leases)) else {}
         document |= {"swap": list(table.swapping)} if table.swapping else {}
         plans_json = {
             "workers": [worker_plan.as_json() for worker_plan in selected_plans],

@@ -27,7 +27,7 @@ from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.progress import ANNOTATE_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import contradictions
-from leasehold.balancer.lookout import LOOK_SECONDS, scaled
+from leasehold.balancer.lookout import LOOKOUT_LISTING_SECONDS, scale_to_lease_seconds
 from leasehold.balancer.model import Shard
 from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.protocol import Capabilities, Listing, Store
@@ -144,8 +144,14 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
         return _loads_of_sessions(fleet, config)
     is_object_store = fleet.scheme in {"s3", "azblob", "gcs"}
     has_lookout = config.rules.keeps_lookout and fleet.shared
-    looks_per_second = 1 / scaled(LOOK_SECONDS, config) if has_lookout else fleet.workers / config.cycle_seconds
-    row_reads_per_second = (fleet.workers - 1) / scaled(ROW_READ_SECONDS, config) if has_lookout else 0.0
+    looks_per_second = (
+        1 / scale_to_lease_seconds(LOOKOUT_LISTING_SECONDS, config)
+        if has_lookout
+        else fleet.workers / config.cycle_seconds
+    )
+    row_reads_per_second = (
+        (fleet.workers - 1) / scale_to_lease_seconds(ROW_READ_SECONDS, config) if has_lookout else 0.0
+    )
 
     def load(writes: float) -> Load:
         if not is_object_store:
@@ -175,12 +181,12 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     session_size, size_of_annotations = (
         base_size + size_per_lease * average_leases for base_size, size_per_lease in (SESSION_BYTES, ANNOTATIONS_BYTES)
     )
-    looks_per_second = 1 / scaled(LOOK_SECONDS, config)
+    looks_per_second = 1 / scale_to_lease_seconds(LOOKOUT_LISTING_SECONDS, config)
     # The lookout writes a renewal each time it reads the table. A checkpoint cannot replace such a renewal, because it
     # doesn't contain the lookout's bulletin.
     renewals_per_second = fleet.workers / config.renew_seconds + looks_per_second
     annotation_writes = fleet.workers / ANNOTATE_SECONDS + 2 * looks_per_second
-    row_reads = (fleet.workers - 1) / scaled(ROW_READ_SECONDS, config)
+    row_reads = (fleet.workers - 1) / scale_to_lease_seconds(ROW_READ_SECONDS, config)
     page_size = 5000 if fleet.scheme == "azblob" else 1000
     listings_per_look = 2 * math.ceil(fleet.workers / page_size) + math.ceil(fleet.leases / page_size)
 

@@ -20,8 +20,8 @@ from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
 from leasehold.adapters.spark.sink import SinkTarget
 from leasehold.balancer.model import Position
 
-ALL_ROWS = 2**53
-INTERVAL_SECONDS = 0.02
+SHARD_ROWS_MAX = 2**53
+READ_INTERVAL_SECONDS = 0.02
 
 DDL = (
     "body binary, partition string, offset string, sequenceNumber bigint, enqueuedTime timestamp, "
@@ -44,8 +44,8 @@ class EventHubsLeased(LeasedSource):
                 HubLocation.from_options(parsed_options), parsed_options.secret, parsed_options.prefetch, exclusive=True
             ),
             columns=make_columns(),
-            interval_seconds=INTERVAL_SECONDS,
-            shard_rows=ALL_ROWS,
+            interval_seconds=READ_INTERVAL_SECONDS,
+            shard_rows=SHARD_ROWS_MAX,
             rereadable=False,
             # Event Hubs ignores the case of names, so use lower case. Otherwise one hub could look like two.
             stream=f"eventhubs://{parsed_options.namespace}/{parsed_options.hub}".lower(),
@@ -96,7 +96,7 @@ class HubLocation:
     @property
     def pause_seconds(self) -> float:
         """The time between two reads of a partition. It is short because reading makes no request."""
-        return INTERVAL_SECONDS
+        return READ_INTERVAL_SECONDS
 
     def open(self) -> Source:
         """Open the hub for reading without exclusive access. The service allows five such readers per partition."""

@@ -36,7 +36,7 @@ COLUMNS = SinkColumns(
     required=frozenset({"body"}),
 )
 RETRIES, RETRY_SECONDS = 8, 1.0
-EVENT_BYTES, PROPERTY_BYTES, BYTES_OF_CHARACTER = 2048, 16, 4
+EVENT_OVERHEAD_BYTES, PROPERTY_OVERHEAD_BYTES, CHARACTER_BYTES_MAX = 2048, 16, 4
 """Upper bounds, in bytes, for the AMQP overhead of an event, for that of a property, and for a character in UTF-8."""
 
 
@@ -98,16 +98,16 @@ class HubRowWriter:
 
         Raises SourceError, or ValueError for a row that no hub accepts.
         """
-        batch, route = None, None
+        batch, batch_route = None, None
         try:
             self._check_sizes(rows, tag)
-            for number, (body, partition, key, properties) in enumerate(read_row_values(rows), tag.row):
-                event = _make_event(body, properties, tag, number)
+            for row_number, (body, partition, key, properties) in enumerate(read_row_values(rows), tag.row):
+                event = _make_event(body, properties, tag, row_number)
                 # All rows of a batch have the same partition or key, so a row with another partition or key begins the
                 # next batch.
-                if batch is None or route != (partition, key):
+                if batch is None or batch_route != (partition, key):
                     batch = self._start_next_batch(batch, partition, key)
-                    route = partition, key
+                    batch_route = partition, key
                 try:
                     batch.add(event)
                 except ValueError:  # it is full
@@ -133,23 +133,26 @@ class HubRowWriter:
         # Check all rows before sending any. Rows that were sent cannot be removed. Once the user has fixed or removed
         # the invalid row, the section's tags differ, so readers would not recognize the repeated rows as duplicates.
         max_bytes = None
-        for number, (body, partition, key, properties) in enumerate(read_row_values(rows), tag.row):
+        for row_number, (body, partition, key, properties) in enumerate(read_row_values(rows), tag.row):
             if partition and key:
                 raise ValueError(
                     "columns partitionId and partitionKey: a row has both; one of them chooses the partition"
                 )
             event_bytes = (
                 len(body)
-                + BYTES_OF_CHARACTER * len(key or "")
-                + sum(PROPERTY_BYTES + BYTES_OF_CHARACTER * len(name + (text or "")) for name, text in properties or ())
+                + CHARACTER_BYTES_MAX * len(key or "")
+                + sum(
+                    PROPERTY_OVERHEAD_BYTES + CHARACTER_BYTES_MAX * len(name + (text or ""))
+                    for name, text in properties or ()
+                )
             )
             if max_bytes is None:
                 max_bytes = self._create_batch(partition, key).max_size_in_bytes
-            if event_bytes + EVENT_BYTES <= max_bytes:
+            if event_bytes + EVENT_OVERHEAD_BYTES <= max_bytes:
                 continue
             # The event may be too large. Only the client can determine the encoded size.
             try:
-                self._create_batch(partition, key).add(_make_event(body, properties, tag, number))
+                self._create_batch(partition, key).add(_make_event(body, properties, tag, row_number))
             except ValueError:
                 raise ValueError(f"column body: {len(body)} bytes; the hub takes fewer in an event") from None
 
@@ -169,13 +172,15 @@ class HubRowWriter:
             self._client.send_batch(batch)
 
 
-def _make_event(body: bytes, properties: Iterable[tuple[str, str | None]] | None, tag: Tag, number: int) -> "EventData":
+def _make_event(
+    body: bytes, properties: Iterable[tuple[str, str | None]] | None, tag: Tag, row_number: int
+) -> "EventData":
     from azure.eventhub import EventData  # noqa: PLC0415  an extra
 
     from leasehold.adapters.sources.event_hubs.records import TAG  # noqa: PLC0415  likewise
 
     event = EventData(body)
-    event.properties = {**dict(properties or ()), TAG: (tag.context + b".%d" % number).decode()}
+    event.properties = {**dict(properties or ()), TAG: (tag.context + b".%d" % row_number).decode()}
     return event
 
 

@@ -81,9 +81,9 @@ class KinesisLocation:
 
     def open_for_lookup(self) -> BoundedSource:
         """Open the stream for reading one record at a time."""
-        from leasehold.adapters.spark.kinesis.poller import Probe  # noqa: PLC0415  the module needs a client
+        from leasehold.adapters.spark.kinesis.poller import SingleRecordPoller  # noqa: PLC0415  the module needs a client
 
-        return _open_source(self.stream, self.options, Probe)
+        return _open_source(self.stream, self.options, SingleRecordPoller)
 
 
 def _open_source(stream: str, options: Mapping[str, str], reader: "type[Poller] | None" = None) -> BoundedSource:

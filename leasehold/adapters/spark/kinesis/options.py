@@ -127,7 +127,7 @@ WITHOUT_EFFECT = {
     "kinesis.getRecords.numberOfRecordsPerFetch": "each request asks for as many as it may",
 }
 
-DATABRICKS = {
+NAME_BY_DATABRICKS_NAME = {
     "streamName": "kinesis.streamName",
     "region": "kinesis.region",
     "endpoint": "kinesis.endpointUrl",
@@ -187,17 +187,22 @@ def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Parse the options. Raises ValueError, naming the option."""
     opts = OptionReader(options, ALL_SOURCES, KINESIS_SOURCE)
     # Check for the option names of other connectors first, so that the error suggests our name for the option.
-    opts.reject_renamed(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
+    opts.reject_renamed(
+        NAME_BY_DATABRICKS_NAME | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"}
+    )
     stream = opts.read_text("kinesis.streamName")
     region, endpoint = opts.read_text("kinesis.region"), opts.read_text("kinesis.endpointUrl")
     stream_name = parse_stream_address(stream, region or None, "option kinesis.streamName").name
-    kind, consumer = "kinesis.consumerType", opts.read_text("kinesis.consumerName")
-    subscribes = opts.read_choice(kind) in {"SubscribeToShard", "efo"}
+    consumer_type_option, consumer = "kinesis.consumerType", opts.read_text("kinesis.consumerName")
+    subscribes = opts.read_choice(consumer_type_option) in {"SubscribeToShard", "efo"}
     if subscribes and not consumer:
-        raise ValueError(f"option {kind}: name the consumer with kinesis.consumerName; only this group may use it")
+        raise ValueError(
+            f"option {consumer_type_option}: name the consumer with kinesis.consumerName; only this group may use it"
+        )
     if consumer and not subscribes:
         raise ValueError(
-            f"option kinesis.consumerName: it has no effect; set {kind} to SubscribeToShard, or leave it out"
+            f"option kinesis.consumerName: it has no effect; set {consumer_type_option} to SubscribeToShard, or "
+            "leave it out"
         )
     credentials = parse_credentials(opts, "kinesis")
     wire_format = opts.read_choice("kinesis.wire")
@@ -253,7 +258,7 @@ def parse_credentials(opts: OptionReader, prefix: str) -> dict[str, str]:
     return {name: value for name, value in url_options.items() if value}
 
 
-AFTER_ALL = 2**31 - 1
+SUB_SEQUENCE_AFTER_ALL = 2**31 - 1
 """A sub-sequence number after all user records of an aggregate."""
 
 
@@ -280,24 +285,25 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         if shard in {"default", "metadata"}:
             continue
         if isinstance(start, str):
-            kind, detail = start, ""
+            iterator_type, iterator_position = start, ""
         elif isinstance(start, dict) and {"iteratorType"} <= start.keys() <= {"iteratorType", "iteratorPosition"}:
-            kind, detail = str(start["iteratorType"]), str(start.get("iteratorPosition", ""))
+            iterator_type, iterator_position = str(start["iteratorType"]), str(start.get("iteratorPosition", ""))
         else:
             raise ValueError(f"option {option_name}: {printable(shard)} needs iteratorType and iteratorPosition")
-        match kind.upper():
+        match iterator_type.upper():
             case "TRIM_HORIZON" | "EARLIEST":
                 start_positions[shard] = TRIM_HORIZON
             case "AT_TIMESTAMP":
                 start_positions[shard] = at_timestamp(
-                    check_time_ms(int(_parse_milliseconds(option_name, detail)), f"option {option_name}")
+                    check_time_ms(int(_parse_milliseconds(option_name, iterator_position)), f"option {option_name}")
                 )
-            case "AFTER_SEQUENCE_NUMBER" if detail.isascii() and detail.isdigit():
+            case "AFTER_SEQUENCE_NUMBER" if iterator_position.isascii() and iterator_position.isdigit():
                 # Begin after the whole record, even if it is an aggregate.
-                start_positions[shard] = Position(detail, AFTER_ALL)
+                start_positions[shard] = Position(iterator_position, SUB_SEQUENCE_AFTER_ALL)
             case _:
                 raise ValueError(
-                    f"option {option_name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
+                    f"option {option_name}: {printable(shard)} begins at {printable(iterator_type)!r}; write "
+                    "TRIM_HORIZON, "
                     "AT_TIMESTAMP with a time, or AFTER_SEQUENCE_NUMBER with a number as its iteratorPosition"
                 )
     default_start = {option_name: str(document["default"])} if "default" in document else {}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the stubs are not installed with the package
 
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
-NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+EMPTY_ROWS = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
 def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
@@ -51,12 +51,12 @@ def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordB
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _make_binary_array(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
+def _make_binary_array(views: bytes, body: pa.Buffer, arrow_type: pa.DataType) -> pa.Array:
     """Return an array of the values that the views point to: bytes, or strings that are known to be valid UTF-8."""
     count = len(views) >> 4
     binary_array = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
     # Do not cast to strings, because a cast would check every byte again, and these are known to be valid.
-    return pa.Array.from_buffers(kind, count, binary_array.buffers())
+    return pa.Array.from_buffers(arrow_type, count, binary_array.buffers())
 
 
 class ArrowPoller(Poller):
@@ -68,46 +68,53 @@ class ArrowPoller(Poller):
         if is_unfiltered and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
             # No record has to be dropped or de-aggregated, so convert the response directly.
             batch = make_rows_from_views(self._stream, self._shard, records)
-            first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
-            return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
+            first_number, last_number = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
+            return self._arrow_batch(
+                answer, batch, Position(last_number), (first_number, last_number), batch["data"].buffers()[2].size
+            )
         # Handle empty responses separately, because a quiet stream returns many, and creating empty columns is
         # expensive.
         if not len(records):
-            return self._arrow_batch(answer, NOTHING, None, None, 0)
+            return self._arrow_batch(answer, EMPTY_ROWS, None, None, 0)
         rows = convert_to_columns(records)
         if not rows.has_aggregates:
             return super()._make_batch(
                 cast("GetRecordsOutputTypeDef", {**answer, "Records": rows})
             )  # the inherited method converts the columns to rows
         # Measure the size before de-aggregation, because the throughput of a lease is that of the shard.
-        size, ends = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
-        batch, end, trail = self._make_rows(rows)
-        return evolve(self._arrow_batch(answer, batch, end, ends, size), trail=trail)
+        byte_count, first_and_last_number = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
+        batch, end_position, trail = self._make_rows(rows)
+        return evolve(self._arrow_batch(answer, batch, end_position, first_and_last_number, byte_count), trail=trail)
 
     def _arrow_batch(
         self,
-        answer: "GetRecordsOutputTypeDef",
+        response: "GetRecordsOutputTypeDef",
         rows: pa.RecordBatch,
         read_to: Position | None,
-        ends: tuple[str, str] | None,
-        size: int,
+        first_and_last_number: tuple[str, str] | None,
+        byte_count: int,
     ) -> ArrowBatch:
-        """Return a batch of these rows. `ends` has the sequence numbers of the first and the last record."""
-        child_shards = convert_child_shards(answer.get("ChildShards", ()))
-        check_shard_is_ours(self._shard, None if ends is None else ends[0], child_shards)
-        self._iterator = answer.get("NextShardIterator") or None
-        behind_ms = answer.get("MillisBehindLatest") or 0
-        if ends is not None:
-            self._log_gap(ends[0])
-            self._last_read = ends[1]
+        """Return a batch of these rows.
+
+        `first_and_last_number` has the sequence numbers of the first and the last record.
+        """
+        child_shards = convert_child_shards(response.get("ChildShards", ()))
+        check_shard_is_ours(
+            self._shard, None if first_and_last_number is None else first_and_last_number[0], child_shards
+        )
+        self._iterator = response.get("NextShardIterator") or None
+        behind_ms = response.get("MillisBehindLatest") or 0
+        if first_and_last_number is not None:
+            self._log_gap(first_and_last_number[0])
+            self._last_read = first_and_last_number[1]
         return ArrowBatch(
             records=(),
             read_to=read_to and evolve(read_to, token=self._seen.token),
             behind_seconds=behind_ms / 1000,
-            wait_seconds=self._pause(idle=ends is None and not behind_ms, behind=behind_ms > 0),
+            wait_seconds=self._pause(idle=first_and_last_number is None and not behind_ms, behind=behind_ms > 0),
             ended=self._iterator is None,
             children=child_shards,
-            size=size,
+            size=byte_count,
             rows=rows,
             arrived=ARRIVED,
             token=self._seen.token,
@@ -162,8 +169,8 @@ class ArrowPoller(Poller):
         }
         # Copy the deduplication state. If a response cannot be decoded, it is requested again and must be checked
         # against the unchanged state.
-        previous, deduplication = self._seen, self._seen.copy()
-        is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
+        previous_state, deduplication = self._seen, self._seen.copy()
+        is_new_by_row, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         column_names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in column_names), strict=True):
             tag = tags[index][sub] if index in tags else None
@@ -171,12 +178,12 @@ class ArrowPoller(Poller):
             is_new_row = tag is None or not deduplication.check_duplicate(
                 tag, partial(find_hash_key, key, hash_key), position
             )
-            is_new.append(is_new_row)
+            is_new_by_row.append(is_new_row)
             if is_new_row:
                 new_rows.append(() if tag is None else ((tag, position),))
         self._seen = deduplication
-        self._dropped.count_duplicates(len(is_new) - len(new_rows))
-        return user_rows.filter(pa.array(is_new, pa.bool_())), Trail(previous, new_rows)
+        self._dropped.count_duplicates(len(is_new_by_row) - len(new_rows))
+        return user_rows.filter(pa.array(is_new_by_row, pa.bool_())), Trail(previous_state, new_rows)
 
     def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:
         """Drop rows that lie before the start position."""
@@ -208,7 +215,7 @@ class ArrowFanOut(ArrowPoller, FanOut):
     """
 
 
-class Probe(Poller):
+class SingleRecordPoller(Poller):
     """A poller that reads one record at a time, for looking up positions."""
 
     most = 1

@@ -5,6 +5,7 @@ shards more often than Kinesis allows. After an error the producer and its outst
 """
 
 import logging
+from typing import Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
@@ -24,7 +25,7 @@ COLUMNS = SinkColumns(
     order=("partitionKey",),
     required=frozenset({"data", "partitionKey"}),
 )
-REQUESTS = 4
+CONCURRENT_REQUESTS = 4
 
 KINESIS_SINK = (
     SparkOption(
@@ -96,14 +97,16 @@ class KinesisRowWriter:
         from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address  # noqa: PLC0415  likewise
         from leasehold.stores.aws import create_boto3_session  # noqa: PLC0415  likewise
 
-        wire = "json" if target.wire == "json" else "cbor"
+        wire: Literal["json", "cbor"] = "json" if target.wire == "json" else "cbor"
         session = create_boto3_session(dict(target.credentials), "options")
         address = parse_stream_address(target.stream, target.region or None, "option kinesis.streamName")
         endpoint = target.endpoint or None
-        clients = create_producer_clients(address.region, endpoint, REQUESTS, wire, session=session, arn=address.arn)  # type: ignore[arg-type]
+        clients = create_producer_clients(
+            address.region, endpoint, CONCURRENT_REQUESTS, wire, session=session, arn=address.arn
+        )
         settings = Settings(share=target.share, linger_seconds=target.linger_seconds)
         self._target = target
-        self._producer: Producer = Producer(clients, address.name, settings, requests=REQUESTS)
+        self._producer: Producer = Producer(clients, address.name, settings, requests=CONCURRENT_REQUESTS)
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
         """Write these rows and wait until they are written.
@@ -114,13 +117,13 @@ class KinesisRowWriter:
         self._check(rows, context)
         try:
             put_futures = [
-                put(data, key, hash_key, context=context, row=number)
-                for number, (data, key, hash_key) in enumerate(read_row_values(rows), tag.row)
+                put(data, key, hash_key, context=context, row=row_number)
+                for row_number, (data, key, hash_key) in enumerate(read_row_values(rows), tag.row)
             ]
             # Put all rows before waiting for any of them, because a request contains many rows.
             self._producer.flush()
-            for outcome in put_futures:
-                outcome.result()
+            for put_future in put_futures:
+                put_future.result()
         except BaseException as fault:
             # Close the producer, so that no more of these rows are sent. The next attempt sends them again.
             _writers.pop(self._target, None)
