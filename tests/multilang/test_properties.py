@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.multilang.properties import (
-    IGNORED,
+    IGNORED_REASONS,
     KEYS,
     NEAREST_EQUIVALENTS,
     MultiLangSettings,
@@ -235,7 +235,7 @@ def test_table_names_unknown_keys_and_shows_no_values() -> None:
     assert table.splitlines()[3:6] == [
         "RetrievalMode       unknown  KCL has no such key; did you mean 'retrievalMode'?",
         f"timeoutInSeconds    nearest  {NEAREST_EQUIVALENTS['timeoutInSeconds']}",
-        f"processingLanguage  ignored  {IGNORED['processingLanguage']}",
+        f"processingLanguage  ignored  {IGNORED_REASONS['processingLanguage']}",
     ]
     assert "secret" not in table
 

@@ -140,7 +140,12 @@ def test_flush_waits_for_no_shard_while_one_awaits_a_commit(
     *, awaited: bool, ended: bool, handing_off: bool, on_idle: bool, due: bool
 ) -> None:
     """The end of a shard, or a requested lease, is committed as soon as there are no rows to take (A6)."""
-    status = {"awaited": awaited, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
+    status = {
+        "is_awaiting_shards": awaited,
+        "has_ended_shard": ended,
+        "is_handing_off": handing_off,
+        "flushes_when_idle": on_idle,
+    }
     assert should_flush(has_uncommitted_rows=True, **status) is due
     assert not should_flush(has_uncommitted_rows=False, **status)
 

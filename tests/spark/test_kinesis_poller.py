@@ -85,7 +85,7 @@ def test_rows_match_records(
     measured: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)  # as in compiled code, or not
+    monkeypatch.setattr(aggregation_arrow, "_CAN_USE_SPANS", measured)  # as in compiled code, or not
     client, (hash_range, misplaced) = cast("KinesisClient", Answers(records)), filtering
     plain_batch = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
     arrow_batch = ArrowPoller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()

@@ -155,7 +155,7 @@ def test_failed_read_does_not_restart_the_window(monkeypatch: pytest.MonkeyPatch
             run_for(shard, reader, 2.5)
     finally:
         logging.disable(logging.NOTSET)
-    assert budget.used == 0
+    assert budget.used_bytes == 0
     append_records(shard, 1)
     assert run_for(shard, reader, 5.0) == [data(3)]
 
@@ -209,7 +209,7 @@ def test_window_closes_when_other_shards_need_the_memory() -> None:
     other_share.clear()
     append_records(shard, 1)
     run_for(shard, reader, 1.0)
-    for share in tuple(budget.taken):
+    for share in tuple(budget.granted_bytes):
         share.drop()
     assert run_for(shard, reader, 1.0) == [data(1, 2)]
 
@@ -265,7 +265,7 @@ def test_records_are_handled_in_order_and_acknowledged_afterwards(
         waits = [wait for _, wait in arrivals]
         for count, wait in zip((count for count, _ in arrivals), waits, strict=True):
             append_records(shard, count)
-            for share in tuple(budget.taken) if batch_is_dropped and batch_is_dropped.pop() else ():
+            for share in tuple(budget.granted_bytes) if batch_is_dropped and batch_is_dropped.pop() else ():
                 share.drop()
             run_for(shard, reader, wait)
             checkpoint = shard.store.row("s-0").checkpoint

@@ -185,7 +185,7 @@ def test_all_records_but_the_poisoned_are_handled_in_order(
         batch_is_dropped, harness.shard_log.size = (
             step_choices[step] if step < len(step_choices) else (False, batch_size)
         )
-        for share in budget.taken if batch_is_dropped else ():
+        for share in budget.granted_bytes if batch_is_dropped else ():
             share.drop()
         harness.clock.now = max(harness.clock.now, due_time)
         harness.worker.renew(harness.clock.now)

@@ -190,9 +190,9 @@ class Conservation(RuleBasedStateMachine):
         """The budget counts exactly the memory of its shares."""
         if hasattr(self, "budget"):
             budget = self.budget
-            assert budget.used == sum(budget.taken.values())
-            assert set(budget.droppable) <= set(budget.taken)
-            assert not set(budget.waiting) & set(budget.taken)
+            assert budget.used_bytes == sum(budget.granted_bytes.values())
+            assert set(budget.droppable) <= set(budget.granted_bytes)
+            assert not set(budget.requested_bytes) & set(budget.granted_bytes)
 
     @invariant()
     def checkpoints_cover_only_handled_records(self) -> None:
@@ -233,12 +233,12 @@ class Conservation(RuleBasedStateMachine):
         remaining = (
             self.dispatcher._running,  # noqa: SLF001
             self.executor.waiting,
-            self.budget.taken,
-            self.budget.waiting,
+            self.budget.granted_bytes,
+            self.budget.requested_bytes,
             self.budget.droppable,
         )
         assert [list(collection) for collection in remaining] == [[]] * 5
-        assert (self.budget.used, [reader for reader in self.source.readers if not reader.closed]) == (0, [])
+        assert (self.budget.used_bytes, [reader for reader in self.source.readers if not reader.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)
         assert [due_time for due_time in self.due_times if due_time < math.inf] == []
 

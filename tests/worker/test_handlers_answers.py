@@ -9,7 +9,7 @@ from attrs import define, fields
 from reader_harness import ReaderHarness
 
 from leasehold.adapters.consumer.attempts import Attempts
-from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, accepts, as_fault, fault_in_result
+from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, accepts, as_exception, fault_in_result
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.stores.printable import error_summary
 
@@ -122,7 +122,7 @@ def test_unawaited_coroutine_is_closed() -> None:
     ("error", "kind"), [(SystemExit(3), Ending), (KeyboardInterrupt(), Ending), (GeneratorExit(), Unhandled)], ids=repr
 )
 def test_base_exception_becomes_the_cause_of_an_exception(error: BaseException, kind: type[Unhandled]) -> None:
-    fault = as_fault(error)
+    fault = as_exception(error)
     assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {error_summary(error)}", error)
 
 
@@ -136,7 +136,7 @@ def test_log_line_names_failed_records_and_keeps_the_traceback(
         ValueError("text"),
     )
     attempts = Attempts(Handling(lambda _batch: None), ReaderHarness().holding, lambda min_wait, _most: min_wait)
-    for fault in (value_error, Unhandled("it is odd"), as_fault(generator_exit)):
+    for fault in (value_error, Unhandled("it is odd"), as_exception(generator_exit)):
         attempts.after_failure(attempts.next_piece(batch), fault)
     assert caplog.messages == [
         "shard s-0: its handler raised ValueError on records 7 to 8, attempt 1 of 5",

@@ -68,7 +68,7 @@ class LeaseReaders:
                 self.read(share)
 
     def read(self, share: MemoryShare) -> None:
-        assert self.budget.used <= LIMIT or len(self.budget.taken) == 1, "beyond the bound, and not alone"
+        assert self.budget.used_bytes <= LIMIT or len(self.budget.granted_bytes) == 1, "beyond the bound, and not alone"
         self.holding[share] = self.draw.randint(0, share.expected_bytes)
         share.hold(batch(self.holding[share]))
 
@@ -80,7 +80,7 @@ class LeaseReaders:
         """Begin the next attempt of a reader, which either still has its batch or learns that it was dropped."""
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
             was_dropped = share.protect() is None
-            assert was_dropped is (share not in self.budget.taken) is share.dropped
+            assert was_dropped is (share not in self.budget.granted_bytes) is share.dropped
             share.dropped = False
             if was_dropped:
                 del self.holding[share]
@@ -95,7 +95,9 @@ class LeaseReaders:
     def sizes(self) -> int:
         """The bytes that the budget should have taken."""
         expected_sizes = {share: share.expected_bytes for share in self.asking}
-        return sum(size for share, size in (self.holding | expected_sizes).items() if share in self.budget.taken)
+        return sum(
+            size for share, size in (self.holding | expected_sizes).items() if share in self.budget.granted_bytes
+        )
 
     def over(self) -> None:
         """Free the memory of all readers that have a batch. Every waiting reader must then be admitted."""
@@ -104,7 +106,7 @@ class LeaseReaders:
         for share in self.asking:
             assert share.request(), "all others are gone, or were let in before"
             share.clear()
-        assert self.budget.used == 0
+        assert self.budget.used_bytes == 0
 
 
 @given(draw=st.randoms(use_true_random=False))
@@ -113,7 +115,7 @@ def test_memory_stays_within_the_bound_and_every_reader_gets_its_turn(draw: Rand
     actions = [readers.ask, readers.ask, readers.ask_again, readers.wait, readers.attempt, readers.finish]
     for number in range(60):
         draw.choice(actions)(number)
-        assert readers.budget.used == readers.sizes
+        assert readers.budget.used_bytes == readers.sizes
     readers.over()
 
 
@@ -164,7 +166,7 @@ def test_smaller_batch_than_requested_admits_waiting_readers() -> None:
     share, other_share = (share_with_expected_bytes(budget, key, LIMIT) for key in "ab")
     assert [requesting_share.request() for requesting_share in (share, other_share)] == [True, False]
     share.hold(batch(0))
-    assert (woken, budget.used) == (["b"], LIMIT)
+    assert (woken, budget.used_bytes) == (["b"], LIMIT)
 
 
 def test_reader_that_leaves_the_queue_is_not_admitted_later() -> None:
@@ -174,7 +176,7 @@ def test_reader_that_leaves_the_queue_is_not_admitted_later() -> None:
     assert [requesting_share.request() for requesting_share in (share, other_share)] == [True, False]
     other_share.clear()
     share.clear()
-    assert (woken, budget.used) == ([], 0)
+    assert (woken, budget.used_bytes) == ([], 0)
 
 
 @define
@@ -192,7 +194,7 @@ class ManyReaders:
     def handle(self, delivery: Delivery) -> None:
         """Fail for the failing shards."""
         self.dispatched[delivery.shard] = self.dispatched.get(delivery.shard, 0) + 1
-        self.max_used = max(self.max_used, self.budget.used)
+        self.max_used = max(self.max_used, self.budget.used_bytes)
         if delivery.shard in self.failing:
             raise OSError("no answer")
         self.done.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)

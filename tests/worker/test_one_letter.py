@@ -17,7 +17,7 @@ from leasehold.adapters.consumer.dead_letters.dead_letter import (
     sort_key_of,
     with_failed_attempt,
 )
-from leasehold.adapters.consumer.handling import Unhandled, as_fault
+from leasehold.adapters.consumer.handling import Unhandled, as_exception
 from leasehold.adapters.sources.protocol import Record
 
 
@@ -107,7 +107,7 @@ def test_dead_letter_contains_the_raised_error_without_its_cause() -> None:
         return entry.error, entry.text
 
     assert error_of(error) == ("ValueError", "mine")
-    assert error_of(as_fault(GeneratorExit("odd"))) == ("GeneratorExit", "odd")
+    assert error_of(as_exception(GeneratorExit("odd"))) == ("GeneratorExit", "odd")
     assert error_of(Unhandled("it returned a value")) == ("Unhandled", "it returned a value")
     assert error_of(ValueError("x" * 2 * MAX_ERROR_TEXT)) == ("ValueError", "x" * MAX_ERROR_TEXT)
 

@@ -82,7 +82,7 @@ def test_failed_handler_restarts_at_its_checkpoint() -> None:
     reader = harness.reading(budget, final_checkpoint=record_final_checkpoint([]))
     while len(harness.dispatched) < 3:
         harness.steps(reader, 1)
-    assert budget.used == 0, "nobody has the batch that failed"
+    assert budget.used_bytes == 0, "nobody has the batch that failed"
     harness.steps(reader, 4)
     assert harness.dispatched[:5] == [data(2), data(2, 2), data(2, 4), data(2, 3), data(1, 5)]
     assert harness.store.row("s-0").checkpoint == Position("102")

@@ -299,10 +299,10 @@ def test_memory_is_freed_once_a_batch_is_no_longer_needed(how: str) -> None:
         cast("ListReader", reader.reader).shard_log = cast("ShardRecords", None)
     with pytest.raises(AttributeError) if how == "broken" else nullcontext():
         harness.steps(reading, 1)
-    assert (budget.used > 0) is (how == "stolen")
+    assert (budget.used_bytes > 0) is (how == "stolen")
     if how == "stolen":
         harness.store.write(StealLease(harness.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
         assert not harness.holding.renew()
         harness.run_until_done(reading)
-    assert budget.used == 0
+    assert budget.used_bytes == 0
     assert reader.closed is (how in {"broken", "stolen"})

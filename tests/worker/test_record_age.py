@@ -171,7 +171,7 @@ def test_each_record_is_handled_or_dead_lettered_in_order(
     try:
         due_time = shard.harness.clock.now
         for step in range(500):
-            for share in tuple(budget.taken) if step < len(batch_is_dropped) and batch_is_dropped[step] else ():
+            for share in tuple(budget.granted_bytes) if step < len(batch_is_dropped) and batch_is_dropped[step] else ():
                 share.drop()
             shard.harness.clock.now = max(shard.harness.clock.now, due_time)
             shard.harness.worker.renew(shard.harness.clock.now)

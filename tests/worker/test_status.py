@@ -150,7 +150,7 @@ LONE = "a owns it and has not been heard of"
     ],
 )
 def test_status_of_a_lease_by_one_look(lease: Lease, watched: float, status: Status) -> None:
-    assert status_of(lease, LeaseLag(), NOW, 10.0, watched=watched) == status
+    assert status_of(lease, LeaseLag(), NOW, 10.0, watched_seconds=watched) == status
 
 
 def test_contradiction_and_wait_for_parents_come_first() -> None:
@@ -351,7 +351,7 @@ def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
         lease = row(TIP, idle=idle)
         lag = lag_of(lease, NOW, 50.0)
         assert (lag.seconds, lag.end) == (seconds, end)
-        assert status_of(lease, lag, NOW, 10.0, watched=7.0) == Status(word, message)
+        assert status_of(lease, lag, NOW, 10.0, watched_seconds=7.0) == Status(word, message)
 
 
 @pytest.mark.parametrize(
@@ -372,5 +372,5 @@ def test_single_look_needs_a_recent_annotation_to_show_a_living_owner(
     at: float, owner: str, idle: float, watched: float, *, expected: bool
 ) -> None:
     lease = row(evolve(TIP, at=at, done=at), owner, idle)
-    status = status_of(lease, LeaseLag(), NOW, 10.0, watched=watched)
+    status = status_of(lease, LeaseLag(), NOW, 10.0, watched_seconds=watched)
     assert confirmed(lease, status, NOW, 10.0, watched) == expected

@@ -560,7 +560,9 @@ class SessionModel:
         cells = CheckedCells()
         return take_snapshot(
             CheckedWorker(
-                name, self.make(cells, sync=_NonBlockingSync(), gather_seconds=0.0, ids=_SessionIds(name)), moves
+                name,
+                self.make(cells, sync=_NonBlockingSync(), gather_seconds=0.0, make_session_id=_SessionIds(name)),
+                moves,
             )
         )
 

@@ -20,7 +20,7 @@ from leasehold.adapters.consumer.handling import Assignment, Delivery, Handling,
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
-from leasehold.adapters.consumer.port import HeldShard, Next, Ready, ReleaseAndCoolDown
+from leasehold.adapters.consumer.port import HeldShard, Ready, ReleaseAndCoolDown, StepResult
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
@@ -111,7 +111,7 @@ class AcknowledgingConsumer(BatchConsumer):
 
     # Each step
 
-    def poll(self, now: float) -> Ready | Next:
+    def poll(self, now: float) -> Ready | StepResult:
         """Record the position that the consumer has acknowledged. Return whether it can take more records."""
         holding, memory, consumer = self.holding, self._memory, self._consumer
         is_lost, is_releasing = holding.lost.is_set(), holding.releasing
@@ -166,11 +166,11 @@ class AcknowledgingConsumer(BatchConsumer):
 
     # Records
 
-    def batch_read(self, batch: Batch, now: float) -> Next:
+    def batch_read(self, batch: Batch, now: float) -> StepResult:
         """Offer this batch."""
         return self.offer(now) if self._record_read(batch, batch, now) else now
 
-    def offer(self, now: float) -> Next:
+    def offer(self, now: float) -> StepResult:
         """Offer the batch that is in memory."""
         holding, cursor, batch, consumer = self.holding, self._cursor, self._memory.batch, self._consumer
         if batch is None or consumer is None:

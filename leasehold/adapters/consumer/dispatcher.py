@@ -21,7 +21,7 @@ from threading import Lock
 from attrs import define, frozen
 
 from leasehold.adapters.consumer.executors import EventLoop, HandlerExecutor, InlineExecutor, Work
-from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, Withdrawn, as_fault, fault_in_result
+from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, Withdrawn, as_exception, fault_in_result
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.worker.holding import Holding
 from leasehold.stores.printable import error_summary, make_safe_logger
@@ -165,7 +165,7 @@ class Dispatcher:
         except self._fatal:
             raise  # the scheduler is ending this task
         except BaseException as error:  # noqa: BLE001  any other exception fails the batch
-            self._finish_call(handler_call, CallEnded(as_fault(error)))
+            self._finish_call(handler_call, CallEnded(as_exception(error)))
         else:
             self._finish_call(handler_call, CallEnded(fault))
 
@@ -244,7 +244,7 @@ class Dispatcher:
         except self._fatal:
             raise
         except BaseException as error:  # noqa: BLE001  the reader continues after any exception
-            fault = as_fault(error)
+            fault = as_exception(error)
         self._origin.end_forked_copy(_original_error(fault))
         if isinstance(fault, Ending):
             self.end_worker(fault.__cause__ or fault)

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import Protocol
 
-from leasehold.adapters.consumer.handling import NotAwaited, as_fault, fault_in_result
+from leasehold.adapters.consumer.handling import NotAwaited, as_exception, fault_in_result
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import error_summary, make_safe_logger
@@ -220,7 +220,7 @@ class EventLoop:
                 return fault_in_result(await awaitable)
             except BaseException as error:  # noqa: BLE001  any exception fails the batch but must not end the loop
                 handler_error = error
-                return as_fault(error)
+                return as_exception(error)
             finally:
                 # If the handler has forked, end the forked process here. Its copy of the event loop shares a pipe with
                 # the original loop, and would consume the original's wake-ups.
@@ -231,7 +231,7 @@ class EventLoop:
             tasks.append(task)
             # A task that was cancelled before it began has no result.
             task.add_done_callback(
-                lambda done: on_done(as_fault(CancelledError()) if done.cancelled() else done.result())
+                lambda done: on_done(as_exception(CancelledError()) if done.cancelled() else done.result())
             )
 
         def cancel_tasks() -> None:

@@ -65,7 +65,14 @@ from leasehold.adapters.consumer.lifecycle import (
     end_shard,
 )
 from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
-from leasehold.adapters.consumer.port import CloseShard, HeldShard, Next, Ready, ReleaseAndCoolDown, RequestRelease
+from leasehold.adapters.consumer.port import (
+    CloseShard,
+    HeldShard,
+    Ready,
+    ReleaseAndCoolDown,
+    RequestRelease,
+    StepResult,
+)
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.errors import DeadLetterError, StoreError
@@ -171,7 +178,7 @@ class HandlerConsumer(BatchConsumer):
         self._batch_window = BatchWindow(handling.linger_seconds, handling.max_records)
         self._call: tuple[HandlerCall, CallPurpose] | None = None
 
-    def poll(self, now: float) -> Ready | Next:
+    def poll(self, now: float) -> Ready | StepResult:
         """Return how to continue after the running call, or `Ready` if no call is running."""
         if self._call is not None:
             return self._check_call(*self._call, now)
@@ -202,7 +209,7 @@ class HandlerConsumer(BatchConsumer):
         self._batch_window.close()
         return now
 
-    def batch_read(self, batch: Batch, now: float) -> Next:
+    def batch_read(self, batch: Batch, now: float) -> StepResult:
         """Dispatch this batch, or have it wait for more records."""
         held_batch, window_closes_at = self._memory.batch or batch, self._linger_deadline(now)
         if not self._record_read(
@@ -217,14 +224,14 @@ class HandlerConsumer(BatchConsumer):
 
     # Dispatching
 
-    def offer(self, now: float) -> Next:
+    def offer(self, now: float) -> StepResult:
         """Dispatch the batch that is in memory."""
         if (batch := self._memory.batch) is not None:
             return self._deliver(batch, now)
         self._shard.reader.drop()  # the rows are no longer in memory, so they are read again
         return now
 
-    def _deliver(self, batch: Batch, now: float) -> Next:
+    def _deliver(self, batch: Batch, now: float) -> StepResult:
         """Dispatch the rest of the batch, or the part of it that is to be tried next."""
         holding = self.holding
         self._confirm_lease()  # rule 5. If the lease is lost, `Dispatcher` does not call the handler.
@@ -260,7 +267,7 @@ class HandlerConsumer(BatchConsumer):
 
     def _dispatch_to_dead_letter(
         self, dead_letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float
-    ) -> Next:
+    ) -> StepResult:
         """Call the dead letter with this piece, which consists of one record."""
 
         def call() -> object:
@@ -269,7 +276,7 @@ class HandlerConsumer(BatchConsumer):
 
         return self._dispatch(call, DeadLetterCall(piece, batch, error), now)
 
-    def _dispatch(self, call: Callable[[], object], purpose: CallPurpose, now: float) -> Next:
+    def _dispatch(self, call: Callable[[], object], purpose: CallPurpose, now: float) -> StepResult:
         self.holding.progress.handler_began(now)
         is_final = isinstance(purpose, FinalCheckpointCall)
         handler_call = HandlerCall(self.holding, self._handling, self._worker.clock, call, is_final)
@@ -279,7 +286,7 @@ class HandlerConsumer(BatchConsumer):
         self._call = handler_call, purpose
         return self._check_call(handler_call, purpose, now)
 
-    def _check_call(self, handler_call: HandlerCall, purpose: CallPurpose, now: float) -> Next:
+    def _check_call(self, handler_call: HandlerCall, purpose: CallPurpose, now: float) -> StepResult:
         outcome = self._dispatcher.check(handler_call, now)
         if isinstance(outcome, Running):
             return self._checkpoint_previous_batches(outcome.due, now)
@@ -311,7 +318,7 @@ class HandlerConsumer(BatchConsumer):
             case _ as unexpected_purpose:
                 assert_never(unexpected_purpose)
 
-    def _finish_piece(self, batch: Batch, now: float, piece: Delivery | None = None) -> Next:
+    def _finish_piece(self, batch: Batch, now: float, piece: Delivery | None = None) -> StepResult:
         """Record that the handler or dead letter has finished with this piece (by default the whole batch).
 
         Return what to do next.
@@ -359,7 +366,7 @@ class HandlerConsumer(BatchConsumer):
         position = self._state.due_checkpoint(now)
         return position is None or self.store(position, now)
 
-    def _after_failure(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
+    def _after_failure(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> StepResult:
         # Records that the handler checkpointed before it raised are done, and are not delivered again.
         self._state.checkpoint_moved(self.holding.lease.checkpoint)
         if self._state.kind == "checkpoints":
@@ -384,7 +391,7 @@ class HandlerConsumer(BatchConsumer):
 
     def _after_dead_letter(
         self, piece: Delivery, batch: Batch, error: Exception, fault: Exception | None, now: float
-    ) -> Next:
+    ) -> StepResult:
         if isinstance(fault, Ending | Withdrawn):
             return self._request_release_once(fault, now)
         record_name = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
@@ -403,7 +410,7 @@ class HandlerConsumer(BatchConsumer):
 
     # Handlers that checkpoint by themselves (rule 6)
 
-    def request_final_checkpoint(self, now: float, *, ended: bool) -> Next:
+    def request_final_checkpoint(self, now: float, *, ended: bool) -> StepResult:
         """Ask the handler for its final checkpoint."""
         holding, cursor, worker, final_checkpoint = (
             self.holding,
@@ -423,7 +430,7 @@ class HandlerConsumer(BatchConsumer):
             lambda: None if final_checkpoint is None else final_checkpoint(final_call), FinalCheckpointCall(ended), now
         )
 
-    def _after_final_checkpoint(self, fault: Exception | None, now: float, *, ended: bool) -> Next:
+    def _after_final_checkpoint(self, fault: Exception | None, now: float, *, ended: bool) -> StepResult:
         holding, state = self.holding, self._state
         if holding.lease.checkpoint.ended:
             self._worker.hurry()
@@ -448,7 +455,7 @@ class HandlerConsumer(BatchConsumer):
 
     # Stopping
 
-    def _request_release_once(self, error: Ending | Withdrawn, now: float) -> Next:
+    def _request_release_once(self, error: Ending | Withdrawn, now: float) -> StepResult:
         """Request that the lease be released. If that was already requested, the next step releases it."""
         return now if isinstance(error, Withdrawn) and self.holding.releasing else RequestRelease()
 

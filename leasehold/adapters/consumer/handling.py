@@ -98,7 +98,7 @@ def fault_in_result(result: object) -> Unhandled | None:
     return Unhandled(f"it returned a value ({type(result).__name__}): only None means that the batch is done")
 
 
-def as_fault(error: BaseException) -> Exception:
+def as_exception(error: BaseException) -> Exception:
     """Return the error itself if it is an Exception. Otherwise, wrap it in an Exception, which can be retried."""
     if isinstance(error, Exception):
         return error

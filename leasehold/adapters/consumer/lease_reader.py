@@ -32,10 +32,10 @@ from leasehold.adapters.consumer.port import (
     CloseShard,
     ConsumerPort,
     HeldShard,
-    Next,
     Ready,
     ReleaseAndCoolDown,
     RequestRelease,
+    StepResult,
 )
 from leasehold.adapters.consumer.reader_state import BeginReading, ReaderOrder, RequestFinalCheckpoint
 from leasehold.balancer.lineage import readable
@@ -169,7 +169,7 @@ class LeaseReader:
             raise
         return self._apply(consumer.batch_read(batch, now), now)
 
-    def _apply(self, result: Next, now: float) -> float:
+    def _apply(self, result: StepResult, now: float) -> float:
         """Carry out what a method of the consumer returned. Return the time of the next step."""
         match result:
             case float() | int():

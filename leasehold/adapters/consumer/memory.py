@@ -9,7 +9,7 @@ from leasehold.adapters.sources.protocol import Batch
 PAGE_BYTES = 10 * 2**20
 """The size of the largest response that Kinesis returns. The first read of a shard may be that large."""
 
-READING_FACTOR = 4
+PARSING_FACTOR = 4
 """The maximum memory for a response while it is parsed, as a multiple of its payload. Measured with CBOR."""
 
 RECORD_BYTES = 300
@@ -32,18 +32,18 @@ class MemoryBudget:
         wake: Called, in any thread, with the key of a lease reader that may read now.
 
     Attributes:
-        taken: The bytes of each share whose request was granted. Only `MemoryShare` may use this attribute and the
-            following ones, and only while holding `lock`.
-        used: The sum of `taken`.
-        waiting: The bytes that waiting shares have requested, in order.
+        granted_bytes: The bytes of each share whose request was granted. Only `MemoryShare` may use this attribute
+            and the following ones, and only while holding `lock`.
+        used_bytes: The sum of `taken`.
+        requested_bytes: The bytes that requested_bytes shares have requested, in order.
         droppable: The shares whose batch may be dropped, each with the time at which its batch is needed again.
     """
 
     def __init__(self, most_bytes: float = math.inf, wake: Callable[[str], object] = lambda _key: None) -> None:
         self.most_bytes, self.wake, self.lock = most_bytes, wake, Lock()
-        self.used = 0
-        self.taken: dict[MemoryShare, int] = {}
-        self.waiting: dict[MemoryShare, int] = {}
+        self.used_bytes = 0
+        self.granted_bytes: dict[MemoryShare, int] = {}
+        self.requested_bytes: dict[MemoryShare, int] = {}
         self.droppable: dict[MemoryShare, float] = {}
 
     def share(self, key: str) -> "MemoryShare":
@@ -56,16 +56,16 @@ class MemoryBudget:
         Returns the keys of the lease readers to wake once the lock is released, except that of `excluded`.
         """
         keys_to_wake: list[str] = []
-        while self.waiting:
-            share, size = next(iter(self.waiting.items()))
-            while self.droppable and self.taken and self.used + size > self.most_bytes:
+        while self.requested_bytes:
+            share, size = next(iter(self.requested_bytes.items()))
+            while self.droppable and self.granted_bytes and self.used_bytes + size > self.most_bytes:
                 # Drop the batch whose next attempt is due last, because there is the most time to read it again.
                 latest_share = max(self.droppable, key=self.droppable.__getitem__)
                 latest_share.drop()
                 self.set(latest_share, None)
-            if self.taken and self.used + size > self.most_bytes:
+            if self.granted_bytes and self.used_bytes + size > self.most_bytes:
                 break  # serve requests in order. Otherwise, a large one might wait forever.
-            del self.waiting[share]
+            del self.requested_bytes[share]
             self.set(share, size)
             if share is not excluded:
                 keys_to_wake.append(share.key)
@@ -73,11 +73,11 @@ class MemoryBudget:
 
     def set(self, share: "MemoryShare", size: int | None) -> None:
         """Set the bytes of a share. If `size` is None, free them."""
-        self.used += (size or 0) - self.taken.pop(share, 0)
+        self.used_bytes += (size or 0) - self.granted_bytes.pop(share, 0)
         if size is None:
             self.droppable.pop(share, None)
         else:
-            self.taken[share] = size
+            self.granted_bytes[share] = size
 
 
 class MemoryShare:
@@ -94,7 +94,7 @@ class MemoryShare:
         self.key, self._memory_budget = key, budget
         self.batch: Batch | None = None
         self.dropped = False
-        self.expected_bytes = READING_FACTOR * PAGE_BYTES
+        self.expected_bytes = PARSING_FACTOR * PAGE_BYTES
 
     def request(self) -> bool:
         """Request memory for the next read, which may be as large as the previous ones; return whether it is granted.
@@ -103,10 +103,10 @@ class MemoryShare:
         """
         budget, size = self._memory_budget, self.expected_bytes
         with budget.lock:
-            if self not in budget.taken:  # queue even a small request after earlier ones
-                budget.waiting.setdefault(self, size)
+            if self not in budget.granted_bytes:  # queue even a small request after earlier ones
+                budget.requested_bytes.setdefault(self, size)
             keys_to_wake = budget.admit(excluded=self)
-            is_granted = self in budget.taken
+            is_granted = self in budget.granted_bytes
         for key in keys_to_wake:  # outside the lock, because a woken reader may call `request` immediately
             budget.wake(key)
         return is_granted
@@ -118,9 +118,9 @@ class MemoryShare:
         """
         budget = self._memory_budget
         with budget.lock:
-            is_granted = not budget.waiting and budget.used + self.expected_bytes <= budget.most_bytes
+            is_granted = not budget.requested_bytes and budget.used_bytes + self.expected_bytes <= budget.most_bytes
             if is_granted:
-                budget.set(self, budget.taken[self] + self.expected_bytes)
+                budget.set(self, budget.granted_bytes[self] + self.expected_bytes)
         return is_granted
 
     def hold(self, batch: Batch) -> None:
@@ -128,12 +128,12 @@ class MemoryShare:
         size, budget = batch.size + RECORD_BYTES * batch.count, self._memory_budget
         # Decrease the next request by at most half. Otherwise, it would be too small after one small response between
         # large ones.
-        self.expected_bytes = max(size, READING_FACTOR * batch.size, self.expected_bytes // 2, MIN_BYTES)
+        self.expected_bytes = max(size, PARSING_FACTOR * batch.size, self.expected_bytes // 2, MIN_BYTES)
         self.batch = batch
         with budget.lock:
             # Count the whole batch even if it is larger than requested, because it is already in memory.
             budget.set(self, size)
-            keys_to_wake = budget.admit() if budget.waiting else []
+            keys_to_wake = budget.admit() if budget.requested_bytes else []
         for key in keys_to_wake:
             budget.wake(key)
 
@@ -162,8 +162,8 @@ class MemoryShare:
         """Free the memory after the batch was handled, after a read returned nothing, or when reading ends."""
         budget, self.batch = self._memory_budget, None
         with budget.lock:
-            budget.waiting.pop(self, None)
+            budget.requested_bytes.pop(self, None)
             budget.set(self, None)
-            keys_to_wake = budget.admit() if budget.waiting else []
+            keys_to_wake = budget.admit() if budget.requested_bytes else []
         for key in keys_to_wake:
             budget.wake(key)

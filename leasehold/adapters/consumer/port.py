@@ -86,7 +86,7 @@ class CloseShard:
     reason: ShardEvent
 
 
-Next = float | ReleaseAndCoolDown | RequestRelease | CloseShard
+StepResult = float | ReleaseAndCoolDown | RequestRelease | CloseShard
 """The result of a consumer's method: the time of the next step, or how this worker stops reading the shard."""
 
 
@@ -115,7 +115,7 @@ class ConsumerPort(ABC):
     # Each step
 
     @abstractmethod
-    def poll(self, now: float) -> Ready | Next:
+    def poll(self, now: float) -> Ready | StepResult:
         """Process the calls that have ended since the last step. Return `Ready` to get an order, or what to do next."""
 
     def step_ended(self, until: float) -> None:  # noqa: B027  optional for consumers
@@ -138,16 +138,16 @@ class ConsumerPort(ABC):
         """Free the reserved memory, because the read raised an exception."""
 
     @abstractmethod
-    def batch_read(self, batch: Batch, now: float) -> Next:
+    def batch_read(self, batch: Batch, now: float) -> StepResult:
         """Return how to continue after this batch was read and kept."""
 
     # Records and checkpoints
 
-    def offer(self, now: float) -> Next:
+    def offer(self, now: float) -> StepResult:
         """Take the records after the cursor's `delivered` mark. Called only if `Ready.can_deliver` was true."""
         return now
 
-    def request_final_checkpoint(self, now: float, *, ended: bool) -> Next:  # noqa: ARG002  used by self-checkpointing consumers
+    def request_final_checkpoint(self, now: float, *, ended: bool) -> StepResult:  # noqa: ARG002  used by self-checkpointing consumers
         """Ask the consumer for its final checkpoint, because the lease is to be released or the shard has ended."""
         return now
 

@@ -213,12 +213,12 @@ class LeaseWatch:
 
     Attributes:
         samples: The time, position and lag at each recent read of the table, over the last `STEPS` steps.
-        former: The time at which a previous owner wrote its last annotation. If that worker takes the lease again, the
-            annotation remains outdated until it writes a new one.
+        previous_owner_wrote_at: The time at which a previous owner wrote its last annotation. If that worker takes
+            the lease again, the annotation remains outdated until it writes a new one.
     """
 
     samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
-    former: float | None = None
+    previous_owner_wrote_at: float | None = None
 
     def after(self, read_at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
         """Return the window after one more read of the table."""
@@ -232,9 +232,12 @@ class LeaseWatch:
         progress = progress_of(lease)
         # Remember the last annotation of a previous owner. It remains outdated, even if that worker becomes the owner
         # again.
-        former = self.former if progress is None or progress.owner == lease.owner else progress.at
+        previous_owner_wrote_at = (
+            self.previous_owner_wrote_at if progress is None or progress.owner == lease.owner else progress.at
+        )
         return LeaseWatch(
-            (*(samples[:-1] if is_same_sample else samples), (read_at, lease.checkpoint.order, lag_amount)), former
+            (*(samples[:-1] if is_same_sample else samples), (read_at, lease.checkpoint.order, lag_amount)),
+            previous_owner_wrote_at,
         )
 
     @property
@@ -302,9 +305,9 @@ def statuses_of(
             lags.get(key, LeaseLag()),
             now,
             lease_seconds,
-            watched=watch.seconds,
+            watched_seconds=watch.seconds,
             watch=watch.leases.get(key, LeaseWatch()),
-            waits=not readable(lease, leases_by_key),
+            waits_for_parents=not readable(lease, leases_by_key),
             contradiction=reported_contradiction(lease),
         )
         for key, lease in leases_by_key.items()
@@ -317,9 +320,9 @@ def status_of(
     now: float,
     lease_seconds: float,
     *,
-    watched: float = 0.0,
+    watched_seconds: float = 0.0,
     watch: LeaseWatch = LeaseWatch(),
-    waits: bool = False,
+    waits_for_parents: bool = False,
     contradiction: str = "",
 ) -> Status:
     """Return the status of one lease.
@@ -329,9 +332,9 @@ def status_of(
         lag: Its lag, from the row or from the stream.
         now: The time in seconds since 1970.
         lease_seconds: The owner's lease duration, if the row does not contain it.
-        watched: For how many seconds the table was watched. `lease.idle` was measured during that time.
+        watched_seconds: For how many seconds the table was watched. `lease.idle` was measured during that time.
         watch: The observations of this lease.
-        waits: Whether a parent is not done yet, so that the lease must not be read (L12).
+        waits_for_parents: Whether a parent is not done yet, so that the lease must not be read (L12).
         contradiction: The contradiction between table and stream that concerns this lease (L14), or "".
     """
     if contradiction or lease.ended:
@@ -342,11 +345,15 @@ def status_of(
     )
     # If the parents are not done, the shard must not be read yet, so this is not a fault. Otherwise, every split would
     # raise an alarm.
-    if waits:
+    if waits_for_parents:
         return Status("OK", "its parents are not done: it is read after them")
     # The lease has not been renewed for at least this time, according to our observation or its last annotation.
     unrenewed_seconds = lease.idle if lease.idle < math.inf else 0.0
-    if progress is not None and progress.owner == (lease.owner or progress.owner) and watched <= lease.idle + 1.0:
+    if (
+        progress is not None
+        and progress.owner == (lease.owner or progress.owner)
+        and watched_seconds <= lease.idle + 1.0
+    ):
         unrenewed_seconds = max(
             unrenewed_seconds, now - progress.at
         )  # only if its version did not change while we watched
@@ -361,10 +368,12 @@ def status_of(
     # Check for a missing owner before using the status in the annotation, which is outdated if no worker reads the
     # lease.
     if unrenewed_seconds > limit_seconds or (lease.owner is None and not is_recent):
-        return _unowned_status(lease, progress, unrenewed_seconds, limit_seconds, watched)
-    written_by_owner = progress is not None and progress.owner == lease.owner and progress.at != watch.former
+        return _unowned_status(lease, progress, unrenewed_seconds, limit_seconds, watched_seconds)
+    written_by_owner = (
+        progress is not None and progress.owner == lease.owner and progress.at != watch.previous_owner_wrote_at
+    )
     if progress is None or not (is_recent or written_by_owner):
-        return _observed_status(lease, lag, watched, watch, limit_seconds)
+        return _observed_status(lease, lag, watched_seconds, watch, limit_seconds)
     # If the lease was renewed while we watched, yet its annotation is old, the owner's clock is behind ours. Its times
     # are then judged by its own clock.
     status = _annotated_status(progress, max(now, progress.at) if is_recent else progress.at, limit_seconds)
@@ -375,10 +384,10 @@ def status_of(
     ):
         # The lease was not renewed, and the owner's next annotation is overdue, too. So the owner is gone, and not
         # merely idle.
-        return _unowned_status(lease, progress, unrenewed_seconds, 0.0, watched)
+        return _unowned_status(lease, progress, unrenewed_seconds, 0.0, watched_seconds)
     late_seconds = RETRIED_RENEWAL_FRACTION * (progress.lease or lease_seconds)
     is_unrenewed = late_seconds <= lease.idle < math.inf or (
-        unrenewed_seconds >= late_seconds and watched >= min(late_seconds, CONFIRM_SECONDS)
+        unrenewed_seconds >= late_seconds and watched_seconds >= min(late_seconds, CONFIRM_SECONDS)
     )
     if status.ok and lease.owner is not None and is_unrenewed:
         # The owner may be dead. This is not known until the owner renews the lease, or another worker takes it.
@@ -399,7 +408,7 @@ def status_of(
     )
 
 
-def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, watched: float) -> bool:
+def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, watched_seconds: float) -> bool:
     """Return whether an OK lease is known to have a living owner, so that the table need not be read again.
 
     A checkpoint renews a lease without writing a new annotation. If the annotation is older than the renewal interval,
@@ -411,7 +420,7 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
         status: The status of the lease according to the reads of the table so far.
         now: The time in seconds since 1970.
         lease_seconds: The owner's lease duration, if the row does not contain it.
-        watched: For how many seconds the table was watched.
+        watched_seconds: For how many seconds the table was watched.
     """
     progress = progress_of(lease)
     if not status.ok or progress is None or lease.owner is None:
@@ -419,23 +428,25 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
     renews_within = RENEWED_FRACTION * (progress.lease or lease_seconds)
     # If the owner's clock is ahead of ours, the age of the annotation is unknown, so do not consider it recent.
     is_recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
-    was_renewed = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
+    was_renewed = watched_seconds > lease.idle + 1.0 or (
+        watched_seconds <= 0 < lease.idle <= renews_within
+    )  # by us, or by the store
     return (
         is_recent
         or was_renewed
-        or watched >= min(RETRIED_RENEWAL_FRACTION * (progress.lease or lease_seconds), CONFIRM_SECONDS)
+        or watched_seconds >= min(RETRIED_RENEWAL_FRACTION * (progress.lease or lease_seconds), CONFIRM_SECONDS)
     )
 
 
 def _unowned_status(
-    lease: Lease, progress: Progress | None, unrenewed_seconds: float, limit_seconds: float, watched: float
+    lease: Lease, progress: Progress | None, unrenewed_seconds: float, limit_seconds: float, watched_seconds: float
 ) -> Status:
     """Return the status of a lease that had no owner, or was not renewed by its owner, for this many seconds."""
     subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
     if unrenewed_seconds > limit_seconds:
         fault = f"; the last fault: {progress.cause}" if progress is not None and progress.cause else ""
         return Status("ORPHAN", f"{subject} for {unrenewed_seconds:.0f} s, and no other worker takes it{fault}")
-    if watched <= 0:
+    if watched_seconds <= 0:
         return Status("UNKNOWN", f"{subject}; one look does not tell for how long: watch it (--watch)")
     return Status(
         "UNKNOWN",
@@ -481,7 +492,9 @@ def _lag_text(progress: Progress) -> str:
     return "read to the tip" if progress.end else f"{progress.behind:.1f} s behind"
 
 
-def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, limit_seconds: float) -> Status:
+def _observed_status(
+    lease: Lease, lag: LeaseLag, watched_seconds: float, watch: LeaseWatch, limit_seconds: float
+) -> Status:
     """Return the status of a lease without our annotation (held by another library), according to our observations."""
     lag_amount = lag.seconds if lag.events is None else float(lag.events)
     lag_text = f"{lag.events} events behind" if lag.events is not None else f"{lag_amount or 0.0:.1f} s behind"
@@ -496,7 +509,7 @@ def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWa
         return Status("STALLED", f"{lag_text}, and its checkpoint has not moved for {watch.unchanged_seconds:.0f} s")
     if watch.moved and watch.unchanged_seconds <= limit_seconds:
         return Status("OK", f"its checkpoint moves; {lag_text}" if lag_amount is not None else "its checkpoint moves")
-    if watched <= 0:
+    if watched_seconds <= 0:
         # A single read of the table shows where the checkpoint is, but not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
     hint = "" if lag_amount is not None else "; use --source to check the stream for waiting records"

@@ -1,11 +1,11 @@
 """Runs the children of a daemon, one process for each held shard. One event loop serves all children.
 
-If a child crashes, hangs, closes its pipe or responds out of turn, only this child is ended. The caller that waits for
-its response gets a `ChildFault`. The next message to the shard starts another child at the stored checkpoint. The
-caller decides how long to wait before that, and when to give up.
+If a child crashes, hangs, closes its pipe or sends an unexpected response, only this child is ended. The caller that
+waits for its response gets a `ChildFault`. The next message for the shard starts another child at the stored
+checkpoint. The caller decides how long to wait before that, and when to give up.
 
-Rule 1: A shard never has two children. A child is started only after the previous process has been reaped and its
-process group killed. No child is started after `close` was called.
+Rule 1: A shard never has two children. A child is started only after the previous process has ended and its process
+group was killed. No child is started after `close` was called.
 Rule 2: Standard output is always read, even between two messages, because Node treats a full pipe as an error.
 Rule 3: When a child must end, every wait for it has a timeout, including the wait for a batch in progress. The wait for
 the response to `shardEnded` has a timeout too, because the lease is still renewed and no other worker would notice that
@@ -72,8 +72,8 @@ _LEVEL_SEARCH_CHARACTERS = 80  # look for a level only in this many characters, 
 
 # The keeper is a shell process that kills orphaned children. It reads a line for each process group that starts (+) or
 # has ended (-). When the daemon exits for any reason, its end of the pipe is closed, and the keeper kills the remaining
-# groups. These are children that hang, and processes that children started. A child that is killed before it has
-# written its group does not need an entry.
+# groups: children that hang, and processes that children started. If a child is killed before it has written its group,
+# no entry is needed.
 _KEEPER_SCRIPT = """
 groups=' '
 while read -r what group; do
@@ -108,7 +108,7 @@ class ChildNotStarted(NotAwaited):
 
 
 class ChildProcess:
-    """A child process with its conversation. `ChildProcesses` creates a `ChildProcess` for each shard."""
+    """A child process and the conversation with it. `ChildProcesses` creates a `ChildProcess` for each shard."""
 
     def __init__(
         self, process: Process, conversation: Conversation, write_checkpoint: WriteCheckpoint, timeout: float | None
@@ -401,7 +401,7 @@ class ChildProcesses:
             lock.release()
 
     async def close(self) -> None:
-        """End all children, whatever they are doing, and start no others."""
+        """End all children, even if they are processing records, and start no others."""
         self._closed = True
         await asyncio.gather(*(self._end_child(shard, gracefully=True) for shard in tuple(self._children)))
         if self._keeper_process is not None:
@@ -427,9 +427,9 @@ class ChildProcesses:
                 self._notify_keeper("+", child.pid)
         return self._keeper_pipe
 
-    def _notify_keeper(self, sign: str, group: int) -> None:
+    def _notify_keeper(self, operation: str, process_group: int) -> None:
         with suppress(BrokenPipeError):  # the next keeper gets all groups
-            os.write(self._keeper_pipe, f"{sign} {group}\n".encode())
+            os.write(self._keeper_pipe, f"{operation} {process_group}\n".encode())
 
     def _get_lock(self, shard: str) -> asyncio.Lock:
         return self._locks.setdefault(shard, asyncio.Lock())

@@ -5,8 +5,8 @@ used. Each has this form:
 
     Name[|argument…][|key=value…]
 
-A class name may include its package, which is ignored. A class that needs a JVM is rejected. Otherwise records would be
-read with credentials other than those in the file, perhaps of another account.
+A class name may include its package, which is ignored. A class that needs a JVM is rejected. Otherwise, records would
+be read with other credentials than those in the file, perhaps of another account.
 """
 
 import re
@@ -37,7 +37,7 @@ _SETTING_PARAMETERS = {"externalid": "external_id", "endpointregion": "region", 
 
 @frozen
 class _CredentialProvider:
-    """A provider of credentials: its class name without the package, its arguments, and its settings."""
+    """A credential provider in the file, with its class name (without the package), its arguments and its settings."""
 
     name: str
     arguments: tuple[str, ...] = ()

@@ -3,13 +3,13 @@
 The loop starts before the worker and ends after the worker, so that a child still gets its last message after its lease
 was handed off, released or lost.
 
-Rule 1: A child never misses records. If a child fails after it was sent records, the next child starts at the
-checkpoint and gets these records first. After any fault, even one in a message that no call waits for, the next call
-fails and reading restarts at the checkpoint.
-Rule 2: If a dead-letter sink is set and a batch has ended `attempts` children, we search for the record that causes
-this. The search halves the batch, restarting at the checkpoint each time. Only the end of a child counts as a failure.
-If a child cannot be started, no record is the cause. The record is dead-lettered, and this process leaves it out of
-messages until a checkpoint has passed it.
+Rule 1: A child never misses records. If a child fails after records were sent to it, the next child starts at the
+checkpoint and gets these records first. After any fault, even in a message for which no call waits, the next call fails
+and reading restarts at the checkpoint.
+Rule 2: If a dead-letter sink is set and `attempts` children in a row have ended while processing a batch, we search for
+the record that causes this. The search halves the batch, restarting at the checkpoint each time. Only the end of a
+child counts as a failure. If a child cannot be started, no record is the cause. The record that is found is
+dead-lettered, and this process leaves it out of messages until a checkpoint has passed it.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class ChildHandler:
     Args:
         children: The children.
         attempts: After how many child processes in a row have failed on the same batch to search for the record.
-        dead_letter: Receives a record on which every child fails; None to leave the shard to other workers.
+        dead_letter: Receives a record on which every child fails; None to release the shard to other workers.
         send_empty: Whether children also get messages for reads without records.
         strict: Whether the first fault of a child ends the worker, as in Java. The fault is then in `fault`.
     """
@@ -129,9 +129,11 @@ class ChildHandler:
         self._runner: Runner | None = None
         self._holdings: dict[str, Holding] = {}
         self._final_checkpoints: dict[str, FinalCheckpoint] = {}
-        # Keep a search after its lease is lost, because this worker may get the lease again, with the same bad record.
+        # Keep a search when its lease is lost, because this worker may get the lease again, with the same bad record.
         self._searches: dict[str, RecordSearch] = {}
-        self._pending_messages: dict[str, Future[None]] = {}  # by lease, a message whose response no call awaits yet
+        self._pending_messages: dict[
+            str, Future[None]
+        ] = {}  # by lease key, the message whose response is not awaited yet
         self._lease_losses = set[Future[None]]()
 
     @property
@@ -174,7 +176,7 @@ class ChildHandler:
     def _submit_to_loop(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    # Between two batches
+    # Events between two batches
 
     def _on_shard_event(self, event: ShardEvent, holding: Holding) -> None:
         key, shard = holding.key, holding.lease.shard

@@ -2,9 +2,9 @@
 
 Each key is supported in one of four ways:
 
-- Taken: it means the same as in Java.
-- Nearest: it has a close equivalent, which `NEAREST_EQUIVALENTS` contains.
-- Ignored: it has no meaning here. `IGNORED` contains the reason.
+- Taken: the key means the same as in Java.
+- Nearest: the key has a close equivalent, which `NEAREST_EQUIVALENTS` contains.
+- Ignored: the key has no meaning here. `IGNORED_REASONS` contains the reason.
 - Refused: the daemon doesn't start, because otherwise it would read or write the wrong data.
 
 A key that is not a key of the KCL is reported with a suggestion, while Java silently ignores it. The values 0 and
@@ -39,7 +39,7 @@ ONLY_LEADER_REASON = "only Java's leader uses it"
 MIGRATION_REASON = "leasehold reads the leases of all KCL versions"
 LIMITS_REASON = "the service's own limits are kept"
 
-IGNORED: Mapping[str, str] = {
+IGNORED_REASONS: Mapping[str, str] = {
     "processingLanguage": "it only appears in the user agent",
     "maxActiveThreads": "children are served by one event loop, without a thread for each",
     **dict.fromkeys(
@@ -153,7 +153,7 @@ _REFUSED_KEYS = (
     "leaseTableDeletionProtectionEnabled",
     "leaseTablePitrEnabled",
 )
-KEYS = (*_TAKEN_KEYS, *NEAREST_EQUIVALENTS, *IGNORED, *_REFUSED_KEYS, *CREDENTIALS_KEYS)
+KEYS = (*_TAKEN_KEYS, *NEAREST_EQUIVALENTS, *IGNORED_REASONS, *_REFUSED_KEYS, *CREDENTIALS_KEYS)
 
 _VARIABLE_PATTERN = re.compile(r"\$\{(\w+)\}")
 
@@ -196,7 +196,7 @@ class MultiLangSettings:
     support: tuple[PropertySupport, ...]
 
     def support_table(self) -> str:
-        """Return the table that is printed at startup, with a line per key. Values are left out: they may be secret."""
+        """Return the table that is printed at startup, with a line per key. It omits values, which may be secret."""
         key_width = max(len(row.key) for row in self.support)
         return "\n".join(f"{row.key:<{key_width}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 
@@ -287,8 +287,8 @@ class _PropertiesInterpreter:
     def _find_support(self, key: str) -> PropertySupport:
         if key in NEAREST_EQUIVALENTS:
             return PropertySupport(key, "nearest", NEAREST_EQUIVALENTS[key])
-        if key in IGNORED:
-            return PropertySupport(key, "ignored", IGNORED[key])
+        if key in IGNORED_REASONS:
+            return PropertySupport(key, "ignored", IGNORED_REASONS[key])
         if key in _REFUSED_KEYS:
             if self._read_flag(key):
                 raise ValueError(f"{key}: set it on the table itself; leasehold creates tables without it")
@@ -298,7 +298,7 @@ class _PropertiesInterpreter:
         if key.startswith("fanoutConfig."):
             return PropertySupport(key, "ignored", LIMITS_REASON)
         if key.startswith("cloudWatchClient."):
-            return PropertySupport(key, "ignored", IGNORED["AwsCredentialsProviderCloudWatch"])
+            return PropertySupport(key, "ignored", IGNORED_REASONS["AwsCredentialsProviderCloudWatch"])
         if key.startswith(("kinesisClient.", "dynamoDbClient.", "kinesisCredentialsProvider.")):
             raise ValueError(f"{key}: it configures Java's SDK; use botocore's environment variables instead")
         return PropertySupport(key, "unknown", f"KCL has no such key{did_you_mean(key, KEYS)}")

@@ -1,11 +1,11 @@
-"""The daemon's conversation with one child: a state machine over bytes, without I/O, clock or thread.
+"""Implements the daemon's conversation with one child as a state machine over bytes, without I/O, clocks or threads.
 
 Both sides send JSON objects, one per line. After the daemon has sent an action (`initialize`, `processRecords`,
 `leaseLost`, `shardEnded`, `shutdownRequested`), it sends no other action until the child responds with a `status` for
 this one. In between, the child may request checkpoints. The daemon responds to each request before it reads the next
 line.
 
-    conversation.send_records(records, None)        send an action; raises ConversationError out of turn
+    conversation.send_records(records, None)        send an action; raises ConversationError if one is pending
     pipe.write(conversation.data_to_send())         write the bytes that are due, if any
     conversation.receive_data(pipe.read())          pass b"" once the child has closed its pipe
     while event := conversation.next_event(): ...   handle an event of the child; None means to read more
@@ -65,7 +65,7 @@ _MESSAGE_KEYS = {
 
 
 class ConversationError(Exception):
-    """An action was sent out of turn: the previous one is still pending, or the conversation has ended."""
+    """An action must not be sent now, because the previous one is still pending, or the conversation has ended."""
 
 
 @frozen
@@ -84,7 +84,7 @@ class CheckpointRequested:
 
 @frozen
 class InvalidLine:
-    """The child wrote a line that is not a message of the protocol, or a status although no action was pending."""
+    """The child wrote a line that is not a message of the protocol, or is a status although no action was pending."""
 
     line: str
     reason: str
@@ -262,8 +262,8 @@ class Conversation:
         if isinstance(message, _CheckpointRequest):
             return self._handle_checkpoint_request(message)
         if self.pending_action is None:
-            # Java accepts such a status as the response to its next action. From then on it would send each action
-            # before the child has completed the previous one.
+            # Java accepts such a status as the response to its next action. From then on, it sends each action before
+            # the child has completed the previous one.
             return InvalidLine(line.decode(), "a status, although no action is pending")
         if message != self.pending_action:
             self.ended = True

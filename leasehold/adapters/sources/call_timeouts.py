@@ -1,8 +1,8 @@
-"""Timeouts of calls to a service, and the waits between retries.
+"""Chooses the timeouts of calls to a service, and the waits between retries.
 
 Nothing in this module sleeps. A shard that has to wait returns its thread to the pool. The retry loops of client
-libraries sleep inside the call, so with them a few failing shards would occupy every thread. The module does not depend
-on any client library.
+libraries sleep inside the call, so a few failing shards would occupy every thread. This module does not depend on any
+client library.
 
 Rule 1: A timeout limits how long a call waits for the next bytes of its response. Related calls (those for one shard,
 or for one stream) share an ascending list of timeouts. After a call has timed out, the next calls use the next longer
@@ -31,9 +31,9 @@ from leasehold.stores.printable import error_summary, make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
 POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
-"""How long to wait for the next bytes of a response, in seconds, shortest first. If a connection goes silent, its shard
-is not read until the first timeout has passed. If a response does not arrive within the last timeout, the next request
-asks for fewer records."""
+"""How long to wait for the next bytes of a response, in seconds, shortest first. If a connection stops responding, its
+shard is not read until the first timeout has passed. If a response does not arrive within the last timeout, the next
+request asks for fewer records."""
 SUBSCRIPTION_TIMEOUTS = 15.0, 30.0
 """How long to wait for the next event of a subscription, in seconds, shortest first. The service sends an event about
 every 5 s even if there are no records."""
@@ -45,7 +45,7 @@ PENDING_CHECK_SECONDS = 0.25
 
 
 class TimedClients:
-    """The clients of one service, one per timeout, because libraries such as boto3 have no timeouts per call.
+    """The clients of one service, one per timeout, because in libraries such as boto3 a timeout applies to all calls.
 
     Args:
         make_client: Creates a client with the given read timeout in seconds.
@@ -105,12 +105,11 @@ class CallTimeouts:
     Args:
         clients: The clients of the service, one per timeout.
         timeouts: The timeouts in seconds; by default those of the clients.
-        step: The index in `timeouts` of the first call's timeout.
-        quick_responses: The number of consecutive responses, each within the shortest timeout, after which that timeout
-            is used again.
+        first_step: The index in `timeouts` of the first call's timeout.
+        quick_responses: After this many consecutive responses within the shortest timeout, that timeout is used again.
         retry_first_call: Whether a call that times out is repeated at once with the next longer timeout, as long as no
-            call has had a response. Without this, a command that makes only one call would report that a slow service
-            is down.
+            call has had a response. Otherwise, a command that makes only one call would report that a slow service is
+            down.
     """
 
     def __init__(
@@ -118,12 +117,12 @@ class CallTimeouts:
         clients: TimedClients,
         timeouts: Sequence[float] | None = None,
         *,
-        step: int = 0,
+        first_step: int = 0,
         quick_responses: float = 1,
         retry_first_call: bool = False,
     ) -> None:
         self._clients, self._timeouts, self._quick_responses = clients, timeouts or clients.timeouts, quick_responses
-        self._initial_step, self._retries_first_call = step, retry_first_call
+        self._initial_step, self._retries_first_call = first_step, retry_first_call
         self._steps: dict[str, int] = {}
         self._quick_response_counts: Counter[str] = Counter()
         self._pending_call: Future[Any] | None = None
@@ -177,7 +176,7 @@ class CallTimeouts:
         self._quick_response_counts[operation] = 0
         own_step = self._steps[operation]
         self.was_lengthened = own_step < len(self._timeouts) - 1
-        # Of concurrent calls, only the first one lengthens it.
+        # If several concurrent calls time out, only the first one lengthens the timeout.
         if timeout == self._timeouts[own_step] and self.was_lengthened:
             self._steps = {name: max(index, own_step + 1) for name, index in self._steps.items()}
         return self.timeout_for(operation)
@@ -207,7 +206,7 @@ class CallTimeouts:
             try:
                 self._clients.start(make_call_for_future)
             except BaseException:
-                self._clients.pending_calls.release()  # the thread did not start, so nothing waits
+                self._clients.pending_calls.release()  # the thread did not start, so no call is pending
                 raise
             self._pending_call = future
         if not self._pending_call.done():
@@ -235,7 +234,7 @@ def datetime_at_position(position: Position) -> datetime:
 
 
 class Backoff:
-    """Computes waits that grow with each fault. They are random, so that workers do not all retry at the same moment.
+    """Computes waits that grow with each fault. They are randomized, so that workers do not retry at the same time.
 
     Args:
         min_wait: The shortest wait in seconds.

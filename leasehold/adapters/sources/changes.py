@@ -1,4 +1,4 @@
-"""Decodes the change of a DynamoDB item from a record's data into Python values.
+"""Decodes the change of a DynamoDB item in a record's data into Python values.
 
 The data is JSON in the format of the Streams API, Lambda events and Kinesis Data Streams for DynamoDB. Each value is
 tagged with its DynamoDB type, as in `{"N": "17"}`, and bytes are encoded in base64.
@@ -66,7 +66,7 @@ in seconds."""
 
 
 class _JsonDeserializer(TypeDeserializer):
-    """Decodes bytes from base64, because boto3 expects decoded bytes, and would wrap them in `Binary`."""
+    """Decodes binary values from base64. boto3's own method expects decoded bytes, and would wrap them in `Binary`."""
 
     def _deserialize_b(self, value: str) -> bytes:
         return b64decode(value)

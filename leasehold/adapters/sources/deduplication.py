@@ -1,8 +1,8 @@
 """Finds duplicates among records written by leasehold's Spark sinks, using the tag that a sink adds to each record.
 
 Spark writes each batch of a query in several tasks. A task numbers its rows and sends them in order. A row is sent
-again if there was no response, if Spark repeats the task, or if the query is restarted, so the stream may contain a row
-more than once. The tag of a record identifies its row:
+again if a request had no response, if Spark repeats the task, or if the query is restarted. So the stream may contain a
+row more than once. The tag of a record identifies its row:
 
     query    Spark's id of the query, stored in its checkpointLocation; for a batch job, an id or name of its own
     run      a number for one run of the query, from start to stop; later runs may have lower numbers
@@ -39,10 +39,10 @@ R3. Any other row is new. If a part appears with another edition, its rows canno
 R4. A child shard starts with the state of its parents. Each of its hash keys has the state of the parent that contained
     it.
 
-The size of the state is limited. It covers one batch for each of the last `MAX_RUNS` runs of each of the last
-`MAX_QUERIES` queries. A run that is more than `MAX_BATCHES_BEHIND` batches behind another run is forgotten. The state
-depends only on the records that were read. So a reader that resumes from a checkpoint or offset has the same state, and
-reading a batch again has the same result.
+The size of the state is limited. It contains one batch for each of the last `MAX_RUNS` runs of each of the last
+`MAX_QUERIES` queries. If a run is more than `MAX_BATCHES_BEHIND` batches behind another run, its state is dropped. The
+state depends only on the records that were read. So a reader that resumes from a checkpoint or offset has the same
+state, and reading a batch again has the same result.
 
 The state is stored in `Position.token`, so it is part of every checkpoint, hand-off and offset. It contains the
 position of the record that changed it last, because a checkpoint written by other software leaves an old token in the
@@ -118,7 +118,7 @@ def parse_tags(values: Iterable[bytes]) -> list[Tag | None]:
 
 @define
 class _WritingRun:
-    """The current batch of a run, and the highest row of each part and edition."""
+    """The current batch of a run, and the highest row number of each part and edition in it."""
 
     batch: int
     parts: dict[str, dict[str, int]] = field(factory=dict)
@@ -183,8 +183,8 @@ def _record_row(runs: _WritingRuns, tag: Tag, *, is_in_span: bool) -> None:
 class SeenRows:
     """The rows of each query that a shard's reader has read, kept separately for each piece of the hash key space.
 
-    It also counts the rows that may be duplicates but cannot be dropped safely (R3). These are the rows of a new run up
-    to the highest batch of the other runs.
+    It also counts the rows that may be duplicates but cannot be dropped safely (R3). These are the rows of a new run
+    whose batch is not higher than the highest batch of the other runs.
 
     Attributes:
         pieces: The last hash key of each piece, in ascending order, with the queries whose rows were read there.
@@ -234,13 +234,13 @@ class SeenRows:
     def record_row(self, tag: Tag, position: Position) -> None:
         """Record a new row's number for the hash keys in its span (W1), and its batch for all hash keys (W2)."""
         self.position, self._token = position, None
-        first, last = tag.span
-        for last_key in (first - 1, last):
+        span_first, span_last = tag.span
+        for last_key in (span_first - 1, span_last):
             self._split_at(last_key)
         for last_key, queries in self.pieces:
             runs = queries.pop(tag.query, None) or {}
-            # After the cuts at both ends, each piece lies entirely inside or entirely outside the span.
-            _record_row(runs, tag, is_in_span=first <= last_key <= last)
+            # The pieces were split at both ends of the span, so each lies entirely inside or entirely outside it.
+            _record_row(runs, tag, is_in_span=span_first <= last_key <= span_last)
             queries[tag.query] = runs
             if len(queries) > MAX_QUERIES:
                 del queries[next(iter(queries))]
@@ -380,7 +380,7 @@ class Trail(NamedTuple):
 
     Attributes:
         before: The state before the first row.
-        new_rows: For each row, the records that were added to the state: the row itself, and dropped rows just before
+        new_rows: For each row, the rows that were added to the state: the row itself, and the dropped rows just before
             it.
     """
 

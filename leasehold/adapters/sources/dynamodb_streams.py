@@ -1,15 +1,14 @@
 """A source that lists the shards of a DynamoDB table's stream, and opens a reader for each.
 
-The readers extend the Kinesis poller, because most things work the same way: iterators and their expiry, the pace of
-requests, growing timeouts, and the end of a shard. The differences are:
+The readers extend the Kinesis poller, because iterators and their expiry, the pace of requests, growing timeouts, and
+the end of a shard work in the same way. The differences are:
 
 - A stream is identified by its ARN. Each time streaming is enabled for a table, DynamoDB creates a new stream with a
   new ARN.
-- A shard has no hash range, and at most one parent. It ends by itself after some hours, and expires after a day.
+- A shard has no hash range, and at most one parent. It is closed after some hours, and expires after a day.
 - A listing is not a snapshot, because one page may be older than another. A shard that has a child therefore counts as
   closed, even if its own entry is open.
-- A response does not contain the reader's lag, so we compute it from the time of the last record and the service's
-  clock.
+- A response does not contain the lag, so we compute it from the time of the last record and the service's clock.
 """
 
 import json
@@ -55,7 +54,7 @@ SEQUENCE_NUMBER_DIGITS = 21, 40
 """The minimum and maximum number of digits in a sequence number."""
 EMPTY_RESPONSES_AT_TIP = 3
 """After this many consecutive empty responses, we assume that a reader is at the tip of its shard. A single empty
-response is no proof, because the service may also send one between two records."""
+response does not prove that, because the service may also send one between two records."""
 BEHIND_SECONDS = 2.0
 """If the last record of a response is older than this, there are probably more records to read. The value is this large
 because record times are in whole seconds."""
@@ -78,8 +77,8 @@ class TableClients(TimedClients):
 class ChangePoller(Poller):
     """A reader of one shard of a table's stream.
 
-    If the start is a time, but the service or an older boto3 has no iterators that start at a time, the shard is read
-    from its beginning and changes before that time are dropped.
+    If the start is a time, but the service or an older boto3 does not support iterators that start at a time, the shard
+    is read from its beginning, and changes before that time are dropped.
     """
 
     max_records = 1000
@@ -153,8 +152,7 @@ class ChangePoller(Poller):
     def _make_batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
         new_records = records = tuple(map(convert_record, response["Records"]))
         skip_through, since = self._skip_through, self._since_seconds
-        # Drop only leading records. Records are in order of time, so the first record to keep is followed only by
-        # records to keep.
+        # Drop only leading records. Records are in order of time, so all records after the first one to keep are kept.
         if skip_through is not None:
             new_records = tuple(dropwhile(lambda record: record.position.order <= skip_through, new_records))
         if since is not None:
@@ -166,7 +164,7 @@ class ChangePoller(Poller):
         is_at_tip = next_iterator is None or self._empty_response_count >= EMPTY_RESPONSES_AT_TIP
         behind_seconds = 0.0 if is_at_tip else None
         if records:
-            # Compute the age of the last record by the service's clock, which the response contains.
+            # Compute the age of the last record by the service's clock, which is in the response's headers.
             server_time = parse_date_header(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             last_arrived = records[-1].arrived
             behind_seconds = (
@@ -214,7 +212,7 @@ def convert_record(row: Mapping[str, Any]) -> Record:
 
 
 def encode_canonical_json(value: object) -> str:
-    """Return `value` as JSON; equal values have equal strings."""
+    """Return the value as JSON. Equal values have equal strings."""
     return json.dumps(value, default=_encode_json_value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -230,7 +228,7 @@ def _encode_json_value(value: object) -> object:
 
 
 def _latest_possible_arrival(record: Record) -> float:
-    """Return the latest time at which the record may have been created. Its time is in whole seconds or minutes."""
+    """Return the latest possible creation time of the record, whose time is truncated to seconds or minutes."""
     if record.arrived is None:
         return float("inf")
     return record.arrived + (1.0 if record.arrived % 60 else 60.0)
@@ -325,7 +323,7 @@ class TableStream(PolledStream):
             start,
             rewind=self._rewind,
             pace=PollPace(self._poll_seconds),
-            timeouts=CallTimeouts(self._clients, step=self._timeouts.longest_step),
+            timeouts=CallTimeouts(self._clients, first_step=self._timeouts.longest_step),
             max_records=self._max_records,
         )
 

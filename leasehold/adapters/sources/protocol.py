@@ -1,7 +1,7 @@
-"""Protocols that a source of records and the readers of its shards implement.
+"""Defines the protocols that a source of records and the readers of its shards implement.
 
-A reader never waits. Each call does one bounded read, and returns how long to wait before the next call. The caller (a
-thread pool, Spark, or the simulator) waits before it makes that call.
+A reader never waits. Each call does one bounded read, and returns how long the caller (a thread pool, Spark, or the
+simulator) must wait before the next call.
 
 `ForwardingSource` forwards every call to another source and is the base class of wrappers.
 """
@@ -24,19 +24,19 @@ if TYPE_CHECKING:  # needs boto3, which is an extra
 class Record(NamedTuple):
     """A user record.
 
-    Records are named tuples because a source may create a million of them per second, and named tuples are the quickest
-    type to create.
+    Records are named tuples, because a source may create a million of them per second, and no other type is created as
+    quickly.
 
     Attributes:
         data: The payload, de-aggregated.
         sequence_number: A decimal string.
-        sub_sequence_number: The index within its aggregated record, from 0.
+        sub_sequence_number: The record's index in its aggregated record, starting at 0.
         partition_key: None if the stream has none.
         explicit_hash_key: A decimal string, or None.
-        arrived: Seconds since 1970 by the service's clock, or None if unknown.
-        aggregated: Whether it was part of an aggregated record.
-        token: The token of the record's position. It contains the offset (Event Hubs), and the state of deduplication
-            if Spark sinks write to the stream.
+        arrived: When the record arrived, in seconds since 1970 by the service's clock, or None if unknown.
+        aggregated: Whether the record was part of an aggregated record.
+        token: The token of the record's position. It contains the offset (Event Hubs), and the deduplication state if
+            Spark sinks write to the stream.
         event: The source's own object (an `EventData` for Event Hubs), or None.
 
     Examples:
@@ -72,7 +72,7 @@ class TransientRejection(SourceError):
     """The source rejected a request for a reason that may go away within seconds.
 
     Examples are a proxy that redirected the request, a clock that was wrong for a moment, and new credentials that have
-    not reached every server yet. Readers retry a few times before they leave the shard to another worker.
+    not reached every server yet. Readers retry a few times before they release the shard to another worker.
     """
 
 
@@ -108,8 +108,8 @@ class RejectionCounter:
 
 
 SETTLE_SECONDS = 5.0
-"""How long to wait before we assume that all records that arrived before a given time have appeared. They may appear
-late, because the servers' clocks differ."""
+"""How many seconds after a given time we assume that all records that arrived before it can be read. Some can be read
+only later than their time of arrival suggests, because the servers' clocks differ."""
 
 InColumns = Callable[[Sequence[Record]], Any]
 
@@ -124,17 +124,17 @@ class Batch:
         behind_seconds: How far the read is behind the tip of the shard, or None if unknown.
         wait_seconds: How long to wait before the reader may be called again.
         ended: Whether the shard is closed and this was its last batch.
-        children: The child shards, if the source named them.
+        children: The child shards, if the response contained them.
         size: The payload bytes as the source counts them, including the framing of aggregates.
         in_columns: Converts some of the records into a `pyarrow.RecordBatch`; None if the source has no columns.
         fault: Why there was no response, or "". A batch with a fault does not count as a read.
-        disconnected_seconds: For a source that allows only one link per shard (Event Hubs): how long the reader was
-            without a link before this read. Another reader may have opened one in the meantime. Infinity if another
-            reader took the link over; otherwise 0.
+        disconnected_seconds: How long the reader had no connection before this read, if the source allows only one
+            connection per shard (Event Hubs). Another reader may have been connected in the meantime. It is infinity if
+            another reader took over the connection, and 0 for other sources.
         token: The token of the end of the shard, if this batch ends it (`Position.token`).
-        answered: Whether the service has responded since the last read. If it has not, there need not be a `fault` yet.
-            If it has and there is a `fault`, then the response itself was an error, such as throttling, that another
-            worker would get as well.
+        answered: Whether the service has responded since the last read. If it has not, `fault` may still be "". If it
+            has responded and there is a `fault`, the response was an error, such as throttling, that another worker
+            would get as well.
         possible_duplicates: The number of records that are kept, but may be duplicates written by a Spark sink.
     """
 
@@ -194,7 +194,7 @@ class Batch:
 
 
 def import_and_call_rows_of(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an extra
-    """Import a module and call its `rows_of`. Raises ModuleNotFoundError that names the extra to install."""
+    """Import a module and call its `rows_of`. Raises a ModuleNotFoundError that names the extra to install."""
     try:
         module = import_module(module_name)  # imports pyarrow
     except ModuleNotFoundError as error:
@@ -209,9 +209,8 @@ class Reader(Protocol):
     def read(self) -> Batch:
         """Do one bounded read.
 
-        If a fault may be temporary, return an empty batch that contains the `fault` and a longer wait. After any
-        exception other than those below, the caller closes this reader and opens another one just after the last
-        processed record.
+        If a fault may be temporary, return an empty batch with the `fault` and a longer wait. After any exception other
+        than those below, the caller closes this reader and opens another one just after the last processed record.
 
         Raises:
             SourceError: If trying again cannot help.
@@ -260,11 +259,11 @@ class IdentifiedSource(Protocol):
 
 @frozen
 class SettledShard:
-    """The result of `SliceableSource.settled`: all records that arrived before the given time have appeared.
+    """Returned by `SliceableSource.settled` when all records that arrived before the given time can be read.
 
     Attributes:
-        last: The position of the shard's last record, TRIM_HORIZON if it has none, or None if the source cannot name
-            it. If it is None, everything has been read once a read returns no records and is 0 s behind.
+        last: The position of the shard's last record, TRIM_HORIZON if it has none, or None if the source does not know
+            it. If it is None, everything has been read when a read returns no records and is 0 s behind.
         arrived: When that record arrived, in seconds since 1970; None if unknown.
     """
 
@@ -274,10 +273,10 @@ class SettledShard:
 
 @runtime_checkable
 class SliceableSource(Protocol):
-    """A source that can tell when all of a shard's records up to a given time have appeared."""
+    """A source that knows when all of a shard's records up to a given time can be read."""
 
     def settled(self, lease: Lease, until: float) -> SettledShard | None:
-        """Return the shard's last record once all records that arrived before `until` have appeared; until then, None.
+        """Return the shard's last record, or None if not all records that arrived before `until` can be read yet.
 
         Args:
             lease: The lease of the shard.
@@ -308,7 +307,7 @@ class Source(Protocol):
         """Return whether the service no longer has the shard with this lease key."""
 
     def latest(self, lease: Lease) -> Position:
-        """Return the position of this shard's tip: AT_TIMESTAMP with a time, or the last sequence number enqueued.
+        """Return the position of this shard's tip, which is AT_TIMESTAMP with a time, or the last sequence number.
 
         The position is stored before the first read, so that no records are skipped if the worker crashes before its
         first checkpoint.

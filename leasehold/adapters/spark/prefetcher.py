@@ -30,7 +30,7 @@ from attrs import Factory, define, evolve, frozen
 from leasehold.adapters.consumer.handling import MeasureCallback, ShardEvent
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
-from leasehold.adapters.consumer.port import ConsumerPort, HeldShard, Next, Ready
+from leasehold.adapters.consumer.port import ConsumerPort, HeldShard, Ready, StepResult
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import ShardTip
 from leasehold.adapters.spark.offsets import RangeStart
@@ -293,7 +293,7 @@ class ShardPrefetcher(ConsumerPort):
                 self._shared_tables.read_keys.add(self.key)
             self._update_tip(now, behind_seconds=batch.behind_seconds)
 
-    def batch_read(self, batch: Batch, now: float) -> Next:
+    def batch_read(self, batch: Batch, now: float) -> StepResult:
         self._state.source_responded(batch)
         self.holding.throughput.add(batch.size, now)
         self._shared_tables.measure(self.holding, batch)

@@ -202,7 +202,7 @@ def test_stopped_hub_is_reported_and_read_again_once_it_resumes(
     """The real client reports no error for a connection on which nothing arrives."""
     monkeypatch.setattr(poller, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(poller, "PROBE_SECONDS", (1.0, 1.0))
-    monkeypatch.setattr(poller, "LATE_SECONDS", 0.5)
+    monkeypatch.setattr(poller, "PROBE_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(poller, "RESPONSE_SECONDS", 2.0)
     event_hub.send(["a"])
     reader = event_hub.reader()

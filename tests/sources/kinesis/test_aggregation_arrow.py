@@ -26,7 +26,7 @@ Row = tuple[int, int, str | None, str | None, bytes]
 def measuring() -> Iterator[None]:
     """Enable the code that measures aggregates, although it is not compiled here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aggregation_arrow, "_USE_SPANS", True)
+        patch.setattr(aggregation_arrow, "_CAN_USE_SPANS", True)
         yield
 
 
@@ -65,7 +65,7 @@ def test_columns_hold_the_same_rows(
 def test_odd_records_do_not_change_the_rest_of_their_batch(
     measured: bool, misplaced: Misplaced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)
+    monkeypatch.setattr(aggregation_arrow, "_CAN_USE_SPANS", measured)
     common_record = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].encode()
     odd_cases = [case for case in cases() if len(case.data) < 10_000]
     for case in odd_cases:

@@ -5,7 +5,12 @@ import kcl_jar
 import pytest
 from crafted import Case, cases
 
-from leasehold.adapters.sources.kinesis.aggregation.decode import MALFORMED, MalformedAggregate, Reason, deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.decode import (
+    MALFORMED_REASONS,
+    MalformedAggregate,
+    Reason,
+    deaggregate,
+)
 
 TABLE = tuple(conformance.read())
 
@@ -37,7 +42,7 @@ def test_strict_mode_rejects_only_malformed_aggregates(case: Case) -> None:
         is_rejected = False
     except MalformedAggregate as error:
         is_rejected = str(error).startswith(case.reason)
-    assert is_rejected == (Reason(case.reason) in MALFORMED)
+    assert is_rejected == (Reason(case.reason) in MALFORMED_REASONS)
 
 
 def test_table_holds_every_crafted_case() -> None:

@@ -87,7 +87,7 @@ def test_any_aggregate_is_filtered_by_user_record(rows: Rows, hash_range: HashRa
 def test_misplaced_aggregate_is_not_read_lazily(rows: Rows, hash_range: HashRange) -> None:
     """Compiled code neither returns records of other shards nor renumbers the remaining ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_LOCATE", True)
+        patch.setattr(decode, "_CAN_LOCATE", True)
         data = packed(rows)[0].encode()
         located = locate_records(data, "7", None, hash_range)
         assert located is None or len(located) == len(deaggregate(data, "outer", None, hash_range)) == len(rows)

@@ -13,8 +13,8 @@ from stream_model import Stream
 
 from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
 from leasehold.adapters.sources.kinesis.producer.core import (
-    Core,
     Entry,
+    ProducerCore,
     RecordsDelivered,
     Result,
     Settings,
@@ -63,11 +63,11 @@ class World:
     results: list[Result] = field(factory=list)
     lost: set[int] = field(factory=set)
     listing: ShardMap = field(init=False)
-    core: Core = field(init=False)
+    core: ProducerCore = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.listing = listing_of(self.stream)
-        self.core = Core(self.listing, Settings(min_bytes=self.least))
+        self.core = ProducerCore(self.listing, Settings(min_bytes=self.least))
 
     def put(self, key: int) -> None:
         """Put a record with this key."""
@@ -162,9 +162,9 @@ def test_order_holds_and_only_timed_out_records_are_repeated(
     assert set(results) <= set(records)
 
 
-def new_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
+def new_core(**settings_: Any) -> ProducerCore:  # noqa: ANN401  any setting
     """Return a producer of a stream with one shard."""
-    return Core(listing_of(Stream()), Settings(**settings_))
+    return ProducerCore(listing_of(Stream()), Settings(**settings_))
 
 
 def new_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
@@ -224,7 +224,7 @@ def test_shard_that_waited_longest_is_served_first() -> None:
     ]
     shard_map = build_shard_map(shards)
     assert shard_map is not None
-    core, served = Core(shard_map, Settings(linger_seconds=0.0)), Counter[str]()
+    core, served = ProducerCore(shard_map, Settings(linger_seconds=0.0)), Counter[str]()
     for turn in range(6):
         now = 10.0 * turn
         for index in range(count):

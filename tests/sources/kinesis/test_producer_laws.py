@@ -432,7 +432,7 @@ def test_process_exit_drains_and_logs_unsent_records(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All producers share one timeout, and each one that could not send everything logs one line."""
-    monkeypatch.setattr(module, "EXIT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "EXIT_DRAIN_SECONDS", 0.0)
     with silence() as (client, requested):
         stuck_producer = producing(client)
         futures = [stuck_producer.put(b"%d" % place, "k") for place in range(100)]
@@ -445,7 +445,7 @@ def test_process_exit_drains_and_logs_unsent_records(
         "stream 'orders': the program ended without close(), and 100 records were not sent"
     ]
     caplog.clear()
-    monkeypatch.setattr(module, "EXIT_SECONDS", SECONDS)
+    monkeypatch.setattr(module, "EXIT_DRAIN_SECONDS", SECONDS)
     accepting_client = RecordingClient()
     producer = producing(accepting_client, linger_seconds=3600.0)
     for _ in range(100):

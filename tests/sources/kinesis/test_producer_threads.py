@@ -51,7 +51,7 @@ def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.Mon
 
 
 def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_SECONDS", 0.01)
+    monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_CHECK_SECONDS", 0.01)
     client, requested, finished = cast("Any", AcceptingShard()), Event(), Event()
 
     def hang(**_: object) -> dict[str, Any]:

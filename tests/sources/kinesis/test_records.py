@@ -39,7 +39,7 @@ MILLISECONDS = 1_767_312_000_123
 def placing(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run each test with eager unpacking of aggregates and with lazy reading, which is compiled code otherwise."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_LOCATE", request.param)
+        patch.setattr(decode, "_CAN_LOCATE", request.param)
         yield
 
 
@@ -185,7 +185,7 @@ def test_lazily_read_record_matches_deaggregate() -> None:
 
 
 def test_numbers_of_three_bytes_are_not_mistaken_for_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_LOCATE", True)
+    monkeypatch.setattr(decode, "_CAN_LOCATE", True)
     size = sealed(keys("a") + b"\x1a\x85\x80\x08\x00\x1a\x80\x80" + bytes(1 << 14))
     key = sealed(keys("") * ((1 << 14) + 1) + b"\x1a\x06\x08\x80\x80\x1a\x01x")
     for data in (size, key):
@@ -199,7 +199,7 @@ def test_numbers_of_three_bytes_are_not_mistaken_for_shorter_ones(monkeypatch: p
 )
 def test_common_aggregates_are_read_lazily(rows: list[tuple[str, None, bytes]], hash_range: HashRange | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_LOCATE", True)
+        patch.setattr(decode, "_CAN_LOCATE", True)
         data = packed(list(rows))[0].encode()
         assert read_lazily(data, hash_range) == decoded_whole(data, hash_range)
         assert read_lazily(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None

@@ -33,7 +33,7 @@ from leasehold.adapters.sources.kinesis.clients import KinesisClients, create_re
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.kinesis.poller import RESPONSE_IS_PENDING, Poller
 from leasehold.adapters.sources.kinesis.producer.core import UnitUnknown, UnitWritten
-from leasehold.adapters.sources.kinesis.producer.producer import PUT_TIMEOUTS, QUICK_RESPONSES, KinesisPutClient
+from leasehold.adapters.sources.kinesis.producer.producer import PUT_TIMEOUTS_SECONDS, QUICK_RESPONSES, KinesisPutClient
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
@@ -264,7 +264,7 @@ def test_consumer_is_found_however_late_the_responses() -> None:
 
 def test_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     service = SlowService()
-    producer = KinesisPutClient(cast("Any", service.clients(timeouts=PUT_TIMEOUTS)), "orders")
+    producer = KinesisPutClient(cast("Any", service.clients(timeouts=PUT_TIMEOUTS_SECONDS)), "orders")
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
     service.delay = 25.0
     assert [producer.put_units(unit) for _ in range(4)] == [
@@ -282,7 +282,7 @@ def test_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
 
 def test_timeout_shrinks_only_after_consecutive_quick_responses() -> None:
     service = SlowService()
-    call_timeouts = CallTimeouts(service.clients(), step=1, quick_responses=2)
+    call_timeouts = CallTimeouts(service.clients(), first_step=1, quick_responses=2)
     for delay in (QUICK_SECONDS, 60.0, *[QUICK_SECONDS] * 3):
         service.delay = delay
         with suppress(SourceUnavailable):
@@ -386,7 +386,7 @@ def test_pending_calls_are_bounded_and_free_their_slots() -> None:
     """At most `MAX_PENDING_CALLS` threads wait for slow shards, and a failed call frees its slot."""
     service, pending = SlowService(6.0), list[Callable[[], None]]()
     clients = service.clients(start=pending.append)
-    shards = [CallTimeouts(clients, step=1) for _ in range(MAX_PENDING_CALLS + 1)]
+    shards = [CallTimeouts(clients, first_step=1) for _ in range(MAX_PENDING_CALLS + 1)]
 
     def is_pending(call_timeouts: CallTimeouts) -> bool:
         try:
@@ -402,7 +402,7 @@ def test_pending_calls_are_bounded_and_free_their_slots() -> None:
     for fault in (RuntimeError("can't start new thread"), None):
         clients_with_start = service.clients(start=_raising_start(fault) if fault else at_once)
         for _ in range(MAX_PENDING_CALLS + 1):
-            call_timeouts = CallTimeouts(clients_with_start, step=1)
+            call_timeouts = CallTimeouts(clients_with_start, first_step=1)
             if fault:
                 with pytest.raises(RuntimeError, match="new thread"):
                     call_timeouts.try_call("list_shards")

@@ -168,15 +168,14 @@ def access_by_identity(namespace: str, hub: str, group: str, *, websockets: bool
 
 
 _EXPIRED_MESSAGE = "CBS Authentication Expired"
-"""The message of an error that the client raises, without sending a request, if its token has expired. This happens if
-the process was suspended or the clock was changed, for example."""
+"""The message with which the client raises an error, without sending a request, if its token has expired. For example,
+the process was suspended or the clock was changed."""
 
 
 class LinkTakenOver(SourceUnavailable):
-    """Another reader took over the partition's link.
+    """Another reader opened a link to the partition, which closed our link.
 
-    Another reader closed our link. Either this worker has lost the lease, or the other reader connected without owning
-    it.
+    Either this worker has lost the lease, or the other reader connected without owning it.
     """
 
 

@@ -5,14 +5,14 @@ Only one thread is needed for all partitions of a worker, and events are deliver
 interface would need at least two threads per partition, and would hold events back until the prefetch count is reached.
 The client's own load balancing and checkpoint stores are not used.
 
-On the event loop, a `PartitionReceiver` puts the events of its AMQP link into a small inbox. In the worker's threads, a
-`PartitionReader` takes them from the inbox, drops events that were already processed, and reopens the link after
-faults.
+On the event loop, a `PartitionReceiver` puts the events of its AMQP link (its connection to the partition) into a small
+inbox. In the worker's threads, a `PartitionReader` takes them from the inbox, drops events that were already processed,
+and reopens the link after faults.
 
 Owner levels. Opening a link closes all other links to the partition with a lower or equal owner level. One of them may
-belong to a worker that has taken the lease in the meantime. For example, workers of the Azure SDKs never have a higher
-level than ours. So the first batch of a link reports how long the link took to open, and if another reader closes our
-link, this is reported at once. The caller then checks the lease to see whether it still owns the partition.
+belong to a worker that has taken the lease in the meantime, because workers of the Azure SDKs, for example, never have
+a higher level than ours. So the first batch of a link reports how long the link took to open, and if another reader
+closes our link, this is reported at once. The caller then checks whether it still owns the lease.
 
 Silent links. If no events arrive over a link, the partition may be idle or the link may be dead, because a link is not
 closed when the service or the network hangs. The client's `idle_timeout` cannot tell the difference, because it ignores
@@ -21,8 +21,8 @@ partition over a separate connection. If the link has already delivered that eve
 within `PROBE_TIMEOUT_SECONDS`, the reader reports a fault. If the link does not deliver that event within
 `DELIVERY_SECONDS`, the reader reopens the link.
 
-Default group. The default consumer group is `$Default`. A shell expands this name as a variable, unless the URL is in
-single quotes: `'eventhubs://namespace/hub?group=$Default'`. The option `group` can also be omitted.
+Default group. The default consumer group is `$Default`. A shell expands this name as a variable unless the URL is in
+single quotes, as in `'eventhubs://namespace/hub?group=$Default'`. The option `group` can also be omitted.
 """
 
 import asyncio
@@ -139,13 +139,13 @@ class BackgroundLoop:
         self._thread.join(CLOSE_SECONDS)
 
     def _on_error(self, fault: BaseException) -> None:
-        # Store the error, so that each later call raises it, the shards are released and the run ends.
+        # Store the error. Each later call raises it, so the shards are released and the run ends.
         self._fault = fault
 
     def _run(self) -> None:
         self._loop.run_forever()
-        # Cancel the client's tasks twice. After the first time it closes its links, and after the second it abandons
-        # those that hang.
+        # Cancel the client's tasks twice. The first cancellation makes the client close its links. The second one ends
+        # tasks in which closing a link hangs.
         for _ in range(2):
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
@@ -238,7 +238,7 @@ class PartitionReceiver:
         return self._fault
 
     def close(self) -> None:
-        """Give up the link, without waiting for it to close."""
+        """Start to close the link, without waiting until it is closed."""
         self._closed = True
         self._receiver_future.cancel()
         self._wake_if_waiting()
@@ -263,7 +263,7 @@ class PartitionReceiver:
             self._fault = self._fault or error
 
     async def _on_events(self, _context: object, events: list[EventData]) -> None:
-        # Create the records here, because the events are still in the CPU cache, and this thread is busy in any case.
+        # Create the records here, while the events are still in the CPU cache.
         self._inbox.append([convert_event(event) for event in events])
         self._received_count += len(events)
         # While this coroutine waits, the client receives no more events than its link credit allows. This limits the
@@ -361,7 +361,7 @@ class PartitionReader:
         return self._make_empty_batch() if fault is None else self._close_and_retry_later(fault)
 
     def close(self) -> None:
-        """Give up the link."""
+        """Close the link."""
         if self._probe is not None:
             self._probe.cancel()
             self._probe = None
@@ -390,8 +390,7 @@ class PartitionReader:
                     self._last_number,
                 )
             last_record = records[-1]
-            # Drop duplicates written by Spark sinks, and add the state of deduplication to the tokens of the other
-            # events.
+            # Drop duplicates written by Spark sinks, and add the deduplication state to the tokens of the other events.
             kept_records = list[Record]()
             for record in records:
                 tag = read_tag(record.event)
@@ -406,7 +405,7 @@ class PartitionReader:
                 evolve(last_record.position, token=token),
             )
         self._next_pause = IDLE_SECONDS
-        # The age of the last event read, by this machine's clock.
+        # Use the age of the last event that was read, by this machine's clock.
         last_arrived = arrived_records[-1].arrived
         self._behind_seconds = None if last_arrived is None else max(0.0, time.time() - last_arrived)
         self._note_response(self._clock())
@@ -518,7 +517,7 @@ _WRONG_STREAM_MESSAGE = (
 
 
 class EventHubsSource:
-    """An event hub as a consumer group reads it.
+    """Reads an event hub for a consumer group.
 
     Args:
         access: How to connect to the hub.
@@ -559,7 +558,7 @@ class EventHubsSource:
         return tuple(Shard(partition_id, stream=self.stream) for partition_id in partition_ids)
 
     def incarnation(self) -> str:
-        """Return the namespace, hub and group, and the hub's creation time as of the last listing."""
+        """Return the namespace, hub and group, and the hub's creation time according to the last listing."""
         return "" if self._created is None else f"{self.stream}:{int(self._created.timestamp())}"
 
     def gone(self, shard: str) -> bool:

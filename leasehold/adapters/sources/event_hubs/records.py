@@ -18,7 +18,7 @@ OFFSET_ANNOTATION = b"x-opt-offset"
 def convert_event(event: EventData) -> Record:
     """Convert an event into a record, which also contains the event.
 
-    Any content that a sender may have written is accepted, because a reader could never get past an event that it
+    Any content that a sender may have written is accepted, because a reader could never continue after an event that it
     rejects.
 
     Raises:
@@ -46,7 +46,7 @@ def convert_event(event: EventData) -> Record:
 
 
 TAG = "leasehold"
-"""The application property that contains the tag of a Spark sink, by which readers detect duplicates."""
+"""The name of the application property with the tag of a Spark sink, by which readers detect duplicates."""
 _TAG = TAG.encode()
 
 

@@ -1,8 +1,8 @@
-"""Reads one shard by enhanced fan-out: the service pushes records, and each consumer has its own 2 MiB/s.
+"""Reads one shard by enhanced fan-out, in which the service pushes records, and each consumer has its own 2 MiB/s.
 
 All readers of a stream share one registered consumer. It is looked up by name, and registered if it does not exist. A
-stream can have 20 consumers (50 in the most expensive mode of Kinesis). If a stream has no room for ours, the readers
-poll instead.
+stream can have 20 consumers (50 in the most expensive mode of Kinesis). If our consumer cannot be registered because of
+this limit, the readers poll instead.
 
 Each subscribed shard has its own thread, outside the pool that dispatches records. boto3 can read an event stream only
 by blocking for up to five minutes, so in the pool forty waiting shards would occupy every thread. The shard's thread
@@ -11,7 +11,8 @@ buffers a few events until the reader takes them.
 Rule 1: A subscription lasts five minutes at most. The next one starts AT the continuation number of the last event
 taken, and records already returned are dropped, so there are neither gaps nor duplicates.
 
-Rule 2: Two subscriptions to a shard start at least five seconds apart, because the service rejects an earlier one.
+Rule 2: Two subscriptions to a shard start at least five seconds apart, because the service would reject the second one
+earlier.
 
 Rule 3: A shard has ended when an event contains its child shards and no records, or no continuation number. The end of
 a connection does not mean that the shard has ended.
@@ -112,7 +113,7 @@ class SubscriptionReceiver:
             if self._closed.is_set():  # closed during the request
                 return
             for event in stream:
-                # While this thread waits for a slot, it reads nothing from the connection, so the service stops
+                # While this thread waits for a free slot, it does not read from the connection, so the service stops
                 # sending.
                 self._free_slots.acquire()
                 if self._closed.is_set():
@@ -172,7 +173,7 @@ class StreamConsumer:
         self._lock = Lock()
 
     def find_arn(self) -> str | None:
-        """Return the ARN of the consumer, or None if the stream has no room for it, so that readers have to poll.
+        """Return the ARN of the consumer, or None if the stream has too many consumers, so that readers have to poll.
 
         Raises:
             NotActiveYet: If the consumer is still being registered.
@@ -319,7 +320,7 @@ class FanOut(Poller):
                 "MillisBehindLatest": event.get("MillisBehindLatest"),
                 "ChildShards": children,
             }
-            # The form of a GetRecords response.
+            # Return it in the form of a GetRecords response.
             return cast(
                 "GetRecordsOutputTypeDef",
                 response_body | {"NextShardIterator": None if has_shard_ended else self._continuation},

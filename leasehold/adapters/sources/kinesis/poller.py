@@ -172,12 +172,14 @@ class Unpacker:
             for index in range(len(rows)):
                 self._unpack_whole(rows, index)
             return
-        for aggregates, group in groupby(range(len(rows)), lambda index: rows.payloads[index].startswith(MAGIC)):
-            if aggregates or self.skip_through is not None:
-                for index in group:
+        for are_aggregates, row_indexes in groupby(
+            range(len(rows)), lambda index: rows.payloads[index].startswith(MAGIC)
+        ):
+            if are_aggregates or self.skip_through is not None:
+                for index in row_indexes:
                     self._unpack_aggregate(rows, index)
             else:
-                indexes = [*group]
+                indexes = [*row_indexes]
                 self._unpack_plain(rows, indexes[0], indexes[-1] + 1)
 
     def _unpack_plain(self, rows: RowColumns, begin: int, end: int) -> None:

@@ -1,8 +1,8 @@
 """Stores the records of Kinesis responses in columns, marks records, and reads listings of shards.
 
 A response may contain hundreds of thousands of user records. Creating an object for each would take most of the time
-and memory of a read, and would start the garbage collector often, because it counts objects that are created and not
-freed. So records stay in columns and aggregates until the caller iterates over them.
+and memory of a read. It would also trigger the garbage collector often, because that depends on how many objects are
+created and not freed. So records stay in columns and aggregates until the caller iterates over them.
 
 A mark identifies a record by its producer and a counter, so that a reader can recognize duplicates. Duplicates occur
 because a producer must repeat a request that had no response, although the service may have carried it out. A producer
@@ -113,7 +113,7 @@ _make_record = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.
 """Creates a record from its fields. Calling `Record` takes twice as long, because it has keywords and defaults."""
 
 RecordsPart = Union["RecordColumns", "LocatedRecords"]
-"""A run of adjacent user records."""
+"""Adjacent user records, in one of two forms."""
 
 
 class RecordColumns:
@@ -202,8 +202,8 @@ class TokenedColumns(RecordColumns):
 class KinesisRecords(Sequence[Record]):
     """A sequence of user records.
 
-    It is equal to any sequence of the same records. A slice is also a KinesisRecords. It keeps whole aggregates in
-    memory, while a single record does not.
+    It is equal to any sequence of the same records. A slice is also a KinesisRecords, and keeps whole aggregates in
+    memory. A single record does not.
     """
 
     __slots__ = ("_ends", "_parts")
@@ -278,7 +278,7 @@ MARK_BYTES = _MARK_STRUCT.size
 """The number of bytes that a mark adds to a record."""
 
 EPOCH_LIMIT = 1 << 64
-"""The upper limit of epochs. Each epoch is smaller than this."""
+"""The upper limit of epochs, which all epochs are below."""
 
 
 @frozen

@@ -101,13 +101,13 @@ class PolledStream:
             )
             if not is_missing:
                 raise
-            # The error is the same if the whole stream is gone, but in this case `shards` raises, so no lease is
+            # If the whole stream no longer exists, the error is the same, but then `shards` raises, so no lease is
             # deleted.
             return all(listed_shard.id != shard for listed_shard in self.shards())
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
-        """Estimate the service's time, never too late, because the service rejects start times in the future."""
+        """Estimate the service's time. It must not be too late, because start times in the future are rejected."""
         if self._server_clock_offset is None:
             self.shards()
         return at_timestamp(int((self._clock() + (self._server_clock_offset or 0.0)) * 1000))
@@ -267,7 +267,7 @@ class KinesisSource(PolledStream):
             whole_aggregates=self._whole_aggregates,
             rewind=self._rewind,
             pace=PollPace(self._poll_seconds),
-            timeouts=CallTimeouts(self._clients, step=self._timeouts.longest_step),
+            timeouts=CallTimeouts(self._clients, first_step=self._timeouts.longest_step),
             max_records=self._max_records,
         )
 

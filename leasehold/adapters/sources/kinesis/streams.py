@@ -1,7 +1,7 @@
-"""A source of several Kinesis streams, like the KCL's multi-stream mode: one worker and one table for many streams.
+"""A source of several Kinesis streams, with one worker and one lease table, like the KCL's multi-stream mode.
 
-A lease key is `account:stream:creationEpoch:shardId`, and the lease's stream is this key without the shard id. So a
-stream that was deleted and recreated counts as another stream.
+A lease key is `account:stream:creationEpoch:shardId`. The lease's stream is the key without the shard id, so a stream
+that was deleted and recreated counts as another stream.
 """
 
 import logging
@@ -70,7 +70,7 @@ class KinesisStreams:
                 permanent error is also raised, because its name is probably wrong.
         """
         resolve_faults = self._resolve_identities()
-        # A recreated stream counts as another stream, although its shards have the same ids as before.
+        # A recreated stream counts as another stream, although its shard ids are the same as before.
         for previous_identity, source in tuple(self._sources.items()):
             try:
                 identity = source.incarnation() or previous_identity

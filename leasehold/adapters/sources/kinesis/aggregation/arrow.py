@@ -28,9 +28,9 @@ except ImportError:  # librt is missing, or has another version than at compile 
 
 _DIGEST_BYTES = 16
 _FRAME_BYTES = len(MAGIC) + _DIGEST_BYTES
-_BODY = slice(len(MAGIC), -_DIGEST_BYTES)
+_MESSAGE_SLICE = slice(len(MAGIC), -_DIGEST_BYTES)
 _MAX_BYTES = 1 << 31
-_USE_SPANS = COMPILED and Spans is not None  # uncompiled, it takes twice as long as creating objects
+_CAN_USE_SPANS = COMPILED and Spans is not None  # uncompiled, it takes twice as long as creating objects
 
 SCHEMA = pa.schema(
     [
@@ -43,8 +43,8 @@ SCHEMA = pa.schema(
 )
 """`record` is the index of the Kinesis record."""
 
-_CAST = pc.get_function("cast")
-_NULLS = pa.nulls(1 << 16, pa.string())  # enough rows for most batches, created once
+_CAST_FUNCTION = pc.get_function("cast")
+_NULL_STRINGS = pa.nulls(1 << 16, pa.string())  # enough rows for most batches, created once
 _TO_BINARY = pc.CastOptions.safe(pa.binary())
 
 
@@ -97,14 +97,13 @@ def split_rows_and_deaggregated(
 def _locate_rows(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[pa.RecordBatch | None, Sequence[int]]:
     """Return the rows of all aggregates in the common form, and the indexes of all other records."""
     all_indexes = range(len(records))
-    if not _USE_SPANS:
+    if not _CAN_USE_SPANS:
         return None, all_indexes
-    # Check all digests first. Alternating between digests and spans would make both slower, because caches would be
-    # cold.
+    # Check all digests first. Alternating between digests and spans would make both slower, because of cache misses.
     have_right_digest = [
         data.startswith(MAGIC)
         and len(data) > _FRAME_BYTES
-        and data.endswith(hashlib.md5(memoryview(data)[_BODY], usedforsecurity=False).digest())
+        and data.endswith(hashlib.md5(memoryview(data)[_MESSAGE_SLICE], usedforsecurity=False).digest())
         for data in records
     ]
     spans = Spans()
@@ -125,8 +124,8 @@ def _locate_rows(records: Sequence[bytes], hash_range: HashRange | None) -> tupl
         _make_column(pa.int32(), row_count, pa.py_buffer(spans.record_indexes.getvalue())),
         _make_column(pa.int32(), row_count, pa.py_buffer(spans.subs.getvalue())),
         _make_column(pa.string(), row_count, key_ends, keys),
-        _NULLS.slice(0, row_count) if row_count <= len(_NULLS) else pa.nulls(row_count, pa.string()),
-        _CAST.call([_make_column(pa.binary_view(), row_count, *views)], _TO_BINARY),
+        _NULL_STRINGS.slice(0, row_count) if row_count <= len(_NULL_STRINGS) else pa.nulls(row_count, pa.string()),
+        _CAST_FUNCTION.call([_make_column(pa.binary_view(), row_count, *views)], _TO_BINARY),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), other_indexes
 

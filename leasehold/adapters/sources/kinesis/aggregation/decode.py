@@ -4,7 +4,7 @@ A Kinesis record is either returned unchanged (`aggregated` is False) or split i
 records silently, but here every result contains a reason and a count.
 
 By default, our results differ from the KCL's in one case. While a shard splits or merges, an aggregate may be written
-to a shard to which only some of its user records belong. The KCL drops the whole aggregate. However, the KPL considers
+to a shard to which only some of its user records belong. The KCL drops the whole aggregate, although the KPL considers
 the user records that belong to the shard to be written, and sends only the others again. So we keep the records that
 belong to the shard.
 """
@@ -31,7 +31,7 @@ MAGIC = b"\xf3\x89\x9a\xc2"
 """The first four bytes of an aggregated record. The message and its MD5 (16 bytes) follow."""
 
 _DIGEST_BYTES = 16
-_LOCATE = COMPILED and locate is not None  # uncompiled, it takes longer than creating all records
+_CAN_LOCATE = COMPILED and locate is not None  # uncompiled, it takes longer than creating all records
 
 UserRecordRow = tuple[str | None, str | None, bytes]
 """Partition key, explicit hash key or None, data. The partition key is None only for a record returned unchanged."""
@@ -59,7 +59,7 @@ class Reason(StrEnum):
     OUT_OF_RANGE = "out-of-range"  # a record's hash key is not in the shard's range: drop that record, or all
 
 
-MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
+MALFORMED_REASONS = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
 """The reasons for which strict mode raises."""
 
 
@@ -115,7 +115,7 @@ class UserRecords:
     @property
     def aggregated(self) -> bool:
         """Whether the Kinesis record was an aggregate, and not returned unchanged."""
-        return self.reason not in _UNCHANGED
+        return self.reason not in _UNCHANGED_REASONS
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -127,7 +127,7 @@ class UserRecords:
         return map(UserRecord, self.payloads, self.keys, self.hash_keys, self.subs)
 
 
-_UNCHANGED = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
+_UNCHANGED_REASONS = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
 
 
 def deaggregate(
@@ -152,14 +152,14 @@ def deaggregate(
         strict: Whether to raise for malformed aggregates.
 
     Raises:
-        MalformedAggregate: In strict mode, for the reasons in `MALFORMED`.
+        MalformedAggregate: In strict mode, for the reasons in `MALFORMED_REASONS`.
     """
     message = _parse_message(data)
     if isinstance(message, Message):
         user_records = _select_records(message, hash_range, misplaced)
     else:
         user_records = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
-    if strict and user_records.reason in MALFORMED:
+    if strict and user_records.reason in MALFORMED_REASONS:
         raise MalformedAggregate(f"{user_records.reason}: this record starts like an aggregate, but is malformed")
     return user_records
 
@@ -178,7 +178,7 @@ def locate_records(
     Returns:
         The records, or None if this quick check does not prove that all of them would be kept.
     """
-    if not _LOCATE or not data.startswith(MAGIC):
+    if not _CAN_LOCATE or not data.startswith(MAGIC):
         return None
     located = locate(data, len(MAGIC), len(data) - _DIGEST_BYTES)
     if located is None or not _are_all_keys_inside(located[0], hash_range) or not _has_right_digest(data):
@@ -248,12 +248,12 @@ def _select_rows_inside(
     # Cache the result for each pair of keys, because an aggregate may use one very long hash key a million times.
     find_drop_reason = cache(partial(_find_drop_reason, hash_range=hash_range))
     indexes: list[int] = []
-    for sub, row_keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
+    for sub_sequence_number, row_keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
         match find_drop_reason(*row_keys):
             case Reason.BAD_HASH_KEY as bad_key:
                 return indexes, bad_key
             case None:
-                indexes.append(sub)
+                indexes.append(sub_sequence_number)
             case reason_outside if misplaced == "drop":
                 return (), reason_outside
             case reason_outside if reason is Reason.AGGREGATED:

@@ -55,54 +55,56 @@ class Aggregate:
     have only the row number, because a whole tag may be as large as a small record.
     """
 
-    def __init__(self, limit: int, first: int = 0, last: int = (1 << 128) - 1) -> None:
+    def __init__(self, max_bytes: int, first_hash_key: int = 0, last_hash_key: int = (1 << 128) - 1) -> None:
         """Limit the size of data and partition key, as Kinesis counts it, to `limit` bytes."""
-        self._span = b".%x-%x" % (first, last)
+        self._hash_range_suffix = b".%x-%x" % (first_hash_key, last_hash_key)
         self.count = 0
-        self._limit = limit
-        self._keys: dict[str, bytes] = {}  # for each key, the encoded field that refers to it
-        self._hash_keys: dict[str, bytes] = {}
+        self._max_bytes = max_bytes
+        self._key_fields: dict[str, bytes] = {}  # for each key, the encoded field that refers to it
+        self._hash_key_fields: dict[str, bytes] = {}
         self._key_table: list[bytes] = []
         self._hash_key_table: list[bytes] = []
         self._records: list[bytes] = []
         self._body_size = 0
-        self._single_size = 0
+        self._unframed_size = 0
         self._context = b""
-        self._tagged = False
+        self._has_tags = False
 
     @property
     def size(self) -> int:
         """The current size of the Kinesis record, as Kinesis counts it."""
-        return _FRAME_BYTES + self._body_size + len(_OUTER_KEY) if self._is_framed else self._single_size
+        return _FRAME_BYTES + self._body_size + len(_OUTER_KEY) if self._is_framed else self._unframed_size
 
     @property
     def _is_framed(self) -> bool:
-        return self.count > 1 or self._tagged
+        return self.count > 1 or self._has_tags
 
     @property
     def partition_key(self) -> str:
         """The partition key of the Kinesis record, or "" if there are no user records yet."""
-        return _OUTER_KEY if self._is_framed else next(iter(self._keys), "")
+        return _OUTER_KEY if self._is_framed else next(iter(self._key_fields), "")
 
     def add(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, context: bytes = b"", row: int = 0
     ) -> bool:
         """Add a user record. If it does not fit, change nothing and return False."""
-        key_field = self._keys.get(partition_key)
+        key_field = self._key_fields.get(partition_key)
         key_entry = hash_key_entry = hash_key_field = b""
         if key_field is None:
             key_entry = _encode_entry(b"\x0a", partition_key)
-            key_field = b"\x08" + _cached_varint(len(self._keys))
+            key_field = b"\x08" + _cached_varint(len(self._key_fields))
         if explicit_hash_key is not None:
-            known_hash_key_field = self._hash_keys.get(explicit_hash_key)
+            known_hash_key_field = self._hash_key_fields.get(explicit_hash_key)
             if known_hash_key_field is None:
                 hash_key_entry = _encode_entry(b"\x12", explicit_hash_key)
-                known_hash_key_field = b"\x10" + _cached_varint(len(self._hash_keys))
+                known_hash_key_field = b"\x10" + _cached_varint(len(self._hash_key_fields))
             hash_key_field = known_hash_key_field
         record_head = key_field + hash_key_field + b"\x1a" + _cached_varint(len(data))
         record_tag = b""
         if context:
-            tag_value = b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._span)
+            tag_value = (
+                b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._hash_range_suffix)
+            )
             record_tag = (
                 b"\x0a" + _cached_varint(len(TAG_KEY)) + TAG_KEY + b"\x12" + _cached_varint(len(tag_value)) + tag_value
             )
@@ -112,22 +114,22 @@ class Aggregate:
             self._body_size + len(key_entry) + len(hash_key_entry) + len(record_head) + len(data) + len(record_tag)
         )
         if self.count == 0 and not context:
-            self._single_size = len(data) + len(partition_key.encode())
-            if self._single_size > self._limit:
+            self._unframed_size = len(data) + len(partition_key.encode())
+            if self._unframed_size > self._max_bytes:
                 return False
-        elif _FRAME_BYTES + body_size + len(_OUTER_KEY) > self._limit:
+        elif _FRAME_BYTES + body_size + len(_OUTER_KEY) > self._max_bytes:
             return False
         if key_entry:
-            self._keys[partition_key] = key_field
+            self._key_fields[partition_key] = key_field
             self._key_table.append(key_entry)
         if explicit_hash_key is not None and hash_key_entry:
-            self._hash_keys[explicit_hash_key] = hash_key_field
+            self._hash_key_fields[explicit_hash_key] = hash_key_field
             self._hash_key_table.append(hash_key_entry)
         self._records.append(record_head)
         self._records.append(data)
         if context:
             self._records.append(record_tag)
-            self._tagged = True
+            self._has_tags = True
         self._context = context  # after a record without a tag, the next tag must be a whole tag
         self._body_size = body_size
         self.count += 1

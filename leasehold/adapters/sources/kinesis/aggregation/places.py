@@ -20,7 +20,7 @@ _RECORD: Final = 0x1A
 _KEY_INDEX: Final = 0x08
 _DATA: Final = 0x1A
 
-_NEW: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because it has keywords and defaults
+_new_tuple: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because it has keywords and defaults
 _RECORD_TYPE: Final[Any] = Record
 
 
@@ -60,13 +60,13 @@ class LocatedRecords:
 
     def copy_to(self, payloads: list[bytes], keys: list[str | None]) -> None:
         """Append the data and the partition key of each user record to these columns."""
-        record, table, locations = self.record, self.keys, self.locations
+        record, key_table, locations = self.record, self.keys, self.locations
         offset: i64 = 0
         while offset < len(locations):
             entry: i64 = read_i64_le(locations, offset)
             begin: i64 = entry & 0xFFFF_FFFF
             payloads.append(record[begin : begin + (entry >> 32 & 0xFFFF)])
-            keys.append(table[entry >> 48])
+            keys.append(key_table[entry >> 48])
             offset += 8
 
 
@@ -80,22 +80,22 @@ class LocatedRecordIterator:
         self.number = located.number
         self.arrived = located.arrived
         self.sub: i64 = located.first
-        self.at: i64 = 0
+        self.offset: i64 = 0
 
     def __iter__(self) -> "LocatedRecordIterator":
         return self
 
     def __next__(self) -> object:
-        offset = self.at
+        offset = self.offset
         if offset >= len(self.locations):
             raise StopIteration
         entry: i64 = read_i64_le(self.locations, offset)
         begin: i64 = entry & 0xFFFF_FFFF
         data = self.record[begin : begin + (entry >> 32 & 0xFFFF)]
         row: object = (data, self.number, int(self.sub), self.keys[entry >> 48], None, self.arrived, True, "", None)
-        self.at = offset + 8
+        self.offset = offset + 8
         self.sub += 1
-        item: object = _NEW(_RECORD_TYPE, row)
+        item: object = _new_tuple(_RECORD_TYPE, row)
         return item
 
 

@@ -25,20 +25,20 @@ _LOW_64: Final = 0xFFFF_FFFF_FFFF_FFFF
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 
 # Wire types: the low three bits of a tag.
-_VARINT: Final = 0
+_VARINT_TYPE: Final = 0
 _EIGHT_BYTES: Final = 1
-_SIZED: Final = 2
+_LENGTH_DELIMITED: Final = 2
 _GROUP: Final = 3
 _GROUP_END: Final = 4
 _FOUR_BYTES: Final = 5
 
 # Tags: field number * 8 + wire type.
-_KEY: Final = 0x0A  # AggregatedRecord.partition_key_table
-_HASH_KEY: Final = 0x12  # AggregatedRecord.explicit_hash_key_table
-_RECORD: Final = 0x1A  # AggregatedRecord.records
+_KEY_TABLE_TAG: Final = 0x0A  # AggregatedRecord.partition_key_table
+_HASH_KEY_TABLE_TAG: Final = 0x12  # AggregatedRecord.explicit_hash_key_table
+_RECORD_TAG: Final = 0x1A  # AggregatedRecord.records
 _KEY_INDEX: Final = 0x08  # Record.partition_key_index
 _HASH_KEY_INDEX: Final = 0x10  # Record.explicit_hash_key_index
-_DATA: Final = 0x1A  # Record.data
+_DATA_TAG: Final = 0x1A  # Record.data
 _TAG: Final = 0x22  # Record.tags
 _TAG_KEY: Final = 0x0A  # Tag.key
 _TAG_VALUE: Final = 0x12  # Tag.value
@@ -111,32 +111,32 @@ def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, is_fi
     keys, hash_keys = message.keys, message.hash_keys
     unresolved_count = 0
     while offset < end:
-        if is_first_pass and body[offset] != _RECORD:
-            offset = _parse_common_entries(body, offset, end, _KEY, keys)
-            offset = _parse_common_entries(body, offset, end, _HASH_KEY, hash_keys)
+        if is_first_pass and body[offset] != _RECORD_TAG:
+            offset = _parse_common_entries(body, offset, end, _KEY_TABLE_TAG, keys)
+            offset = _parse_common_entries(body, offset, end, _HASH_KEY_TABLE_TAG, hash_keys)
         if not unresolved_count:
             offset = _parse_common_records(body, offset, end, message)
         if offset == end:
             break
         tag, offset = _read_tag(body, offset)
-        if tag not in (_RECORD, _KEY, _HASH_KEY):
+        if tag not in (_RECORD_TAG, _KEY_TABLE_TAG, _HASH_KEY_TABLE_TAG):
             offset = _skip_field(body, offset, end, tag, _MAX_DEPTH)
             continue
         offset, stop = _read_span(body, offset, end)
-        if tag == _RECORD:
-            key, hash_key, first, last, tag_first, tag_last = _parse_record(body, offset, stop)
+        if tag == _RECORD_TAG:
+            key_index, hash_key_index, data_begin, data_end, tag_begin, tag_end = _parse_record(body, offset, stop)
             # After a record that cannot be resolved, the others are only counted and validated.
-            if unresolved_count or key >= len(keys) or hash_key >= len(hash_keys):
+            if unresolved_count or key_index >= len(keys) or hash_key_index >= len(hash_keys):
                 unresolved_count += 1
             else:
-                message.row_keys.append(keys[key])
-                message.row_hash_keys.append(hash_keys[hash_key] if hash_key >= 0 else None)
-                message.payloads.append(body[first:last])
-                if tag_first >= 0:
+                message.row_keys.append(keys[key_index])
+                message.row_hash_keys.append(hash_keys[hash_key_index] if hash_key_index >= 0 else None)
+                message.payloads.append(body[data_begin:data_end])
+                if tag_begin >= 0:
                     message.tags += [b""] * (len(message.payloads) - 1 - len(message.tags))
-                    message.tags.append(body[tag_first:tag_last])
+                    message.tags.append(body[tag_begin:tag_end])
         elif is_first_pass:
-            (keys if tag == _KEY else hash_keys).append(_decode_utf8(body[offset:stop]))
+            (keys if tag == _KEY_TABLE_TAG else hash_keys).append(_decode_utf8(body[offset:stop]))
         offset = stop
     if message.tags:
         message.tags += [b""] * (len(message.payloads) - len(message.tags))
@@ -166,7 +166,7 @@ def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -
     keys, hash_keys = message.keys, message.hash_keys
     row_keys, row_hash_keys, payloads = message.row_keys, message.row_hash_keys, message.payloads
     hash_key_index = -1
-    while begin < end and body[begin] == _RECORD:
+    while begin < end and body[begin] == _RECORD_TAG:
         size, offset = body[begin + 1], begin + 2
         if size >= _CONTINUATION_BIT:
             size, offset = size - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
@@ -181,7 +181,7 @@ def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -
             hash_key_index, offset = body[offset + 1], offset + 2
             if hash_key_index >= _CONTINUATION_BIT:
                 hash_key_index, offset = hash_key_index - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
-        if body[offset] != _DATA:
+        if body[offset] != _DATA_TAG:
             break
         length, offset = body[offset + 1], offset + 2
         if length >= _CONTINUATION_BIT:
@@ -223,14 +223,14 @@ def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, in
         elif tag == _HASH_KEY_INDEX:
             hash_key_index, offset = _read_varint(body, offset)
             hash_key_index &= _LOW_32
-        elif tag == _DATA:
+        elif tag == _DATA_TAG:
             data_begin, data_end = _read_span(body, offset, end)
             offset = data_end
         elif tag == _TAG:
             begin, offset = _read_span(body, offset, end)
-            value_first, value_last = _find_our_tag(body, begin, offset)
-            if value_first >= 0:
-                tag_begin, tag_end = value_first, value_last
+            value_begin, value_end = _find_our_tag(body, begin, offset)
+            if value_begin >= 0:
+                tag_begin, tag_end = value_begin, value_end
         else:
             offset = _skip_field(body, offset, end, tag, _MAX_DEPTH - 1)
     if offset > end or key_index < 0 or data_begin < 0:  # a number ran past the end, or a required field is missing
@@ -262,9 +262,9 @@ def _skip_field(body: bytes, offset: int, end: int, tag: int, depth: int) -> int
     wire_type = tag & 7
     if wire_type == _GROUP:
         return _skip_group(body, offset, end, tag, depth)
-    if wire_type == _VARINT:
+    if wire_type == _VARINT_TYPE:
         offset = _read_varint(body, offset)[1]
-    elif wire_type == _SIZED:
+    elif wire_type == _LENGTH_DELIMITED:
         offset = _read_span(body, offset, end)[1]
     elif wire_type == _EIGHT_BYTES:
         offset += 8

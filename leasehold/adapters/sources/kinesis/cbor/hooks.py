@@ -1,4 +1,4 @@
-"""Hooks into a boto3 client that send requests in CBOR and parse the records of responses.
+"""Provides hooks for a boto3 client, which send its requests in CBOR and parse the records in responses.
 
 Credentials, signing, endpoints, retries, proxies and errors are left to boto3. Only the records, which make up most of
 a response, are parsed here, by compiled libraries. The rest of a response is passed to boto3 as JSON, so that boto3
@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
 
-CBOR = "application/x-amz-cbor-1.1"
+CBOR_CONTENT_TYPE = "application/x-amz-cbor-1.1"
 
 Row = dict[str, Any]
 """A record as the service sends it, but with bytes as its data. Its time is a number (see `parse_record_time`)."""
@@ -190,7 +190,7 @@ def _encode_base64(value: object) -> str:
     raise TypeError(type(value).__name__)
 
 
-_MESSAGE_BYTES = 25 << 20  # the maximum; the limits of the service are lower
+_MAX_MESSAGE_BYTES = 25 << 20  # the maximum; the limits of the service are lower
 _PRELUDE_BYTES = 12  # the length of the message, the length of its headers, and a checksum of both
 
 
@@ -198,16 +198,16 @@ class Subscription:
     """The events of a subscription, in boto3's form.
 
     Args:
-        raw: The body of the response, which is read as it arrives.
+        response_body: The body of the response, which is read as it arrives.
         on_unreadable: Called with the reason if an event in CBOR cannot be parsed.
 
     Raises:
         ResponseParserError: If the body does not start like a subscription, as in boto3.
     """
 
-    def __init__(self, raw: Any, on_unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
-        self._raw_stream, self._on_unreadable = raw, on_unreadable
-        self._messages = _read_messages(raw)
+    def __init__(self, response_body: Any, on_unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
+        self._raw_stream, self._on_unreadable = response_body, on_unreadable
+        self._messages = _read_messages(response_body)
         first_message = next(self._messages, None)
         if first_message is None or _read_headers(first_message).get(":event-type") != "initial-response":
             raise ResponseParserError("First event was not of type initial-response")
@@ -235,7 +235,7 @@ class Subscription:
 
 
 class InitialResponse:
-    """A body that looks to boto3 like the beginning of a subscription in JSON. We parse the real body."""
+    """A body that boto3 takes for the beginning of a subscription in JSON. We parse the real body ourselves."""
 
     def stream(self) -> list[bytes]:
         """Return the whole body as one chunk."""
@@ -250,20 +250,20 @@ def _read_headers(message: EventStreamMessage) -> dict[str, Any]:
     return dict(headers)
 
 
-def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
+def _read_messages(response_body: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
     """Yield each message when it is complete.
 
     Botocore's buffer validates the messages. It receives only complete messages, because it copies its content with
     each chunk.
     """
-    buffer, received, needed_bytes = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
-    if (deadline := response_with_deadline(raw)) is not None:
+    buffer, received_bytes, needed_bytes = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
+    if (deadline := response_with_deadline(response_body)) is not None:
         deadline.restart()
-    for chunk in raw.stream():
-        received.write(chunk)
-        if received.tell() < needed_bytes:
+    for chunk in response_body.stream():
+        received_bytes.write(chunk)
+        if received_bytes.tell() < needed_bytes:
             continue
-        data, begin = received.getvalue(), 0
+        data, begin = received_bytes.getvalue(), 0
         while (needed_bytes := _find_message_size(data, begin)) <= len(data) - begin:
             buffer.add_data(data[begin : begin + needed_bytes])
             try:
@@ -275,8 +275,8 @@ def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  a
                 ) from error
             yield from messages
             begin += needed_bytes
-        received = io.BytesIO()
-        received.write(data[begin:])
+        received_bytes = io.BytesIO()
+        received_bytes.write(data[begin:])
         if deadline is not None:  # start a new deadline for each event, so that only the time spent reading counts
             deadline.restart()
 
@@ -289,7 +289,7 @@ def _find_message_size(data: bytes, begin: int) -> int:
     size = int.from_bytes(prelude[:4])
     # Any other size means that the message is damaged. With a size of 0 the caller would loop forever, and with a huge
     # size it would buffer the whole stream.
-    return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
+    return size if _PRELUDE_BYTES < size <= _MAX_MESSAGE_BYTES else _PRELUDE_BYTES
 
 
 def _convert_error(message: EventStreamMessage) -> Any:  # noqa: ANN401  like the error of a service
@@ -311,19 +311,19 @@ _INITIAL_PRELUDE = pack(">II", len(_INITIAL_HEADERS) + 2 + 16, len(_INITIAL_HEAD
 _INITIAL = _INITIAL_PRELUDE + pack(">I", crc32(_INITIAL_PRELUDE)) + _INITIAL_HEADERS + b"{}"
 _INITIAL += pack(">I", crc32(_INITIAL))
 
-JSON = "application/x-amz-json-1.1"
-REFUSED = 300  # this status and all higher ones
-_UNDERSTOOD = (
+JSON_CONTENT_TYPE = "application/x-amz-json-1.1"
+FIRST_ERROR_STATUS = 300  # this status and all higher ones
+_UNDERSTOOD_CODES = (
     THROTTLED | TRANSIENT_CODES | CREDENTIALS_CODES | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
 )
-"""Errors that show that the service understood the request."""
+"""The codes of errors that show that the service understood the request."""
 
 EventFields = dict[str, Any]
 """The part of a boto3 event that its handlers may change."""
 
 Handlers = dict[str, tuple[Callable[..., None], Callable[..., None]]]
 
-UNREADABLE, _RETRIED_IN_JSON = "Unread", "leasehold repeats in JSON"
+UNREADABLE_KEY, _JSON_RETRY_KEY = "Unread", "leasehold repeats in JSON"
 
 
 class CborHooks:
@@ -363,7 +363,7 @@ class CborHooks:
         # Send timestamps in JSON, because no local service let us verify their encoding in CBOR.
         if self._use_cbor and b"Timestamp" not in params["body"]:
             params["body"] = convert_json_to_cbor(params["body"])
-            params["headers"]["Content-Type"] = CBOR
+            params["headers"]["Content-Type"] = CBOR_CONTENT_TYPE
 
     def _decode_response(
         self, response_dict: EventFields, customized_response_dict: EventFields, **_event: object
@@ -375,7 +375,7 @@ class CborHooks:
             rows, response_dict["body"] = split_response(body, cbor=is_cbor(content_type))
         except UnreadableBody as error:
             if is_cbor(content_type):  # boto3 may still understand JSON
-                customized_response_dict[UNREADABLE], response_dict["body"] = str(error), b"{}"
+                customized_response_dict[UNREADABLE_KEY], response_dict["body"] = str(error), b"{}"
             return
         customized_response_dict["Records"] = rows
 
@@ -390,19 +390,23 @@ class CborHooks:
         """Return 0 to repeat the request in JSON without waiting, or None to let boto3 decide about a retry."""
         if response is None:
             return None
-        http_response, parsed = response
-        error_code = parsed.get("Error", {}).get("Code")
+        http_response, parsed_response = response
+        error_code = parsed_response.get("Error", {}).get("Code")
         if not is_cbor(request_dict["headers"]["Content-Type"]):
-            reason, first_code = request_dict["context"].pop(_RETRIED_IN_JSON, ("", error_code))
+            reason, first_code = request_dict["context"].pop(_JSON_RETRY_KEY, ("", error_code))
             if error_code != first_code and http_response.status_code < SERVER_ERROR_STATUS:
                 self._use_json_from_now_on(reason)
-        elif UNREADABLE in parsed:
-            return _retry_in_json(request_dict, f"its response cannot be read: {parsed[UNREADABLE]}", UNREADABLE)
-        elif is_cbor(http_response.headers.get("content-type")) or getattr(parsed.get("EventStream"), "cbor", False):
+        elif UNREADABLE_KEY in parsed_response:
+            return _retry_in_json(
+                request_dict, f"its response cannot be read: {parsed_response[UNREADABLE_KEY]}", UNREADABLE_KEY
+            )
+        elif is_cbor(http_response.headers.get("content-type")) or getattr(
+            parsed_response.get("EventStream"), "cbor", False
+        ):
             self._confirmed_operations.add(operation.name)
-        elif http_response.status_code < REFUSED:
+        elif http_response.status_code < FIRST_ERROR_STATUS:
             self._use_json_from_now_on("it responds in JSON")
-        elif operation.name not in self._confirmed_operations and error_code not in _UNDERSTOOD:
+        elif operation.name not in self._confirmed_operations and error_code not in _UNDERSTOOD_CODES:
             return _retry_in_json(
                 request_dict, f"it was rejected: {http_response.status_code} {error_code}", error_code
             )
@@ -417,7 +421,7 @@ class CborHooks:
 
 def is_error_response(response: EventFields) -> bool:
     """Return whether the response is an error, after converting its body to JSON for boto3."""
-    is_error: bool = response["status_code"] >= REFUSED
+    is_error: bool = response["status_code"] >= FIRST_ERROR_STATUS
     if is_error and response["body"] and is_cbor(response["headers"].get("content-type")):
         try:
             response["body"] = convert_cbor_to_json(response["body"])
@@ -428,12 +432,12 @@ def is_error_response(response: EventFields) -> bool:
 
 def _retry_in_json(request: dict[str, Any], reason: str, code: str | None) -> int:
     request["body"] = convert_cbor_to_json(request["body"])
-    request["headers"]["Content-Type"] = JSON
-    request["context"][_RETRIED_IN_JSON] = reason, code
+    request["headers"]["Content-Type"] = JSON_CONTENT_TYPE
+    request["context"][_JSON_RETRY_KEY] = reason, code
     return 0
 
 
-_WITHHELD = "leasehold keeps the records"
+_WITHHELD_ROWS_KEY = "leasehold keeps the records"
 _PLACEHOLDER = [{"Data": b"", "PartitionKey": "-"}]
 
 
@@ -469,13 +473,13 @@ class ProducerCborHooks(CborHooks):
             return None
         if not rows or not all(isinstance(row["Data"], bytes) for row in rows):  # boto3 raises the right error
             return None
-        context[_WITHHELD] = rows
+        context[_WITHHELD_ROWS_KEY] = rows
         return {**params, "Records": _PLACEHOLDER}
 
     def _encode_rows(self, params: EventFields, context: EventFields, **_event: object) -> None:
-        if (rows := context.get(_WITHHELD)) is not None:
+        if (rows := context.get(_WITHHELD_ROWS_KEY)) is not None:
             params["body"] = encode_cbor({**orjson.loads(params["body"]), "Records": rows})
-            params["headers"]["Content-Type"] = CBOR
+            params["headers"]["Content-Type"] = CBOR_CONTENT_TYPE
 
     def _convert_response(
         self, response_dict: EventFields, customized_response_dict: EventFields, **_event: object
@@ -486,14 +490,14 @@ class ProducerCborHooks(CborHooks):
         try:
             response_dict["body"] = convert_cbor_to_json(response_dict["body"])
         except UnreadableBody as error:
-            customized_response_dict[UNREADABLE], response_dict["body"] = str(error), b"{}"
+            customized_response_dict[UNREADABLE_KEY], response_dict["body"] = str(error), b"{}"
 
     def _check_format(self, response: Any, request_dict: EventFields, operation: Any, **event: object) -> int | None:  # noqa: ANN401  of boto3
         if operation.name == "PutRecords" and response is not None:
-            http_response, parsed = response
-            if UNREADABLE in parsed:
-                self._use_json_from_now_on(f"its response cannot be read: {parsed[UNREADABLE]}")
-            if UNREADABLE in parsed or http_response.status_code >= SERVER_ERROR_STATUS:
+            http_response, parsed_response = response
+            if UNREADABLE_KEY in parsed_response:
+                self._use_json_from_now_on(f"its response cannot be read: {parsed_response[UNREADABLE_KEY]}")
+            if UNREADABLE_KEY in parsed_response or http_response.status_code >= SERVER_ERROR_STATUS:
                 return None
         return super()._check_format(response, request_dict, operation, **event)
 
@@ -504,21 +508,21 @@ def replace_read_methods(client: "KinesisClient", hooks: CborHooks, arn: str | N
     If `arn` is given, requests contain the stream's ARN.
     """
     arn_parameter = {} if arn is None else {"StreamARN": arn}
-    calls, boto3_method = DirectCalls(client, ["GetRecords"]), client.get_records
+    direct_calls, boto3_method = DirectCalls(client, ["GetRecords"]), client.get_records
 
     def get_records(**parameters: Any) -> Any:  # noqa: ANN401  as boto3
         if not hooks.uses_cbor("GetRecords") or parameters.keys() != {"ShardIterator", "Limit"}:
             return boto3_method(**parameters)
-        return calls.call(
+        return direct_calls.call(
             "GetRecords",
             encode_cbor(parameters | arn_parameter),
-            CBOR,
+            CBOR_CONTENT_TYPE,
             parse=parse_response,
             boto3_call=lambda: boto3_method(**parameters),
             repeatable=True,
         )
 
-    _replace_methods(client, calls, get_records=get_records)
+    _replace_methods(client, direct_calls, get_records=get_records)
 
 
 def replace_put_methods(client: "KinesisClient", hooks: ProducerCborHooks, arn: str | None = None) -> None:
@@ -527,7 +531,7 @@ def replace_put_methods(client: "KinesisClient", hooks: ProducerCborHooks, arn: 
     If `arn` is given, requests contain the stream's ARN in addition to its name.
     """
     arn_parameter = {} if arn is None else {"StreamARN": arn}
-    calls, boto3_method = DirectCalls(client, ["PutRecords"]), client.put_records
+    direct_calls, boto3_method = DirectCalls(client, ["PutRecords"]), client.put_records
 
     def put_records(**parameters: Any) -> Any:  # noqa: ANN401  as boto3
         rows = parameters.get("Records")
@@ -539,16 +543,16 @@ def replace_put_methods(client: "KinesisClient", hooks: ProducerCborHooks, arn: 
             and all(type(row["Data"]) is bytes for row in rows)
         ):
             return boto3_method(**parameters)
-        return calls.call(
+        return direct_calls.call(
             "PutRecords",
             encode_cbor(parameters | arn_parameter),
-            CBOR,
+            CBOR_CONTENT_TYPE,
             parse=_parse_put_response,
             boto3_call=lambda: boto3_method(**parameters),
             repeatable=False,
         )
 
-    _replace_methods(client, calls, put_records=put_records)
+    _replace_methods(client, direct_calls, put_records=put_records)
 
 
 def _parse_put_response(body: bytes | bytearray) -> dict[str, Any] | None:

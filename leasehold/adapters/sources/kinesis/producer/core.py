@@ -1,14 +1,15 @@
 """Decides which records a producer sends next, without reading a clock, starting threads or doing I/O.
 
-The inputs of `Core` are records, responses, listings of shards and the time. Its outputs are requests and the results
-of records. A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate (`Unit`)
-at the rate that the shard accepts (`TokenBucket`). Its result is set once the unit is known to be on the right shard.
+The inputs of `ProducerCore` are records, responses, listings of shards and the time. Its outputs are requests and the
+results of records. A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate
+(`Unit`) at the rate that the shard accepts (`TokenBucket`). Its result is set once the unit is known to be on the right
+shard.
 
 Rule 1: At most one unit per shard is in a request at any time. A rejected unit is sent again before newer records.
 
-Rule 2: If a unit was written to a different shard than intended, it counts as written only if all its records belong to
-that shard. If they do not, the KCL would drop the whole unit, so its records are sent again, in order, to the shards in
-the new map.
+Rule 2: If a unit was written to another shard than intended, it counts as written only if all its records belong to
+that shard. Otherwise, the KCL would drop the whole unit, so its records are sent again, in order, to the shards in the
+new map.
 
 Rule 3: If a shard closes while one of its units is in a request, nothing is sent to its children until that request is
 complete.
@@ -425,7 +426,7 @@ def _mean_or_zero(total: float, count: int) -> float:
 
 
 @define(eq=False)
-class Core:
+class ProducerCore:
     """The state of a producer.
 
     Attributes:
@@ -458,7 +459,7 @@ class Core:
         return not any(shard_queue.queue or shard_queue.unit for shard_queue in queues)
 
     def enqueue_record(self, entry: Entry) -> bool:
-        """Queue a record. Return whether `next_due_at` may now be earlier than before."""
+        """Queue a record. Return whether `next_due_at` may have become earlier."""
         shard_queue = self._find_or_add_shard_queue(self.shards.find_shard(entry.hash_key))
         bytes_queued_before = shard_queue.queued_bytes
         shard_queue.append_newest(entry)
@@ -497,7 +498,7 @@ class Core:
         """Process the outcome of a unit that was sent, and return the results of its records."""
         candidate_queues = (*self._closing_queues, *filter(None, [self._shard_queues.get(unit.shard)]))
         shard_queue = next((queue for queue in candidate_queues if queue.unit is unit), None)
-        if shard_queue is None:  # given up in the meantime
+        if shard_queue is None:  # its records were given up in the meantime
             return ()
         match outcome:
             case UnitWritten(shard, sequence_number):
@@ -569,7 +570,7 @@ class Core:
                 self.metrics.misplaced += 1
                 shard_queue.written_to = None
                 self._schedule_retry(shard_queue, now)
-            if not is_misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
+            if not is_misplaced or shard_queue.shard in shards.ids:  # the listing is older than the write
                 self._schedule_listing(now)
         if self._next_listing_at == inf:  # otherwise another listing is due
             self._map_fault_count = 0

@@ -1,14 +1,14 @@
-"""A producer for Kinesis that keeps records in order and aggregates them. It runs `Core` in threads.
+"""A producer for Kinesis that keeps records in order and aggregates them. It runs `ProducerCore` in threads.
 
 with Producer(create_producer_clients("eu-west-1", None, 4), "orders") as producer:
-    written = producer.put(b"...", "customer-7")
-print(written.result().shard)
+    future = producer.put(b"...", "customer-7")
+print(future.result().shard)
 
 One thread, the pump, starts the requests that are due (`_start_due_requests`). Other threads make these requests
 (`KinesisPutClient`) and pass the responses to the core. The core's results then wake the waiting callers.
 
 Rule 1: Every record that `put` accepted gets a result, unless the producer stops. In this case, `Outcomes` contains the
-reason. So no caller waits for a thread that has ended. If an error concerns only some records, only these records fail.
+reason, so no caller waits for a thread that has ended. If an error concerns only some records, only these records fail.
 An error that concerns the whole stream, or an error in the pump, stops the producer.
 
 Rule 2: The threads are daemons, and all of them start together with the producer. They cannot be started later, because
@@ -55,8 +55,8 @@ from leasehold.adapters.sources.kinesis.faults import (
 )
 from leasehold.adapters.sources.kinesis.hash_keys import digest_partition_key
 from leasehold.adapters.sources.kinesis.producer.core import (
-    Core,
     Entry,
+    ProducerCore,
     RecordsDelivered,
     RecordsLate,
     RecordsUnsendable,
@@ -91,20 +91,20 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 
 log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
-PUT_TIMEOUTS = 10.0, 20.0, 30.0
+PUT_TIMEOUTS_SECONDS = 10.0, 20.0, 30.0
 """How long to wait for the next bytes of a response, in seconds. A request that times out is sent again, although it
 may have been carried out."""
 QUICK_RESPONSES = 20
 """After this many consecutive quick responses, the shortest timeout is used again. The number is high because each
 request contains records for many shards."""
 
-EXIT_SECONDS = 10.0
+EXIT_DRAIN_SECONDS = 10.0
 """How long a process waits at its exit until the producers that were not closed have sent their records."""
 
-_RECORD_ERRORS = frozenset({"InvalidArgumentException", "SerializationException", "ValidationException"})
+_RECORD_ERROR_CODES = frozenset({"InvalidArgumentException", "SerializationException", "ValidationException"})
 """Error codes with which the service rejects individual records. Other codes concern the caller or the whole stream."""
 
-_NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
+_NOT_SENT_ERRORS = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
 
 def create_producer_clients(
@@ -130,7 +130,7 @@ def create_producer_clients(
         lambda seconds: create_producer_client(
             region, endpoint, connections, wire, read_seconds=seconds, session=session, arn=arn
         ),
-        PUT_TIMEOUTS,
+        PUT_TIMEOUTS_SECONDS,
     )
 
 
@@ -140,13 +140,11 @@ def create_producer_client(
     connections: int,
     wire: WireFormat = "cbor",
     *,
-    read_seconds: float = PUT_TIMEOUTS[0],
+    read_seconds: float = PUT_TIMEOUTS_SECONDS[0],
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """Return a client that does not retry requests.
-
-    A retry inside the client could write a record twice without our notice.
+    """Return a client that does not retry requests, because a retry could write a record twice without our knowledge.
 
     Args:
         region: The region; None for the environment's.
@@ -216,8 +214,8 @@ class KinesisPutClient:
         with translate_errors(self._stream), translate_parse_errors(self._stream):
             page = self._other_timeouts.call("list_shards", StreamName=self._stream)
             rows = page["Shards"]
-            while token := page.get("NextToken"):
-                page = self._other_timeouts.call("list_shards", NextToken=token)
+            while next_token := page.get("NextToken"):
+                page = self._other_timeouts.call("list_shards", NextToken=next_token)
                 rows += page["Shards"]
             return build_shard_map(convert_shards(rows))
 
@@ -238,8 +236,8 @@ class KinesisPutClient:
                 response = self._put_timeouts.call("put_records", StreamName=self._stream, Records=rows)
         except SourceError as fault:
             cause = fault.__cause__
-            code = error_code(cause) if isinstance(cause, ClientError) else type(cause).__name__
-            if code in _RECORD_ERRORS or isinstance(cause, ParamValidationError):
+            error_name = error_code(cause) if isinstance(cause, ClientError) else type(cause).__name__
+            if error_name in _RECORD_ERROR_CODES or isinstance(cause, ParamValidationError):
                 if len(units) == 1:
                     return [UnitRejected(fault)]
                 half_count = len(units) // 2
@@ -248,13 +246,13 @@ class KinesisPutClient:
                 raise
             # If the request was rejected or not sent, nothing was written. In any other case, the records may have been
             # written.
-            is_nothing_written = isinstance(cause, _NOT_SENT)
+            is_nothing_written = isinstance(cause, _NOT_SENT_ERRORS)
             if isinstance(cause, ClientError):
                 is_nothing_written = (
                     int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR_STATUS))
                     < SERVER_ERROR_STATUS
                 )
-            return [UnitRetryable(code) if is_nothing_written else UnitUnknown(code)] * len(units)
+            return [UnitRetryable(error_name) if is_nothing_written else UnitUnknown(error_name)] * len(units)
         except ResponseParserError as error:
             return [UnitUnknown(type(error).__name__)] * len(units)
         results = response.get("Records") if isinstance(response, dict) else None
@@ -264,7 +262,7 @@ class KinesisPutClient:
 
     def _parse_outcome(self, row: Any) -> UnitOutcome:  # noqa: ANN401  whatever the service wrote
         match row:
-            case {"ErrorCode": str(code)} if code in _RECORD_ERRORS:
+            case {"ErrorCode": str(code)} if code in _RECORD_ERROR_CODES:
                 message = row.get("ErrorMessage")
                 return UnitRejected(
                     SourceError(f"Kinesis rejected a record for stream {self._stream!r}: {code} {message or ''}")
@@ -276,9 +274,9 @@ class KinesisPutClient:
         return UnitUnknown("UnreadableResult")
 
 
-_KEY_CHARACTERS = 256
-_LATE_SECONDS = 1.0  # the longest delay between the expiry of a record and its failure
-_FIRST_MAP_TRIES, _FIRST_MAP_SECONDS = 60, 0.5
+_MAX_KEY_CHARACTERS = 256
+_LATE_CHECK_SECONDS = 1.0  # the longest delay between the expiry of a record and its failure
+_FIRST_LISTING_ATTEMPTS, _FIRST_LISTING_PAUSE_SECONDS = 60, 0.5
 
 
 @frozen
@@ -319,7 +317,7 @@ def _make_wrong_process_error() -> "ProducerError":
 class RecordFuture(Entry):
     """The future of one record.
 
-    It is also the record's queue entry, because the garbage collector then has one object to track instead of two.
+    It is also the record's queue entry, so that the garbage collector has to track one object instead of two.
     """
 
     _outcomes: Outcomes
@@ -399,41 +397,52 @@ class Producer:
         """
         self._stream, self._put_client, self._clock = stream, KinesisPutClient(client, stream), clock
         stream_settings = self._put_client.add_stream_limits(settings)
-        for _ in range(_FIRST_MAP_TRIES):
+        for _ in range(_FIRST_LISTING_ATTEMPTS):
             if (shards := self._put_client.list_shards()) is not None:
                 break
-            time.sleep(_FIRST_MAP_SECONDS)
+            time.sleep(_FIRST_LISTING_PAUSE_SECONDS)
         else:
             raise SourceUnavailable(
                 f"stream {stream!r}: there is a gap between its open shards; try again once it is ACTIVE"
             )
-        self._core = Core(shards, stream_settings)
+        self._core = ProducerCore(shards, stream_settings)
         self._settings = stream_settings
         self._max_pending, self._max_pending_bytes, self._max_requests = pending_records, pending_bytes, requests
         self._lock = Lock()
-        self._work_available, self._not_full = Condition(self._lock), Condition(self._lock)
+        self._work_available, self._space_available = Condition(self._lock), Condition(self._lock)
         self._outcomes = Outcomes(self._lock)
         self._process = self._outcomes.process
-        self._next_serial_number = self._pending = self._pending_bytes = self._requests_under_way = self._flushing = 0
-        self._listing = self._closed = False
+        self._next_serial_number = self._pending_count = self._pending_bytes = self._request_count = (
+            self._flushing_callers
+        ) = 0
+        self._is_listing = self._closed = False
         self._listing_error = ""
         self._fault: ProducerError | None = None
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._keep_alive = _KeepAlive()
+        self._call_queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._keep_alive_reference = _KeepAlive()
         producer_reference, sender_count = ref(self), requests + 1  # one of them lists shards
         pump_until_closed = partial(
-            _pump_requests, producer_reference, self._keep_alive, self._work_available, self._calls, sender_count
+            _pump_requests,
+            producer_reference,
+            self._keep_alive_reference,
+            self._work_available,
+            self._call_queue,
+            sender_count,
         )
         self._threads: list[Thread] = []
         try:
             for _ in range(sender_count):
                 self._threads.append(
-                    spawn("leasehold-put", partial(_run_queued_calls, self._calls), partial(_stop, producer_reference))
+                    spawn(
+                        "leasehold-put",
+                        partial(_run_queued_calls, self._call_queue),
+                        partial(_stop, producer_reference),
+                    )
                 )
             self._threads.append(spawn("leasehold-produce", pump_until_closed, partial(_stop, producer_reference)))
         except BaseException:
             for _ in self._threads:
-                self._calls.put(None)
+                self._call_queue.put(None)
             raise
         _register_drain_at_exit_once(self)
 
@@ -488,10 +497,10 @@ class Producer:
             future = make_future(*arguments, self._outcomes)
             self._next_serial_number = serial_number + 1
             may_be_due_earlier = self._core.enqueue_record(future)
-            self._pending += 1
+            self._pending_count += 1
             self._pending_bytes += len(data)
             if may_be_due_earlier:
-                self._keep_alive.producer = self
+                self._keep_alive_reference.producer = self
                 self._work_available.notify()
         return future
 
@@ -553,35 +562,39 @@ class Producer:
 
     @property
     def _is_full(self) -> bool:
-        return self._pending >= self._max_pending or self._pending_bytes >= self._max_pending_bytes
+        return self._pending_count >= self._max_pending or self._pending_bytes >= self._max_pending_bytes
 
     def _wait_until_not_full(self) -> None:
         with self._flush_while_waiting():  # waiting for more records is pointless while none can be added
             while self._is_full and not self._closed:
-                self._not_full.wait()
+                self._space_available.wait()
 
     @contextmanager
     def _flush_while_waiting(self) -> Iterator[None]:
-        self._flushing += 1
+        self._flushing_callers += 1
         self._core.flushing = True
         self._work_available.notify()
         try:
             yield
         finally:
-            self._flushing -= 1
-            self._core.flushing = self._flushing > 0
+            self._flushing_callers -= 1
+            self._core.flushing = self._flushing_callers > 0
 
-    def _check_record(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
-        """Return the hash key of a record. Raises like `put`, as if the record were larger by `framing` bytes."""
+    def _check_record(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing_bytes: int) -> int:
+        """Return the hash key of a record. Raises like `put`, as if the record were larger by `framing_bytes` bytes."""
         if not isinstance(partition_key, str):
             raise TypeError(f"partition_key: {type(partition_key).__name__} is not str")
-        if not 0 < len(partition_key) <= _KEY_CHARACTERS:
-            raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis accepts 1 to {_KEY_CHARACTERS}")
+        if not 0 < len(partition_key) <= _MAX_KEY_CHARACTERS:
+            raise ValueError(
+                f"partition_key: {len(partition_key)} characters; Kinesis accepts 1 to {_MAX_KEY_CHARACTERS}"
+            )
         try:
             encoded_key = partition_key.encode()
         except UnicodeEncodeError:
             raise ValueError(f"partition_key: {partition_key!r} is not UTF-8") from None
-        record_bytes = len(data) + len(encoded_key) + framing + (MARK_BYTES if self._settings.epoch is not None else 0)
+        record_bytes = (
+            len(data) + len(encoded_key) + framing_bytes + (MARK_BYTES if self._settings.epoch is not None else 0)
+        )
         if record_bytes > self._settings.record_bytes:
             raise ValueError(
                 f"data: {record_bytes} bytes with its key; the stream accepts {self._settings.record_bytes}"
@@ -601,17 +614,17 @@ class Producer:
         """Start the requests that are due. Return the seconds until another one is due."""
         now = self._clock()
         self._set_results(self._core.give_up_late_records(now))
-        while self._requests_under_way < self._max_requests and (units := self._core.start_request(now)):
-            self._requests_under_way += 1
-            self._calls.put(partial(self._send_units, units))
+        while self._request_count < self._max_requests and (units := self._core.start_request(now)):
+            self._request_count += 1
+            self._call_queue.put(partial(self._send_units, units))
         self._set_results(self._core.take_unsendable_records())
-        if not self._listing and self._core.list_shards_at() <= now:
-            self._listing = True
-            self._calls.put(self._list_shards)
+        if not self._is_listing and self._core.list_shards_at() <= now:
+            self._is_listing = True
+            self._call_queue.put(self._list_shards)
         # When a request or a listing ends, it wakes this thread.
-        send_at = self._core.next_due_at() if self._requests_under_way < self._max_requests else inf
-        list_at = inf if self._listing else self._core.list_shards_at()
-        return max(0.0, min(send_at - now, list_at - now, _LATE_SECONDS))
+        next_send_at = self._core.next_due_at() if self._request_count < self._max_requests else inf
+        next_listing_at = inf if self._is_listing else self._core.list_shards_at()
+        return max(0.0, min(next_send_at - now, next_listing_at - now, _LATE_CHECK_SECONDS))
 
     def _send_units(self, units: tuple[Unit, ...]) -> None:
         started_at = self._clock()
@@ -628,7 +641,7 @@ class Producer:
             outcomes = [UnitFailed(fault)] * len(units)
         with self._lock:
             now = self._clock()
-            self._requests_under_way -= 1
+            self._request_count -= 1
             self._core.metrics.request_seconds += now - started_at
             for unit, outcome in zip(units, outcomes, strict=True):
                 self._set_results(self._core.process_outcome(unit, outcome, now))
@@ -642,7 +655,7 @@ class Producer:
                 )
 
     def _list_shards(self) -> None:
-        shards, fault = None, ""
+        shards, listing_error = None, ""
         try:
             shards = self._put_client.list_shards()
         except SourceUnavailable:
@@ -651,15 +664,15 @@ class Producer:
             self._stop(error)
             return
         except BaseException as error:  # noqa: BLE001  after any error, the next listing may succeed
-            fault = error_summary(error)
-        previous, self._listing_error = self._listing_error, fault
+            listing_error = error_summary(error)
+        previous_error, self._listing_error = self._listing_error, listing_error
         with self._lock:
-            self._listing = False
+            self._is_listing = False
             self._set_results(self._core.update_map(shards, self._clock()))
             self._work_available.notify()
-        if fault and fault != previous:
+        if listing_error and listing_error != previous_error:
             with suppress(Exception):  # likewise
-                log.error("stream %r: its shards cannot be listed; trying again: %s", self._stream, fault)
+                log.error("stream %r: its shards cannot be listed; trying again: %s", self._stream, listing_error)
 
     def _stop(self, error: BaseException) -> None:
         with self._lock:
@@ -676,13 +689,13 @@ class Producer:
         """Give up all records, and return their number."""
         with self._lock:
             self._closed = True
-            late_records = self._core.give_up_all_records()
-            self._set_results(late_records)
+            late_results = self._core.give_up_all_records()
+            self._set_results(late_results)
             self._outcomes.fail_all_waits(self._make_closed_error())
-            self._not_full.notify_all()
+            self._space_available.notify_all()
             self._work_available.notify()
-        _unclosed.discard(self)
-        return sum(len(late.entries) for late in late_records)
+        _unclosed_producers.discard(self)
+        return sum(len(late_result.entries) for late_result in late_results)
 
     def _make_closed_error(self) -> "ProducerError":
         """Return a new error for each caller. Threads that raise the same error would mix their tracebacks."""
@@ -696,7 +709,7 @@ class Producer:
         has_results = False
         for result in results:
             has_results = True
-            self._pending -= len(result.entries)
+            self._pending_count -= len(result.entries)
             self._pending_bytes -= sum(len(entry.data) for entry in result.entries)
             futures = cast("tuple[RecordFuture, ...]", result.entries)
             if isinstance(result, RecordsDelivered):
@@ -707,7 +720,7 @@ class Producer:
                 for future in futures:
                     future.set_result(self._make_record_error(result))
         if has_results:
-            self._not_full.notify_all()
+            self._space_available.notify_all()
             self._outcomes.changed.notify_all()
 
     def _make_record_error(self, result: RecordsLate | RecordsUnsendable) -> "ProducerError":
@@ -730,7 +743,7 @@ def _convert_to_bytes(data: object) -> bytes:
     raise TypeError(f"data: {type(data).__name__} is not bytes" + ("; encode it" if isinstance(data, str) else ""))
 
 
-# The threads of a producer, which keep it alive only while it has records
+# The functions of a producer's threads, which keep the producer alive only while it has records
 
 
 class _KeepAlive:
@@ -767,40 +780,45 @@ def _run_queued_calls(calls: "SimpleQueue[Any]") -> None:
         del call
 
 
-def _stop(reference: "ref[Producer]", error: BaseException) -> None:
-    producer = reference()
+def _stop(producer_reference: "ref[Producer]", error: BaseException) -> None:
+    producer = producer_reference()
     if producer is not None:
         producer._stop(error)  # noqa: SLF001
 
 
-# The end of a process
+# At the exit of the process
 
-_unclosed = WeakSet[Producer]()
+_unclosed_producers = WeakSet[Producer]()
 _registered_in: object = None
 """The process at whose exit producers are drained."""
 
 
 def _register_drain_at_exit_once(producer: Producer) -> None:
     global _registered_in  # noqa: PLW0603  once in each process
-    _unclosed.add(producer)
+    _unclosed_producers.add(producer)
     if _registered_in is not current_process():
         _registered_in = current_process()
         call_at_exit(_drain_producers_at_exit)
 
 
 def _drain_producers_at_exit() -> None:
-    """Send the records of producers that were not closed, and log how many were not sent within `EXIT_SECONDS`."""
-    deadline = time.monotonic() + EXIT_SECONDS
-    producers = [producer for producer in _unclosed if producer._process is current_process()]  # noqa: SLF001
+    """Send the records of producers that were not closed.
+
+    Log how many were not sent within `EXIT_DRAIN_SECONDS`.
+    """
+    deadline = time.monotonic() + EXIT_DRAIN_SECONDS
+    producers = [producer for producer in _unclosed_producers if producer._process is current_process()]  # noqa: SLF001
     for producer in producers:
-        producer._core.flushing = True  # noqa: SLF001  set it in all first; each pump notices within a second
+        producer._core.flushing = True  # noqa: SLF001  each pump notices this within a second
     for producer in producers:
         try:
             producer.flush(max(0.0, deadline - time.monotonic()))
         finally:
-            stream, unsent = producer._stream, producer._stop_and_give_up_records()  # noqa: SLF001
-            if unsent:
+            stream, unsent_count = producer._stream, producer._stop_and_give_up_records()  # noqa: SLF001
+            if unsent_count:
                 with suppress(Exception):  # likewise
                     log.error(
-                        "stream %r: the program ended without close(), and %d records were not sent", stream, unsent
+                        "stream %r: the program ended without close(), and %d records were not sent",
+                        stream,
+                        unsent_count,
                     )
