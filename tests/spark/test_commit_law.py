@@ -219,7 +219,7 @@ class Spark(RuleBasedStateMachine):
     def _batch(self, dies: str | None, limit: int) -> None:
         if self.reader is None:
             self.life = UnreliableStore(self.store)
-            query_options: dict[str, Any] = {"rereadable": self.rereadable, "flush": self.flush, **self.anew}
+            query_options: dict[str, Any] = {"rereadable": self.rereadable, "flush_on_idle": self.flush, **self.anew}
             self.reader = new_reader(self.stream, self.life, **query_options)
         number = max(self.offsets, default=0)
         if number and number not in self.commits:

@@ -338,7 +338,7 @@ def test_query_is_closed_once_even_if_closing_fails(place: Place, monkeypatch: p
 def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """`behindMs` does not grow with the time for which buffered rows wait for a slow sink."""
     clock, stream = stepped(monkeypatch), Stream({"a": texts("a", 500)})
-    query_options: dict[str, Any] = {"rereadable": True, "flush": "true", "lease.bufferRows": "20"}
+    query_options: dict[str, Any] = {"rereadable": True, "flush_on_idle": "true", "lease.bufferRows": "20"}
     reader = new_reader(stream, KillableStore(MemoryStore()), **query_options)
     start = reader.initialOffset()
     while reader.latestOffset(start, ReadMaxRows(1)) == start:

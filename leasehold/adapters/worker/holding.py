@@ -8,7 +8,7 @@
 A holding begins when a write that claims, steals or takes back the lease returns Done. It ends when `lost` is set. In
 between:
 
-1. Time. `confirmed` is the time just before the last write that changed the version. Other workers wait for
+1. Time. `confirmed_at` is the time just before the last write that changed the version. Other workers wait for
    `lease_seconds` from the moment at which the store applied that write, or from a later moment. Therefore, while
    `expired` is false, no worker with the same setting considers the lease expired and claims it. A worker that steals
    the lease does not wait. In that case a rejected write or a listing shows the new owner.
@@ -25,7 +25,7 @@ between:
    new owner in one call of the store. A release is written after the checkpoint. After a crash before the last write
    the lease is still ours. It expires, and the next owner starts at the stored checkpoint.
 6. If the response to the write that gives the lease away is lost, the next write is rejected, and the rejection names
-   the next owner. `given` keeps the lease until that worker claims it.
+   the next owner. `given_lease` keeps the lease until that worker claims it.
 7. `drop` takes a lock of its own, because a store that does not respond must not delay the moment when reading stops.
 8. If a row is deleted under its owner, alone or with the whole table, the owner recreates it, because no other worker
    knows its position. The new row, which the owner then claims, has the checkpoint last written and a much higher
@@ -95,9 +95,9 @@ class Holding:
     Attributes:
         contradiction: A description of the fault if the table was found to contain an earlier position than this owner
             had stored (L14).
-        fence: The fencing number that is passed to handlers. It never decreases while the lease exists. It is None if
+        fencing_number: The fencing number that is passed to handlers. It never decreases while the lease exists. It is None if
             the layout of the table cannot guarantee this.
-        given: The lease as it was given to its next owner. It is None if the lease was not given away, or if it can no
+        given_lease: The lease as it was given to its next owner. It is None if the lease was not given away, or if it can no
             longer be taken back.
         why: A description of how the holding ended.
     """
@@ -124,7 +124,7 @@ class Holding:
         self.why = ""
         self.contradiction = ""
         self.duplicate_process = False
-        # `confirmed` starts as the time before the write that took the lease, because other workers may count from any
+        # `confirmed_at` starts as the time before the write that took the lease, because other workers may count from any
         # moment between that time and the response.
         self.confirmed_at = self.renewal_tried_at = write_began
         self.given_lease: Lease | None = None
@@ -189,7 +189,7 @@ class Holding:
 
     def renew(self, annotations: Annotations = (), *, patient: bool = True) -> bool:
         """Renew the lease, immediately unless `patient`. Return False if the lease is lost. Raises OutcomeUnknown."""
-        # Set `renewed` even if the write fails, because `Renewing` measures its pause before the next try from this
+        # Set `renewal_tried_at` even if the write fails, because `Renewing` measures its pause before the next try from this
         # time.
         self.renewal_tried_at = self._clock()
         return self._write(
