@@ -95,10 +95,10 @@ class Holding:
     Attributes:
         contradiction: A description of the fault if the table was found to contain an earlier position than this owner
             had stored (L14).
-        fencing_number: The fencing number that is passed to handlers. It never decreases while the lease exists. It is None if
-            the layout of the table cannot guarantee this.
-        given_lease: The lease as it was given to its next owner. It is None if the lease was not given away, or if it can no
-            longer be taken back.
+        fencing_number: The fencing number that is passed to handlers. It never decreases while the lease exists. It is
+            None if the layout of the table cannot guarantee this.
+        given_lease: The lease as it was given to its next owner. It is None if the lease was not given away, or if it
+            can no longer be taken back.
         why: A description of how the holding ended.
     """
 
@@ -124,8 +124,8 @@ class Holding:
         self.why = ""
         self.contradiction = ""
         self.duplicate_process = False
-        # `confirmed_at` starts as the time before the write that took the lease, because other workers may count from any
-        # moment between that time and the response.
+        # `confirmed_at` starts as the time before the write that took the lease, because other workers may count from
+        # any moment between that time and the response.
         self.confirmed_at = self.renewal_tried_at = write_began
         self.given_lease: Lease | None = None
         self.throughput = Throughput(MEASURE_SECONDS, lease.weight)
@@ -189,8 +189,8 @@ class Holding:
 
     def renew(self, annotations: Annotations = (), *, patient: bool = True) -> bool:
         """Renew the lease, immediately unless `patient`. Return False if the lease is lost. Raises OutcomeUnknown."""
-        # Set `renewal_tried_at` even if the write fails, because `Renewing` measures its pause before the next try from this
-        # time.
+        # Set `renewal_tried_at` even if the write fails, because `Renewing` measures its pause before the next try from
+        # this time.
         self.renewal_tried_at = self._clock()
         return self._write(
             lambda lease: writes.RenewLease(
