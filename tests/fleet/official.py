@@ -31,6 +31,7 @@ class Make:
     """The processor of one SDK.
 
     start  downloads and builds it once, and returns the program and its first arguments. Raises ServiceError on failure
+    group  the consumer group as its workers must write it
     """
 
     start: Callable[[], tuple[str, ...]]

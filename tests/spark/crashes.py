@@ -43,6 +43,7 @@ class Crash:
     """A query that completed some batches, planned another one, and was then killed.
 
     before, planned  the offsets that Spark has logged
+    rows             the rows of the planned batch
     """
 
     before: dict[str, Any]

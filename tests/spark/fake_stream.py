@@ -29,7 +29,17 @@ TRIES = 400
 class Stream:
     """Records by shard. Reads are counted, and every opening is recorded with the epoch of the lease.
 
-    refuses  shards whose reads return nothing, as if there were no more records
+    refuses                 shards whose reads return nothing, as if there were no more records
+    silent                  shards whose reads get no response
+    throttled, unreachable  how many reads of the shard's next reader get no response, and how many openings fail
+    late                    how many of the next reads of a shard advance its reader and then raise
+    denied                  shards that cannot be read with these credentials
+    trimmed                 the number up to which a shard's records are gone
+    numbers                 whether the latest position is a number, as for event hubs, or a time
+    tokens                  whether each record has a token, which is needed to open the shard after it
+    made                    when the stream was made; 0 if it cannot tell
+    undecided               whether all rows may have come before
+    readers                 every reader that was opened, closed or not
     """
 
     records: dict[str, list[str]]

@@ -48,6 +48,7 @@ class Stream(ListSource):
     Reading from a time begins at the first record that arrived then or later.
 
     tells_last   whether it knows its last sequence number, as a hub does, or only its time
+    unreachable  how many openings fail
     """
 
     now: float = NOW / 1000

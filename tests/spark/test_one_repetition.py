@@ -53,6 +53,8 @@ class Script:
     """A source whose readers return these responses in turn, and after that no response.
 
     opened    the lease and the start position of each opening
+    mute      the shard whose readers never respond
+    together  openings wait for as many others
     """
 
     answers: list[Answer] = field(converter=_turns)

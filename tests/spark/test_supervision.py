@@ -18,6 +18,9 @@ class Query:
     """A query that ends as the test specifies, after some number of checks.
 
     ends    the error that ends it, or None
+    looks   how often it is checked before it ends
+    does    the batch that it has done when it is first checked
+    status  as Spark reports it; a trigger that is active and never reports anything else stands still
     """
 
     ends: BaseException | None = None

@@ -41,6 +41,11 @@ class BlobMemory:
     """The in-memory container that an SDK client accesses.
 
     blobs     by name: ETag, metadata, and the time of the last write
+    requests  every request: the operation and the blob
+    heads     the headers of every request
+    faults    returned in place of the next responses; an exception is raised before anything was sent
+    now       seconds since the container was created
+    dated     whether responses contain the time
     """
 
     there: bool = True

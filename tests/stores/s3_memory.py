@@ -25,6 +25,10 @@ class S3Bucket:
     """A bucket, shared by all of its clients.
 
     requests  every call: its client's number of attempts, the operation, and the arguments except for the bucket
+    faults    raised by the next calls of an operation, one after the other
+    now       seconds since the bucket was created
+    dated     whether responses contain the time
+    together  a barrier at which reads of objects wait for each other
     """
 
     name: str | None = "leases"

@@ -59,6 +59,7 @@ class Fault:
     """Raises an exception at one of the calls that it wraps, while it is armed.
 
     place  the number of the call at which it raises, from 0; if negative, it never raises
+    after  whether the call is carried out first
     """
 
     place: int = -1

@@ -36,6 +36,7 @@ class FaultyDestination:
     """A table to which leases move. It counts how often the control row is read.
 
     silent  whether reads of the control row get no response
+    meets   called when a copy is to be written; it may raise
     """
 
     table: Store = field(factory=MemoryStore)

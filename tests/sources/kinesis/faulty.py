@@ -14,7 +14,9 @@ Rows = list[dict[str, Any]]
 class Faulty:
     """A client that injects faults into PutRecords, and passes all other calls on unchanged.
 
-    rate       the share of requests that get a fault
+    rate      the share of requests that get a fault
+    happened  the number of faults by name
+    doubtful  user payloads of requests whose result was hidden
     """
 
     def __init__(self, client: KinesisClient, rate: float, seed: int = 1) -> None:

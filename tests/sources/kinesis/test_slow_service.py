@@ -77,6 +77,7 @@ class SlowService:
     """A service that responds after a delay on a simulated clock. A client with a shorter timeout gives up first.
 
     slow   delay in seconds by operation, where it differs from `delay`
+    asked  each call, with its timeout
     """
 
     delay: float = QUICK_SECONDS
