@@ -10,17 +10,15 @@ take turns. The ratios divide the cost of the others by the cost of our own.
 
 import argparse
 import http.client
-import multiprocessing
 import os
 import statistics
-import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from urllib.parse import urlsplit
 
 import cbor2
 import urllib3
 from wire_server import CBOR, NEXT, Load, served
+from wire_speed import cost_per_row, run_in_process
 
 from leasehold.stores.aws_calls.connections import HostConnections
 
@@ -73,11 +71,7 @@ def cost_per_response(contender: str, url: str, seconds: float) -> float:
     fetch = CONTENDERS[contender](url)
     for _ in range(WARM_UP_RESPONSES):
         fetch()
-    count, deadline, processor_start = 0, time.monotonic() + seconds, time.process_time()
-    while time.monotonic() < deadline:
-        fetch()
-        count += 1
-    return (time.process_time() - processor_start) / count * 1e6
+    return cost_per_row(lambda: bool(fetch()), seconds)
 
 
 def measure(load: Load, rounds: int, seconds: float) -> dict[str, float]:
@@ -86,8 +80,7 @@ def measure(load: Load, rounds: int, seconds: float) -> dict[str, float]:
     with served(load) as url:
         for _ in range(rounds):
             for name, measured in costs.items():
-                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                    measured.append(pool.submit(cost_per_response, name, url, seconds).result())
+                measured.append(run_in_process(cost_per_response, name, url, seconds))
     return {name: statistics.median(measured) for name, measured in costs.items()}
 
 

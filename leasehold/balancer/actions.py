@@ -125,6 +125,9 @@ class Release:
 class Delete:
     """Remove a lease that nothing depends on any more, because its shard is done or gone from the source (L8, L10).
 
+    Carry it out only if you have known for longer than `lease_seconds` that the lease is finished, or if the source
+    confirms that the shard is gone. `Worker` does both.
+
     Examples:
         >>> from leasehold import SHARD_END, Delete, Lease
         >>> Delete(Lease("shard-0", checkpoint=SHARD_END), rule="L8").lease.ended

@@ -111,6 +111,9 @@ def deletions(family: Family, unlisted_leases: Collection[Lease]) -> tuple[Delet
 
     The listing of the stream's shards must have no faults.
 
+    Other workers may have read the table before a finished lease's row existed. Therefore a worker deletes the row only
+    after it has known for longer than `lease_seconds` that the lease is finished.
+
     A listing may be out of date. Therefore, before a worker deletes the lease of an unlisted shard, it asks the source
     for that shard. Only if the stream exists and the source returns ResourceNotFound is the shard certainly gone.
     """

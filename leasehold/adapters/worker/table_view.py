@@ -112,16 +112,21 @@ class TableView:
         """Return whether the last read is too old to create leases. Other workers may have finished them since."""
         return self._is_old(self._last_read_at, now)
 
-    def _is_old(self, read_at: float, now: float) -> bool:
-        return now - read_at > self._config.lease_seconds
-
     def finished_long_ago(self, now: float) -> frozenset[str]:
-        """Return the keys of the leases that were already finished `lease_seconds` ago, so that they may be deleted.
+        """Return the keys of the finished leases that may be deleted."""
+        return frozenset(key for key in self._finished_since if self.was_finished_long_ago(key, now))
 
-        A worker that read the table before such a row existed is `is_outdated` by now. If the row were deleted earlier,
-        that worker could create it again, and its shard would be read twice under the same fencing numbers.
+    def was_finished_long_ago(self, key: str, now: float) -> bool:
+        """Return whether a lease has been finished for so long that it may be deleted.
+
+        Any worker that read the table before the lease's row existed must read the table again before it creates leases
+        (`is_outdated`). If the row were deleted earlier, such a worker could create the lease again, and its shard
+        would be read twice under the same fencing numbers.
         """
-        return frozenset(key for key, since in self._finished_since.items() if self._is_old(since, now))
+        return self._is_old(self._finished_since.get(key, math.inf), now)
+
+    def _is_old(self, time: float, now: float) -> bool:
+        return now - time > self._config.lease_seconds
 
     # Pauses of this process
 

@@ -466,7 +466,7 @@ class Worker:
             # This worker may have taken the lease back or adopted it since the plan was made.
             case Claim() | Steal():
                 return self._book.holdings.get(action.lease.key) is None
-            case Delete() if action.lease.ended and action.lease.key not in self.table.finished_long_ago(self.clock()):
+            case Delete(lease) if lease.ended and not self.table.was_finished_long_ago(lease.key, self.clock()):
                 return False
             # A listing may be out of date, so shards that are missing from it are looked up in the source (L10).
             case Delete():
