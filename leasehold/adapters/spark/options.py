@@ -61,6 +61,16 @@ class SparkOption:
     in_docs: bool = True
 
 
+def declare_endpoint(prefix: str) -> tuple[SparkOption, SparkOption]:
+    """Return the options `region` and `endpointUrl` of a service of AWS."""
+    return (
+        SparkOption(f"{prefix}.region", "Send requests to this region.", unset="the environment's"),
+        SparkOption(
+            f"{prefix}.endpointUrl", "Send requests to this URL instead of the region's.", unset="the environment's"
+        ),
+    )
+
+
 FLAG = ("true", "false")
 """The choices of an option that is on or off."""
 

@@ -8,8 +8,8 @@
 4. A response with a Content-Length is read into one buffer of that length. The standard library reads all others.
 5. A response must be complete before its deadline (`leasehold.stores.deadlines`).
 
-This module exists to save processor time, because every poll is an HTTP request. Receiving 10 records of 1 KB takes 1.9
-times as much processor time with `http.client`, and 3.2 times as much with urllib3 (`benchmarks/http_connections.py`).
+This module exists to save processor time, because every poll is an HTTP request. Receiving 10 records of 1 KB takes 1.6
+times as much processor time with `http.client`, and 2.5 times as much with urllib3 (`benchmarks/http_connections.py`).
 """
 
 import io

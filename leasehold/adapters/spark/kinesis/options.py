@@ -17,6 +17,7 @@ from leasehold.adapters.spark.options import (
     LeaseOptions,
     OptionReader,
     SparkOption,
+    declare_endpoint,
     parse_lease_options,
     parse_start,
 )
@@ -50,8 +51,7 @@ def _declare_credentials(prefix: str, resource: str) -> tuple[SparkOption, ...]:
 
 
 KINESIS_STREAM = (
-    SparkOption("kinesis.region", "Send requests to this region.", unset="the environment's"),
-    SparkOption("kinesis.endpointUrl", "Send requests to this URL instead of the region's.", unset="the environment's"),
+    *declare_endpoint("kinesis"),
     *_declare_credentials("kinesis", "the stream"),
 )
 """The options that say how to reach a stream. The source and the sink have them."""

@@ -22,6 +22,7 @@ from leasehold.adapters.spark.options import (
     LeaseOptions,
     OptionReader,
     SparkOption,
+    declare_endpoint,
     parse_lease_options,
     parse_start,
 )
@@ -35,10 +36,7 @@ DYNAMODB_SOURCE = (
         required="name the table, or give its stream's ARN",
         page="dynamodb-streams.md",
     ),
-    SparkOption("dynamodb.region", "Send requests to this region.", unset="the environment's"),
-    SparkOption(
-        "dynamodb.endpointUrl", "Send requests to this URL instead of the region's.", unset="the environment's"
-    ),
+    *declare_endpoint("dynamodb"),
     SparkOption(
         "dynamodb.startingPosition",
         "Begin shards without a lease here. A time is written in milliseconds since 1970.",
