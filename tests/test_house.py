@@ -207,7 +207,7 @@ def _shows(node: ast.AST, faults: set[str]) -> bool:
             return False
 
 
-def test_exceptions_are_shown_only_by_said() -> None:
+def test_exceptions_are_shown_only_by_error_summary() -> None:
     """A `__repr__` that raises or never ends would end the thread that reports the exception."""
     violations = [
         f"{_name(path)}:{node.lineno}"  # type: ignore[attr-defined]  # every node that is shown has a line
@@ -264,6 +264,36 @@ def test_every_private_function_is_used() -> None:
             f"{path.relative_to(ROOT)}: {name}" for name in sorted(defined - used) if re.match("_[A-Za-z]", name)
         ]
     assert unused == []
+
+
+def _documented_attributes(node: ast.ClassDef) -> list[str]:
+    """Return the names in the section `Attributes:` of a class's docstring."""
+    section = re.search(r"(?ms)^Attributes:\n(.*?)(?=^\S|\Z)", ast.get_docstring(node) or "")
+    entries = re.findall(r"(?m)^ {4}(\w+(?:, \w+)*): ", section[1] if section else "")
+    return [name for names in entries for name in names.split(", ")]
+
+
+def _names_in(node: ast.ClassDef) -> set[str]:
+    """Return the names of a class's fields, methods and parameters, and of everything that its code refers to."""
+    return {
+        str(getattr(each, field))
+        for each in ast.walk(node)
+        for field in ("id", "attr", "name", "arg")
+        if hasattr(each, field)
+    }
+
+
+def test_documented_attributes_exist() -> None:
+    """An attribute that is renamed is also renamed in the docstring of its class."""
+    missing = [
+        f"{_name(path)}: {node.name}.{name}"
+        for path in _sources(*PACKAGES, "tests")
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ClassDef)
+        for name in _documented_attributes(node)
+        if name not in _names_in(node)
+    ]
+    assert missing == []
 
 
 def test_tests_patch_nothing_that_other_threads_use() -> None:

@@ -238,7 +238,7 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
 def produce(source: str, *, session: "Session | None" = None, **options: Unpack[ProduceOptions]) -> "Producer":
     """Open a producer, which keeps the records of each partition key in order.
 
-    Use it in a `with` block, whose end drains it.
+    Use it in a `with` block. It is drained at the end of the block.
 
     Args:
         source: The stream to write to, as a URL such as `kinesis://orders`. The URL's options `profile`, `role_arn` and

@@ -68,7 +68,7 @@ class Consumption:
         me: The worker's id.
         config: The configuration of the rules.
         handling: The handler and its policy.
-        cut: The slice to read; None to read without end.
+        time_slice: The slice to read; None to read without end.
         function: The Lambda function that handles the records, or None if the handler is not a Lambda function.
         options: All options by name, with defaults for those that were not given, and durations as seconds.
         sessions: The boto3 sessions with the credentials of source, leases and `to`; by default those of the URLs.

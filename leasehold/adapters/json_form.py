@@ -168,7 +168,7 @@ class UnreadFields:
     Attributes:
         prefix: The path of the object, with a dot at its end.
         unread: The values of the fields.
-        asked: The names of the allowed fields, for suggestions in messages.
+        allowed_names: The names of the allowed fields, for suggestions in messages.
     """
 
     prefix: str

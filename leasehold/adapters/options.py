@@ -38,7 +38,7 @@ class Option:
         help: What the option does, as a sentence that begins with a verb.
         default: The value if the option is omitted; None if it then has no value.
         unset: A description of what happens if the option is omitted, unless `default` shows it.
-        limits: The limits of a duration. Required for every duration.
+        limits: The limits, if the option is a duration. Every duration needs them.
         least: The smallest allowed whole number.
         most: The largest allowed whole number.
         check: Returns why a value is wrong, or "". Called only for types that are not checked here.

@@ -255,7 +255,7 @@ class SwapStore:
         control_interval_seconds: The interval at which to read the control row.
 
     Attributes:
-        way: The table to which leases move, from the control row as last read.
+        way: The table to which leases move, according to the last read of the control row.
 
     Raises:
         StoreError: If a layout does not count owners, so that it would be unclear which of two rows is current.

@@ -83,7 +83,7 @@ def alone(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
 
 
 def pairs(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
-    """Yield the scenarios with two faults, of which the second affects any later write.
+    """Yield the scenarios with two faults. The second fault may affect any write after the first one.
 
     They are needed because a hand-off takes more writes after a first fault.
     """

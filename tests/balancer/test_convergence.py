@@ -61,7 +61,7 @@ def test_every_free_lease_is_taken(rules: RuleSet) -> None:
 
 
 def test_worker_above_the_floor_relieves_the_fullest_for_a_zombie() -> None:
-    """M9 before M3: With 6, 4 and a zombie's 1 lease, the second worker also takes the zombie's part."""
+    """M9 before M3: if a zombie holds one of eleven leases, a worker with four also takes over the zombie's share."""
     owners = "aaaaaabbbbz"
     leases = [Lease(f"s-{index:02}", owner=owner) for index, owner in enumerate(owners)]
     actions = plan(leases, None, Me("b", history=History(owners_still=61.0)), Config(rules=Minimal()))

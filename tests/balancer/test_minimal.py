@@ -152,7 +152,7 @@ def test_full_worker_never_takes_a_lease() -> None:
     ("most", "still", "stolen"), [(6, 90.0, True), (6, 60.0, False), (5, 90.0, False)], ids=["apart", "early", "near"]
 )
 def test_fullest_worker_is_relieved_beside_a_zombie(most: int, still: float, stolen: bool) -> None:
-    """With 6, 4 and a zombie's 1 lease, the second worker relieves the fullest one after patience has ended."""
+    """If three workers hold 6, 4 and 1 leases and the third is a zombie, the second takes one from the first."""
     table = [*count("a", most), *count("b", 4), *count("z", 1)]
     actions = turn(table, History(owners_still=still, fleet_still=90.0))
     assert actions == ([("M9", "a")] if stolen else [])

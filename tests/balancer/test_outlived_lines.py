@@ -19,7 +19,7 @@ MAX_ROUNDS = 40
 
 @frozen
 class Lineage:
-    """All shards that a stream has ever had, from the oldest, and the ids of the open ones after each reshard."""
+    """The history of a stream: all its shards, oldest first, and the ids of the open ones after each reshard."""
 
     shards: tuple[Shard, ...]
     cuts: tuple[tuple[str, ...], ...]

@@ -72,7 +72,7 @@ def test_our_own_stall_makes_nobody_look_dead() -> None:
 
 
 def test_idle_time_ends_at_the_start_of_the_last_read() -> None:
-    """Idle time is only what was observed: from the end of the first listing to the start of the last one."""
+    """The idle time is the observed time, from the end of the first listing to the start of the last one."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=5, ended=6)
     _, (lease,) = watch.look([ROW], began=9, ended=12)
@@ -135,7 +135,7 @@ def test_clock_stepping_back_gives_no_negative_times() -> None:
 
 
 def test_held_time_is_unknown_for_the_first_owner() -> None:
-    """Steals spare owners that have just begun. An owner that was found by the first read does not count as such."""
+    """A steal spares an owner that took the lease recently. The owner in our first read may be an old one."""
     watch, (lease,) = Watch().look([ROW], began=0, ended=1)
     assert lease.held == math.inf
     taken_row = evolve(ROW, owner="b", version=Version("2"))

@@ -388,7 +388,7 @@ class Trial:
         return self.folder / "letters"
 
     def mode(self, how: str) -> None:
-        """Set the handler's behavior, in a file that is written as a whole."""
+        """Set the handler's behavior in a file. The file is replaced, so the handler never reads half of it."""
         (self.folder / "next").write_text(how)
         (self.folder / "next").replace(self.folder / "mode")
 

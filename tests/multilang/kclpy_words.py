@@ -82,6 +82,6 @@ def _record(message: dict[str, Any]) -> Record:
 
 
 def _note(action: str) -> None:
-    """Record which messages were written by us, for the caller of these tests."""
+    """Write our own messages to a file, so that the test that started this run can compare them."""
     with Path(os.environ["WRITTEN_BY_US"]).open("a") as notes:
         notes.write(f"{action}\n")

@@ -68,7 +68,7 @@ class Stepped(LeaseLoop):
         self._turn_due = self._renew_due = -math.inf
 
     def wait_until(self, is_done: Callable[[], bool], seconds: float) -> None:
-        """Run what is due for the worker and its shards until the condition is true or the time is up."""
+        """Run everything that is due until `is_done` returns true or `seconds` have passed."""
         deadline = self.clock.now + seconds
         while self.clock.now < deadline and not is_done():
             self.tick()

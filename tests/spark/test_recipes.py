@@ -34,7 +34,7 @@ Recipe = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def block(kind: str, text: str) -> str:
-    """Return the only code block of this kind on the pages that contains this text."""
+    """Return the code block of this kind that contains this text. There must be exactly one on the pages."""
     pages = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("spark.md", "spark-cluster.md"))
     tokens = MarkdownIt().parse(pages)
     (code,) = [

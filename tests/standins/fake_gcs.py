@@ -1,4 +1,4 @@
-"""Run fake-gcs-server, a Google Cloud Storage whose conditions hold in races, built once per machine from Go."""
+"""Run fake-gcs-server, which checks conditions correctly under concurrency. It is built from Go once per machine."""
 
 import sys
 from collections.abc import Iterator

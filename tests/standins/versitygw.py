@@ -1,4 +1,4 @@
-"""Run versitygw, an S3 whose conditions hold in races, unlike moto's, built once per machine from Go."""
+"""Run versitygw, which, unlike moto, checks conditions correctly under concurrency. It is built from Go once."""
 
 import sys
 import tempfile

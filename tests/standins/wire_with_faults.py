@@ -93,7 +93,7 @@ def _begin(work: Callable[[], None]) -> None:
 
 @contextmanager
 def faulty_wire(port: int, slow_seconds: float = SLOW_SECONDS) -> Iterator[FaultyWire]:
-    """Serve a wire to this local port until the block ends."""
+    """Forward connections to this local port, with faults, until the block ends."""
     wire = FaultyWire(port, slow_seconds)
     _begin(wire.serve)
     try:

@@ -56,7 +56,7 @@ class CannedServer:
     _open: list[socket.socket] = Factory(list)
 
     def serve(self, server: socket.socket) -> None:
-        """Serve one connection after another, each in its own thread."""
+        """Accept connections, and serve each of them in a thread of its own."""
         with suppress(OSError):  # makes `accept` return when the server is closed
             while True:
                 connection, _ = server.accept()

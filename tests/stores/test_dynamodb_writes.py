@@ -1,4 +1,4 @@
-"""The request that the service receives for every write to a KCL table, byte for byte."""
+"""Every write to a KCL table is sent as the stored request, byte for byte."""
 
 from typing import Any
 

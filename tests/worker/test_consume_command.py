@@ -1,4 +1,4 @@
-"""Tests of the command `leasehold consume`: what it rejects, what it prints, and how it ends."""
+"""Tests of the command `leasehold consume`, which cover its errors, its output and its exit status."""
 
 import io
 import json

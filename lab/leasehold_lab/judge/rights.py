@@ -24,8 +24,8 @@ Laws 6 to 9 and 11 are no longer checked after a lease was deleted, because the 
 8 is no longer checked after a lease was reset, for example because its stream was recreated.
 
 A fleet is at rest (`check_fleet_at_rest`) when every lease has a living owner, only renewals are written, and the load
-is even. The owners of each lease over time come from its writes (`list_written_owner_spans`) or from its readers
-(`list_reader_spans`).
+is even. There are two sources for who owned a lease when: its writes (`list_written_owner_spans`), and its
+readers (`list_reader_spans`).
 """
 
 import math

@@ -40,7 +40,7 @@ class TryAgain:
 
 @frozen
 class NoMoreAttempts:
-    """This worker cannot handle the records, for this reason."""
+    """This worker cannot handle the records; `why` says why not."""
 
     reason: str
 

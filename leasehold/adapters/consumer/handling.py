@@ -218,8 +218,8 @@ class Delivery:
     def epoch(self) -> int | None:
         """The fencing number, which grows with each owner of this lease and never falls.
 
-        The commands `reset` and `copy-leases` do not lower the fencing number either. It is None in the Azure SDKs'
-        blob layout, because the official workers do not count owners.
+        The commands `reset` and `copy-leases` do not lower it either. The fencing number is None in the Azure SDKs'
+        blob layout, in which rows have no such counter.
         """
         return self._holding.fencing_number
 
@@ -428,7 +428,7 @@ class Handling:
         handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
         attempts: How many times to try a batch before its lease is released. If the handler has checkpointed some of
             the batch's records, the attempts at the remaining ones are counted from the start.
-        max_records: The most records in a batch, de-aggregated; by default as many as one read returns.
+        max_records: The maximum number of de-aggregated records in a batch; by default as many as one read returns.
         linger_seconds: How long the first record of a batch waits for more, unless the batch reaches `max_records`
             records or 6 MiB; 0 for no wait.
         least_wait_seconds: The shortest wait between two attempts.

@@ -143,7 +143,7 @@ class Schedule:
         return drain_ended.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
-        """Stop calling steps. Return False if the running steps have not ended at the time `until`."""
+        """Stop calling steps. Return False if the running steps have not ended by `until`."""
         self._closed = True
         self._messages.put(Closed())
         dispatch_ended = self._dispatch_ended.get(until) is not None

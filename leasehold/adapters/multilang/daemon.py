@@ -107,7 +107,7 @@ class ChildHandler:
 
     Args:
         children: The children.
-        attempts: After how many child processes in a row have failed on the same batch to search for the record.
+        attempts: How many child processes in a row must fail on the same batch before we search for the bad record.
         dead_letter: Receives a record on which every child fails; None to release the shard to other workers.
         send_empty: Whether children also get messages for reads without records.
         strict: Whether the first fault of a child ends the worker, as in Java. The fault is then in `fault`.

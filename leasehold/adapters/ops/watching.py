@@ -86,7 +86,7 @@ class WatchedTable:
         trouble: Why the latest read failed, or "".
         swap: How many leases each table has, if both tables of a swap were read.
         swapping: Sentences about a swap of this table that is in progress or finished.
-        left: The rows that a finished swap has left here. Their leases are in another table.
+        leftover_rows: The rows that a finished swap has left here. Their leases are in another table.
         confirmed: Whether every lease with the status OK is certain to have a living owner. If not, read the table
             again.
     """

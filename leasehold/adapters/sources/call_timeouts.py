@@ -150,7 +150,7 @@ class CallTimeouts:
         """Make the call and wait for its response.
 
         Raises:
-            SourceUnavailable: If the call timed out. Anything else that it raises propagates.
+            SourceUnavailable: The call timed out. Other exceptions of the call propagate.
         """
         while True:
             timeout, started_at = self.timeout_for(operation), self._clients.clock()
@@ -186,7 +186,7 @@ class CallTimeouts:
 
         Raises:
             ResponsePending: If the response has not arrived yet. The caller must make the same call again.
-            SourceUnavailable: If the call timed out. Anything else that it raises propagates.
+            SourceUnavailable: The call timed out. Other exceptions of the call propagate.
         """
         if self._pending_call is None:
             if self.timeout_for(operation) == self._timeouts[0]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
 
 
-_BUILT_IN_SCHEMES = {
+_BUILTIN_SCHEMES = {
     "kinesis": Scheme(
         "leasehold.adapters.sources.kinesis.streams",
         AWS_OPTIONS | {"if_trimmed", "misplaced", "aggregates", "consumer", "wire", "poll_seconds", "max_records"},
@@ -48,7 +48,7 @@ _BUILT_IN_SCHEMES = {
     ),
 }
 
-_SCHEMES = Schemes("sources", _BUILT_IN_SCHEMES)
+_SCHEMES = Schemes("sources", _BUILTIN_SCHEMES)
 
 
 def open_source(url: str, *, session: "Session | None" = None) -> Source:

@@ -36,7 +36,7 @@ class SparkOption:
 
     Attributes:
         name: Its name, in the case that the reference shows.
-        help: What it does, as a sentence that begins with a verb.
+        help: The effect of the option. Begins with a verb in the imperative.
         default: The value if it is left out; None if that is no value.
         required: What to do if it is missing, for the error; "" if it may be left out.
         minimum: The minimum of a whole number.

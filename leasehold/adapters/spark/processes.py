@@ -31,7 +31,7 @@ SIGNALS = 64
 
 @contextmanager
 def raise_plain_errors() -> Iterator[None]:
-    """Make Spark report an error that users can understand as one sentence, without tracebacks.
+    """Make Spark report errors that users can understand in one sentence, without tracebacks.
 
     This changes an environment variable of the process. Later errors are not affected, because this error ends the
     process.

@@ -338,7 +338,8 @@ class QueryRun:
     def _is_catching_up(self) -> bool:
         """Return whether this may be an AvailableNow run that has not yet read all records that existed at its start.
 
-        Spark before 4.2 does not announce AvailableNow to the source, and ends such a run after the first batch.
+        Before version 4.2, Spark does not tell the source that the trigger is AvailableNow, and ends the run after the
+        first batch.
         """
         if HAS_AVAILABLE_NOW or time.monotonic() - self._planned_at > CATCH_UP_SECONDS:
             return False

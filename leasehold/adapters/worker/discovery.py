@@ -82,13 +82,13 @@ class Discovery:
         safety_seconds: The longest time between two listings.
 
     Attributes:
-        answered: Whether there has been a listing.
+        has_listed: Whether there has been a listing.
         contradictions: The contradictions between the last listing and the table that still hold (L14).
         incarnation: The stream's incarnation, or "" if the source does not know it.
-        listed: The shards of the last listing.
+        listed_shards: The shards of the last listing.
         open_shards: The number of open shards in the last listing, or None before the first one.
-        refused: Whether the last listing failed for all or some streams, for a reason that may be temporary.
-        calling: Whether a call of the source is running.
+        listing_failed: Whether the last listing failed for all or some streams, for a reason that may be temporary.
+        is_calling_source: Whether a call of the source is running.
     """
 
     def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:

@@ -420,7 +420,7 @@ class Holding:
                     self._store.write(writes.DeleteLease(creation.lease))
                     return None
                 self._on_row_recreated(f"{self.key} at {own_lease.checkpoint.sequence}")
-        # If the lease has expired, do not claim it. Now that the row exists, another worker may have claimed the lease.
+        # If the lease has expired, do not claim it, because another worker may have claimed the recreated row.
         if stored_lease is None or self.expired:
             return stored_lease
         if stored_lease.checkpoint.order > own_lease.checkpoint.order:

@@ -295,14 +295,15 @@ class ProgressMeter:
         lease_seconds: The setting of the group.
 
     Attributes:
-        moved: Whether another worker had the lease before, according to the annotation.
-        heard: When the stream last responded about this shard, or minus infinity before the first response.
+        owner_changed_before: Whether another worker had the lease before, according to the annotation.
+        last_response_at: When the stream last responded about this shard, or minus infinity before the first response.
         silent_since: Since when a response about this shard has been expected, or None if none is expected.
         failed_at: When the last failed read began, or minus infinity if the stream has responded about this shard
             since.
-        waited: How many seconds the last response took.
-        called: When the running call of the source began, or None if no call is running.
-        left: Whether the lease is released without waiting for its reader, which is blocked in a call of the source.
+        response_seconds: How many seconds the last response took.
+        call_began_at: When the running call of the source began, or None if no call is running.
+        call_abandoned: Whether the lease is released without waiting for its reader, which is blocked in a call of
+            the source.
     """
 
     def __init__(self, lease: Lease, me: str, now: float = 0.0, lease_seconds: float | None = None) -> None:

@@ -292,8 +292,8 @@ class SlowPeers:
 
 def first_watch(config: Config, capabilities: Capabilities) -> Watch:
     """Start the watch of the table, with bulletins if the rules have a lookout and annotations are free (C14)."""
-    # If an annotation changes the version (`free_annotations` is false), other workers would mistake each bulletin for
-    # a renewal.
+    # In a store without free annotations, writing a bulletin changes the version of its row, and other workers would
+    # mistake it for a renewal.
     reads_bulletins = config.rules.keeps_lookout and capabilities.free_annotations
     return Watch(
         bulletins=BulletinTracker() if reads_bulletins else None,

@@ -129,7 +129,7 @@ class _Group:
         least: The number of extras that the group gets in any case: its proportional part of all extras, rounded down.
         fraction: The remainder of that division, in units of one extra divided by the number of all workers. If it is
             0, the group gets no further extra.
-        wants: Whether the group would save a move if it got one extra more than `least`.
+        would_save_move: Whether the group would save a move if it got one extra more than `least`.
         parts: The subgroups, in the order in which they get further extras.
     """
 

@@ -334,7 +334,7 @@ class SqliteCells:
             return connection.execute("SELECT 1 FROM cells WHERE name = ?", (name,)).fetchone() is None
 
     def prove(self) -> None:
-        """Do nothing, because the statements of SQLite honor conditions."""
+        """Do nothing. The conditions are part of our SQL statements, so there is no service to check."""
 
     def close(self) -> None:
         """Close the file."""

@@ -1,4 +1,4 @@
-"""The live view without a terminal: how each key changes its state, and which rows it shows in which order."""
+"""Tests of the live view without a terminal: the effect of each key, and the order of the rows."""
 
 from functools import reduce
 

@@ -296,7 +296,7 @@ def test_a_second_copy_raises_an_outdated_fencing_number() -> None:
 
 
 class StoreLosingCreations(MemoryStore):
-    """A store that raises OutcomeUnknown for every creation."""
+    """A store in which no creation of a lease gets a response."""
 
     def write(self, write: Write) -> Outcome:
         """Raise OutcomeUnknown for a creation; apply every other write."""

@@ -282,7 +282,7 @@ def test_each_move_in_a_pipe_is_one_uncut_line(new_table: tuple[str, MemoryStore
 def test_a_living_owners_lease_is_reset_only_if_forced(
     new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A running worker would checkpoint over the reset."""
+    """A running worker would overwrite the reset position with its next checkpoint."""
     url, store = new_table
     versions = [create_lease_with_owner(store, Lease("0", owner="ann", checkpoint=AT_9))]
 

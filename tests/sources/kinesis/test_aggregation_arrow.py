@@ -24,7 +24,7 @@ Row = tuple[int, int, str | None, str | None, bytes]
 
 @pytest.fixture(autouse=True, scope="module")
 def measuring() -> Iterator[None]:
-    """Enable the code that measures aggregates, although it is not compiled here."""
+    """Use the code that measures aggregates, which is otherwise used only if it is compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregation_arrow, "_CAN_USE_SPANS", True)
         yield

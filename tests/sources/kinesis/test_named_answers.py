@@ -1,4 +1,4 @@
-"""Responses with records of another shard than the requested one are rejected."""
+"""A response is rejected if its records belong to another shard than the requested one."""
 
 from copy import deepcopy
 from types import SimpleNamespace

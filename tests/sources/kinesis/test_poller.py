@@ -435,7 +435,7 @@ def test_missing_credentials_are_one_clear_error() -> None:
     ],
 )
 def test_unobtainable_credentials_are_named_and_retried(fault: Exception, says: str) -> None:
-    """A worker continues once somebody has logged in. Until then, its error does not blame the network."""
+    """A worker continues once the user has logged in. Until then, its error does not blame the network."""
     with pytest.raises(SourceUnavailable) as caught, translate_errors("orders"):
         raise fault
     assert str(caught.value).startswith("no credentials for stream 'orders': ")

@@ -264,4 +264,4 @@ class VirtualExecutor:
         """Do nothing: tasks are never scarce."""
 
     def close(self) -> None:
-        """Do nothing: a task ends with its work."""
+        """Do nothing. There are no threads to end: each task ends when its work is done."""

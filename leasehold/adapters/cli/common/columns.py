@@ -30,10 +30,10 @@ class Column:
     Attributes:
         name: The heading.
         right: Whether the cells contain numbers, which are right-aligned.
-        spare: The order in which columns are omitted on a narrow screen. The column with the highest value is omitted
-            first, and a column with 0 is never omitted.
-        words: Whether the cells contain sentences, whose spaces are kept in plain text. Only the last column may set
-            this.
+        hide_order: The order in which columns are omitted on a narrow screen. The column with the highest value is
+            omitted first, and a column with 0 is never omitted.
+        is_sentence: Whether the cells contain sentences, whose spaces are kept in plain text. Only the last column
+            may set this.
     """
 
     name: str

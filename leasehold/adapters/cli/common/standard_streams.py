@@ -49,7 +49,7 @@ class _FaultRecordingOutput(io.FileIO):
     """A stream on standard output that remembers the error with which a write failed.
 
     Args:
-        began: Whether standard output was open when the process started.
+        open_at_start: Whether standard output was open when the process started.
     """
 
     def __init__(self, *, open_at_start: bool) -> None:

@@ -75,7 +75,7 @@ class Supervisor:
     Attributes:
         commands: The command of each process, by the name of the process. A restarted process keeps its name.
         drain_seconds: How long a process may take to drain. It is killed `EXIT_LIMIT_SECONDS` after that.
-        final: The exit statuses after which a restart would not help. If a process ends with one of them, the
+        final_statuses: The exit statuses after which a restart would not help. If a process ends with one of them, the
             supervisor drains the others and ends.
     """
 

@@ -56,7 +56,7 @@ def _make_parameter(option: Option) -> inspect.Parameter:
     if option.limits is not None:
         option_type, typer_arguments = float, {"parser": make_seconds_parser(), "metavar": "DURATION"}
     elif option.choices:
-        option_type, typer_arguments = str, {"metavar": "NAME"}  # the help has the names, and the table checks them
+        option_type, typer_arguments = str, {"metavar": "NAME"}  # the help lists the choices
     elif option.name == "set":
         option_type = list[str]
     help_text = option.help + (f" [{option.unset}]" if option.unset else "")

@@ -136,8 +136,8 @@ def dead_letter_for(
         record=delivery.records[0],
         error=type(cause).__name__,
         text=limited_error_text(cause, MAX_ERROR_TEXT),
-        # Count attempts of the whole batch and of the record alone separately. Only the latter show that this record is
-        # at fault.
+        # Count the attempts with the whole batch and those with this record alone separately. Only those with the
+        # record alone show that it is at fault.
         attempts=delivery.attempts - delivery.in_parts,
         alone=min(1, delivery.in_parts),
         worker=delivery.worker,

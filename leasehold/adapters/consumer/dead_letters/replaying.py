@@ -234,7 +234,7 @@ def _is_over(lease: Lease, began_at: float) -> bool:
 
 
 class _StreamReplayer:
-    """Replays the dead letters in batches, one at a time over all shards, and counts the outcomes."""
+    """Replays the dead letters of all shards, one batch at a time, and counts the outcomes."""
 
     def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: CallHandler, report_kept: KeptCallback) -> None:
         self._me, self._dead_letters, self._deliver, self._report_kept = me, dead_letters, deliver, report_kept

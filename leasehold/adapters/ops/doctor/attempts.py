@@ -102,8 +102,8 @@ class RightAttempt:
 
     Attributes:
         right: The service's name of the right.
-        ask: Sends the request that uses the right. May return a string, which replaces "allowed" in the finding.
-            Raises StoreError, SourceError, NotTried, Absent or NotALeaseTable.
+        try_request: Sends the request that uses the right. May return a string, which replaces "allowed" in the
+            finding. Raises StoreError, SourceError, NotTried, Absent or NotALeaseTable.
         writes: Whether this is a right to write.
     """
 
@@ -120,7 +120,8 @@ class RightsTrial:
         name: The name of the store or stream in messages.
         attempts: One attempt per right. The first one shows whether the service can be reached.
         clock: Measures the service's clock from its responses; None if the responses contain no time.
-        prove: Tries conditional writes, and raises StoreError if their conditions are ignored; None for a stream.
+        check_conditions: Tries conditional writes, and raises StoreError if their conditions are ignored; None for
+            a stream.
         close: Closes all connections.
     """
 

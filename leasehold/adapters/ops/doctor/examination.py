@@ -93,7 +93,7 @@ class Fleet:
         workers: The number of workers.
         checkpoint_seconds: The time between two checkpoints of a shard; 0 for one after every batch.
         shared: Whether a lookout can read the table for all workers (`capabilities.free_annotations`).
-        parts: The number of list requests for one read of the table. Only used for object stores.
+        listings_per_read: The number of list requests for one read of the table. Only used for object stores.
         sessions: Whether the table has the layout `sessions`.
     """
 

@@ -171,7 +171,7 @@ class WatchedFleet:
         lag: The latest points of lag in the history.
         count: The number of moves in the history.
         unwritten: Moves that could not be written to the history yet.
-        refused: The reason why the history could not be read or written, or "".
+        history_fault: The reason why the history could not be read or written, or "".
     """
 
     table: WatchedTable | None = None
@@ -269,8 +269,8 @@ class TableWatcher:
     def look(self) -> None:
         """Read the table once.
 
-        If the history cannot be written, the new state is still shown, and its moves are written to the history after
-        a later read.
+        If the history file cannot be written, the new state is still shown. The lease moves that are missing from the
+        file are added after a later read.
 
         Raises:
             StoreError: The table cannot be read.

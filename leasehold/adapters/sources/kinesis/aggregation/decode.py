@@ -49,7 +49,7 @@ drop  Drop the whole aggregate, as the KCL does.
 class Reason(StrEnum):
     """The result of deaggregating a Kinesis record."""
 
-    AGGREGATED = "aggregated"  # split, and all user records kept
+    AGGREGATED = "aggregated"  # the aggregate was split, and all its user records were kept
     PLAIN = "plain"  # returned unchanged: it is not an aggregate
     BAD_MD5 = "bad-md5"  # returned unchanged: it starts like an aggregate, but the digest is wrong
     BAD_PROTO = "bad-proto"  # returned unchanged: the digest is right, but the message is malformed

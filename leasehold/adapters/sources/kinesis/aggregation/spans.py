@@ -16,7 +16,7 @@ from leasehold.adapters.sources.kinesis.aggregation.places import add_locations
 _CONTINUATION_BIT: Final = 0x80
 _KEY: Final = 0x0A
 _INLINE_BYTES: Final = 12  # bytes that an Arrow view can contain inline
-_INLINE_HEAD_BYTES: Final = 4  # inline bytes in the same eight bytes as the length
+_INLINE_HEAD_BYTES: Final = 4  # short data follows the length, in the same eight bytes
 _MASKS: Final = b"\xff" * 8 + bytes(8)  # the eight bytes at 8 - n are a mask of n bytes
 
 

@@ -526,7 +526,7 @@ def replace_read_methods(client: "KinesisClient", hooks: CborHooks, arn: str | N
 
 
 def replace_put_methods(client: "KinesisClient", hooks: ProducerCborHooks, arn: str | None = None) -> None:
-    """Make this client send `PutRows` without boto3. Other lists of records are left to boto3.
+    """Make this client send `PutRows` directly. Records in any other form are still sent by boto3.
 
     If `arn` is given, requests contain the stream's ARN in addition to its name.
     """
