@@ -37,15 +37,16 @@ class SparkOption:
     Attributes:
         name: Its name, in the case that the reference shows.
         help: The effect of the option. Begins with a verb in the imperative.
-        default: The value if it is left out; None if that is no value.
-        required: What to do if it is missing, for the error; "" if it may be left out.
+        default: The value that applies if the option is left out; None if there is no such value.
+        required: The advice in the error if the option is missing; "" if it may be left out.
         minimum: The minimum of a whole number.
         maximum: The maximum of a whole number.
-        choices: The only values, if there are no others.
-        values: The values in words, unless the limits or `choices` show them.
-        unset: What happens if it is left out, in words, unless `default` shows it.
+        choices: All allowed values, if the option has a fixed set of them.
+        values: A description of the allowed values; "" if the limits or `choices` show them.
+        unset: What applies if the option is left out, in words; "" if `default` shows it.
         page: The page of docs/ with the details, with an anchor if needed.
-        in_docs: Whether the reference lists it. Some options are read only to be rejected, or belong to Spark.
+        in_docs: Whether the reference lists it. It omits the options that belong to Spark, and those of other
+            connectors that are read in order to reject them.
     """
 
     name: str
@@ -62,7 +63,7 @@ class SparkOption:
 
 
 def declare_endpoint(prefix: str) -> tuple[SparkOption, SparkOption]:
-    """Return the options `region` and `endpointUrl` of a service of AWS."""
+    """Return the options `<prefix>.region` and `<prefix>.endpointUrl` of an AWS service."""
     return (
         SparkOption(f"{prefix}.region", "Send requests to this region.", unset="the environment's"),
         SparkOption(
@@ -90,7 +91,9 @@ ALL_SOURCES = (
         unset="required by queries",
     ),
     SparkOption(
-        "lease.to", "Not supported: queries take no part in `leasehold swap`, so it is rejected.", page="swap.md"
+        "lease.to",
+        "Leave this out: queries take no part in `leasehold swap`, so the option is rejected.",
+        page="swap.md",
     ),
     SparkOption(
         "lease.workerId",
@@ -99,7 +102,7 @@ ALL_SOURCES = (
     ),
     SparkOption(
         "lease.rules",
-        "Take leases by these rules; same for the whole group.",
+        "Take leases by these rules. All workers of the group must use the same ones.",
         "minimal",
         choices=("minimal", *(name for name in RULES if name != "minimal")),
     ),
@@ -108,20 +111,21 @@ ALL_SOURCES = (
     SparkOption("lease.maxLeasesToSteal", "Steal at most this many leases at a time.", unset="set by the rules"),
     SparkOption(
         "lease.maxLeasesPerCore",
-        "Hold at most this many leases for each core of the session; not together with `lease.maxLeases`.",
+        "Hold at most this many leases for each core of the session. Cannot be combined with `lease.maxLeases`.",
         unset="no limit",
     ),
     SparkOption("lease.cores", "Set the number of the session's cores.", unset="counted by `register`"),
     SparkOption(
         "lease.flushOnIdle",
-        "Commit the last batch by an empty one if no rows arrive. A batch that ends a shard is always committed so.",
+        "If no rows arrive, plan an empty batch, so that Spark commits the last one. After a batch that ends a shard, "
+        "this is done even if the option is `false`.",
         "true",
         choices=FLAG,
     ),
     SparkOption("lease.createTable", "Create the lease table if there is none.", "true", choices=FLAG),
     SparkOption(
         "lease.ifRecreated",
-        "Begin all leases here if the stream was deleted and created again under its name.",
+        "Begin all leases at this position if the stream was deleted and created again under the same name.",
         values="`TRIM_HORIZON`, `LATEST`",
         unset="the query ends with an error",
         page="table-lost.md#when-a-stream-is-deleted-and-created-again",
@@ -133,25 +137,29 @@ ALL_SOURCES = (
         "auto",
         choices=("auto", "fetch", "embedded"),
     ),
-    SparkOption("lease.fetchHost", "Let tasks reach the driver under this name or address.", unset="the session's"),
     SparkOption(
-        "lease.fetchBindHost", "Listen on this address of the driver.", unset="the session's, or `lease.fetchHost`"
+        "lease.fetchHost", "Let tasks connect to the driver by this host name or address.", unset="the session's"
+    ),
+    SparkOption(
+        "lease.fetchBindHost",
+        "Let the driver listen for tasks on this address.",
+        unset="the session's, or `lease.fetchHost`",
     ),
     SparkOption(
         "lease.fetchPort",
-        "Listen on this port of the driver, or on the first free one of the fifteen that follow.",
+        "Let the driver listen on this port or, if it is taken, on the first free one of the next fifteen.",
         maximum=65_535,
         unset="any free port",
     ),
     SparkOption(
         "lease.spoolFolder",
-        "Write rows that do not fit into memory to this folder.",
+        "Use this folder for rows that do not fit into memory.",
         unset="the system's temporary one",
     ),
-    SparkOption("lease.bufferRows", "Read at most this many rows of all shards ahead.", 500_000),
+    SparkOption("lease.bufferRows", "Read ahead at most this many rows, from all shards together.", 500_000),
     SparkOption(
         "lease.bufferBytes",
-        "Read at most this many bytes of all shards ahead. Half as many bytes wait in memory for tasks.",
+        "Read ahead at most this many bytes, from all shards together. At most half of them wait in memory for tasks.",
         256 * MIB,
         minimum=MIB,
     ),
@@ -177,7 +185,7 @@ ALL_SOURCES = (
         unset="shards divided by cores",
     ),
 )
-"""The options of all sources."""
+"""The options that every source has."""
 
 
 class OptionReader:
@@ -204,7 +212,7 @@ class OptionReader:
         return str(option.default or "") if option_value is None else option_value
 
     def read_number(self, name: str) -> int:
-        """Return a whole number within the limits of an option that has a default."""
+        """Return the value of a whole-number option within its limits, or its default, which it must have."""
         number = self.read_optional_number(name)
         return cast("int", self._declared[name].default) if number is None else number
 
@@ -221,7 +229,7 @@ class OptionReader:
         return parsed_number
 
     def read_choice(self, name: str) -> str:
-        """Return the choice that the option names, ignoring case, or its default."""
+        """Return the choice that equals the option's value, ignoring case, or the default."""
         option_text, choices = self.read_text(name), self._declared[name].choices
         for choice in choices:
             if choice.lower() == option_text.lower():
@@ -240,14 +248,14 @@ class OptionReader:
         return None if option_value is None else option_value.strip()
 
     def ignore_options(self, names: Mapping[str, str]) -> None:
-        """Read options of other connectors that have no effect here, and log a warning for each one that is set."""
+        """Accept options of other connectors although they have no effect, and log a warning for each that is set."""
         self._ignored += names
         for name, reason in names.items():
             if self._take(name):
                 log.warning("option %s has no effect: %s", name, reason)
 
     def reject_renamed(self, names: Mapping[str, str]) -> None:
-        """Raise ValueError for an option of another connector that has another name here."""
+        """Raise ValueError if an option is given by the name that another connector uses, and suggest our name."""
         for other_name, our_name in names.items():
             if other_name.lower() in self._unread:
                 raise ValueError(f"option {other_name}: unknown; did you mean {our_name}?")
@@ -283,7 +291,7 @@ class Address:
 
 @frozen
 class LeaseOptions:
-    """The options for a query's part in its group. They are the same for all sources.
+    """The options for how a query takes part in its group. Every source has these options.
 
     Attributes:
         store: The URL of the lease table; "" if none is named.
@@ -322,7 +330,7 @@ class LeaseOptions:
 
     @property
     def worker_id(self) -> str:
-        """A new id for each run of a query. Two runs with the same id would renew each other's leases."""
+        """A new worker id at each access. Two runs with the same id would renew each other's leases."""
         return f"{self.worker}-{os.getpid()}x{uuid4().hex[:8]}"
 
     def count_tasks(self, shards: int) -> int:
@@ -339,7 +347,7 @@ def parse_lease_options(opts: OptionReader, store: str, position: Mapping[str, A
         opts: All options.
         store: The URL to use if `lease.store` is left out; "" if there is no such default.
         position: `initial_position` and `timestamp_ms`, as in a configuration.
-        rows: This source's name of the option for the maximum number of rows in a batch.
+        rows: The name that this source uses for the option that limits the rows of a batch.
     """
     # `register` sets this option for the session, except for a client of Spark Connect, which uses the default.
     core_count = opts.read_optional_number("lease.cores") or os.cpu_count() or 1
@@ -391,7 +399,8 @@ def _parse_config(opts: OptionReader, position: Mapping[str, Any], cores: int) -
     if warning := check_duration(SETTING_LIMITS["lease_seconds"], duration_ms / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
     rules_name = opts.read_choice("lease.rules")
-    # Limit the leases by a number or by the session's cores, so that a large cluster takes more than a laptop (M7).
+    # Limit the leases to a fixed number, or to a number per core, so that a large cluster takes more than a laptop
+    # (M7).
     limit, per_core = opts.read_optional_number("lease.maxLeases"), opts.read_optional_number("lease.maxLeasesPerCore")
     if limit and per_core:
         raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
@@ -422,9 +431,9 @@ def parse_start(
     Args:
         name: The option.
         text: The value of the option.
-        oldest_words: The words for the oldest record.
-        newest_words: The words for the present end.
-        timestamp: If the value is a time, its milliseconds since 1970, otherwise "".
+        oldest_words: The words that mean "start at the oldest record".
+        newest_words: The words that mean "start after the newest record".
+        timestamp: The part of the value that contains the time in milliseconds since 1970; "" if it is not a time.
         time_form: How to write a time, for the error.
     """
     if timestamp:

@@ -1,9 +1,9 @@
-"""Keeps the rows that one worker has read from its lease table, and tracks changes that the rows do not show.
+"""Keeps what one worker knows about the lease table: the rows, and changes that the rows do not show.
 
 1. `Watch` keeps the rows, each with the time for which it has been unchanged. This module adds the time of the last
    read, and tracks two kinds of changes: leases that this worker dropped although their rows still name it as owner,
    and leases that other workers finished while this process was paused.
-2. A failed read changes only the record of outages, and must be repeated.
+2. After a failed read, the caller must read again before it plans.
 """
 
 import math
@@ -46,18 +46,18 @@ class TableView:
 
     @property
     def needs_listing(self) -> bool:
-        """Whether the whole table must be read, because a lease was dropped whose row still names this worker (C17)."""
+        """Whether the whole table must be read, because this worker dropped a lease whose row still names it (C17)."""
         return self._has_dropped_rows.is_set()
 
     def note_lease_dropped(self) -> None:
-        """Note that a lease was dropped without a write."""
+        """Note that this worker dropped a lease without a write, so that its row still names this worker as owner."""
         self._has_dropped_rows.set()
 
     def read(self, keys: tuple[str, ...] | None, *, stale_ok: bool) -> Listing:
         """Read the rows of these keys, or the whole table if `keys` is None. Raises StoreError."""
         read_began, had_dropped_rows = self._clock(), keys is None and self._has_dropped_rows.is_set()
         if had_dropped_rows:
-            # Reset the event before the read. A lease that is dropped during the read then requests another full read.
+            # Clear the event before the read, so that a lease dropped during the read leads to another full read.
             self._has_dropped_rows.clear()
         self._last_read_at, self._listing_began_at = read_began, read_began if keys is None else math.inf
         try:
@@ -69,7 +69,7 @@ class TableView:
         except StoreError:
             self.watch = self.watch.unanswered(read_began)
             if had_dropped_rows:
-                # There was no response, so a full read is still needed.
+                # The read failed, so a full read is still needed.
                 self._has_dropped_rows.set()
             raise
         finally:
@@ -77,7 +77,7 @@ class TableView:
         return listing
 
     def listing_seconds(self, now: float) -> float:
-        """Return how many seconds ago the running read of the whole table began, or 0 if none is running."""
+        """Return for how many seconds a read of the whole table has been in progress, or 0 if none is."""
         return max(0.0, now - self._listing_began_at)
 
     def look(
@@ -87,13 +87,13 @@ class TableView:
         keys: Collection[str] | None,
         reports: Reports = NO_REPORTS,
     ) -> Sequence[Lease]:
-        """Store these rows. Return all known leases, each with the time for which it has been unchanged.
+        """Remember these rows. Return all known leases, with how long each has been unchanged.
 
         Args:
             rows: The rows, as read or as returned by writes.
             began: When the read or the write began.
-            keys: The keys that were read; None: the whole table.
-            reports: The reports of KCL 3.x workers that were read with the rows.
+            keys: The keys that were read; None if the whole table was read.
+            reports: The reports of KCL 3.x workers, which were read together with the rows.
         """
         read_ended = self._clock()
         self.watch, leases = self.watch.look(rows, began, read_ended, keys, reports)
@@ -109,19 +109,19 @@ class TableView:
         self.watch = self.watch.recalling(released_leases, shards)
 
     def is_outdated(self, now: float) -> bool:
-        """Return whether the last read is too old to create leases. Other workers may have finished them since."""
+        """Return whether the last read is too old to create leases. Other workers may have finished shards since."""
         return self._is_old(self._last_read_at, now)
 
     def finished_long_ago(self, now: float) -> frozenset[str]:
-        """Return the keys of the finished leases that may be deleted."""
+        """Return the keys of the leases that have been finished for so long that they may be deleted."""
         return frozenset(key for key in self._finished_since if self.was_finished_long_ago(key, now))
 
     def was_finished_long_ago(self, key: str, now: float) -> bool:
         """Return whether a lease has been finished for so long that it may be deleted.
 
-        Any worker that read the table before the lease's row existed must read the table again before it creates leases
-        (`is_outdated`). If the row were deleted earlier, such a worker could create the lease again, and its shard
-        would be read twice under the same fencing numbers.
+        Until then, another worker may rely on a read from before the lease's row existed. Later, that read is outdated
+        (`is_outdated`), and the worker must read the table again before it creates leases. If the row were deleted too
+        soon, that worker could create the lease again, and the shard would be read twice with the same fencing numbers.
         """
         return self._is_old(self._finished_since.get(key, math.inf), now)
 
@@ -131,17 +131,17 @@ class TableView:
     # Pauses of this process
 
     def note_running(self, now: float) -> None:
-        """Note that this process is running. After a long pause, note the leases that others may have finished."""
+        """Note that this process is running. After a pause, note the leases that other workers may have finished."""
         if now - self._last_running_at > self._config.lease_seconds:
             self._keys_before_pause = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
         self._last_running_at = now
 
     def history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
-        """Return the history, with leases marked finished that other workers finished while this process paused (L13).
+        """Return the history, with leases that others finished while this process was paused marked as finished (L13).
 
-        A lease without a row that was last seen before the pause may have been finished and deleted meanwhile. A
-        finished lease is deleted only after its children were started (L8). Therefore, if a descendant has a lease, the
-        shard was finished. This is true even if the descendant's lease was reset since.
+        If a lease was last seen before the pause and has no row now, it may have been finished and deleted meanwhile. A
+        finished lease is deleted only after its children were started (L8). Therefore, if a descendant of its shard has
+        a lease, the shard was finished, even if the descendant's lease has been reset since.
         """
         history = self.watch.history
         if not self._keys_before_pause:
