@@ -64,6 +64,8 @@ class Stepped(LeaseLoop):
         lease_readers = runner._lease_readers  # noqa: SLF001  its tasks would wait for the machine's own clock
         lease_readers.schedule.close(runner.worker.clock())
         self._steps = Steps()
+        self._worker.wake_runner = self._request_turn
+        self._is_turn_requested = False
         lease_readers.schedule = self._steps  # type: ignore[assignment]  # as much of it as is called
         self._turn_due = self._renew_due = -math.inf
 
@@ -78,10 +80,13 @@ class Stepped(LeaseLoop):
         now, worker = self.clock.now, self._worker
         if now >= self._renew_due:
             self._renew_due = worker.renew(now)
-        turn_wanted = self._runner._turn_signal.wait(-math.inf)  # noqa: SLF001  as its task would
-        if turn_wanted or now >= self._turn_due:
+        if self._is_turn_requested or now >= self._turn_due:
+            self._is_turn_requested = False
             self._turn_due = worker.turn(now)
         self._steps.run(now)
+
+    def _request_turn(self) -> None:
+        self._is_turn_requested = True
 
 
 def stepped(patch: pytest.MonkeyPatch) -> Clock:

@@ -15,7 +15,7 @@ from waiters import WAIT
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.lease_readers import LeaseReaders
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.consumer.schedule import Schedule, ScheduledStep, ScheduleMessage
+from leasehold.adapters.consumer.schedule import Schedule, ScheduledStep, ScheduleTask
 from leasehold.adapters.worker.holding import Holding
 from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
 
@@ -75,11 +75,10 @@ def refuse_threads_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["leasehold-read", "leasehold-act", "leasehold-turn", "leasehold-renew"])
 def test_thread_that_cannot_start_ends_the_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    refuse_threads_named(monkeypatch, name)
     store = FaultyStore()
-    started_run = Ran(Runner(joined(store, stream_with_five_records()), done_with))
-    if name == "leasehold-renew":
-        refuse_threads_named(monkeypatch, name)
+    runner = Runner(joined(store, stream_with_five_records()), done_with)
+    refuse_threads_named(monkeypatch, name)
+    started_run = Ran(runner)
     assert started_run.ended()
     assert [type(fault) for fault in started_run.faults] == [WorkerError]
     assert "can't start new thread" in str(started_run.faults[0])
@@ -114,16 +113,16 @@ def test_failing_schedule_dispatcher_ends_the_run(monkeypatch: pytest.MonkeyPatc
     store, handled, broken = FaultyStore(), Event(), Event()
     runner = Runner(joined(store, stream_with_five_records()), lambda _delivery: handled.set())
     schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing public makes it fail
-    original_process = schedule._process_message  # noqa: SLF001  likewise
+    original_wait = schedule._wait_for_step  # noqa: SLF001  likewise
 
-    def fail_once(message: ScheduleMessage) -> None:
-        original_process(message)
+    def fail_once(task: ScheduleTask) -> ScheduledStep | None:
         if handled.is_set() and not broken.is_set():
             broken.set()
             raise MemoryError
+        return original_wait(task)
 
     monkeypatch.setattr("leasehold.adapters.consumer.schedule.FAULT_SECONDS", 0.0)
-    monkeypatch.setattr(schedule, "_process_message", fail_once)
+    monkeypatch.setattr(schedule, "_wait_for_step", fail_once)
     started_run = Ran(runner)
     assert started_run.ended()
     assert "MemoryError" in str(started_run.faults[0])
@@ -195,8 +194,7 @@ class Leaving:
         self.answers: list[bool | StoreError] = []
         self.excluded: list[tuple[str, float]] = []
         self.faults: list[str] = []
-        self.messages: list[Any] = []
-        self.scheduler, self.put = self, self.messages.append
+        self.scheduler = self
 
     def queue(self) -> "Leaving":
         return self
@@ -247,14 +245,12 @@ class GuardedStep:
         )
         self.schedule = lease_readers.schedule
         lease_readers.begin(cast("Holding", self.held))
-        (first_message,) = self.held.messages
-        self.scheduled = first_message.added
+        self.scheduled = self.schedule._steps["s-0"]  # noqa: SLF001  as a task would
 
     def run(self) -> float:
         """Return the time at which the step wants to be called again."""
-        self.schedule._run("s-0", self.scheduled)  # noqa: SLF001  as a task would
-        due_time: float = self.held.messages[-1].due
-        return due_time
+        self.schedule._run(self.scheduled)  # noqa: SLF001  as a task would
+        return self.scheduled.due
 
 
 def test_step_that_raises_four_times_in_a_row_releases_its_lease(caplog: pytest.LogCaptureFixture) -> None:

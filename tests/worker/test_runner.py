@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock, current_thread
 from threading import enumerate as enumerate_threads
-from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
-from attrs import define, field
 from running import WAIT, run_to_its_end, running
 from virtual_fleet import FaultySource, FaultyStore, RecordingConsumer, stream_with_five_records
 from waiters import until
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
-from leasehold.adapters.consumer.pool import Signal
 from leasehold.adapters.consumer.runner import Runner, stopping_on_signals
 from leasehold.adapters.consumer.schedule import Schedule
 from leasehold.adapters.sources.protocol import Batch
@@ -50,7 +47,8 @@ def run(runner: Runner) -> None:
 @pytest.fixture
 def schedule() -> Iterator[Schedule]:
     """A schedule with four threads."""
-    thread_schedule = Schedule(4, ThreadScheduler(time.monotonic), _raised)
+    thread_schedule = Schedule(ThreadScheduler(time.monotonic), 4, "steps", _raised)
+    thread_schedule.start()
     yield thread_schedule
     thread_schedule.close(time.monotonic() + WAIT)
 
@@ -316,12 +314,10 @@ def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.M
 
         monkeypatch.setattr(target, method, woken)
 
-    note("turn", runner._turn_signal, "set", lambda: not lease_readers.wants_leases)  # noqa: SLF001
-    note("renew", runner._renew_signal, "set", lambda: not runner._renewing)  # noqa: SLF001
-    note("dispatch", lease_readers.schedule._messages, "put", lambda: lease_readers.schedule._closed)  # noqa: SLF001
+    note("turn", runner._turn_schedule, "wake", lambda: not lease_readers.wants_leases)  # noqa: SLF001
     runner.stop()
     runner.run()
-    assert was_ending == {"turn": True, "renew": True, "dispatch": True}
+    assert was_ending == {"turn": True}
 
 
 @pytest.fixture
@@ -422,38 +418,3 @@ def test_step_that_raises_as_its_lease_is_lost_logs_nothing(
     assert replacement_step is not None
     assert replacement_step(0.0) == math.inf
     assert "cannot be read here" not in caplog.text
-
-
-@define
-class ImmediateQueue:
-    """A queue whose consumer takes an item and continues before `put` returns."""
-
-    items: list[object] = field(factory=list)
-    taker: Callable[[], object] = lambda: None
-
-    def put(self, item: object) -> None:
-        self.items.append(item)
-        self.taker()
-
-    def get(self, _until: float = math.inf) -> object:
-        return self.items.pop(0) if self.items else None
-
-
-def test_signal_that_is_consumed_at_once_can_be_set_again() -> None:
-    queue = ImmediateQueue()
-    pool_signal = Signal(cast("Any", SimpleNamespace(queue=lambda: queue)))
-    queue.taker = pool_signal.wait
-    pool_signal.set()
-    queue.taker = lambda: None
-    pool_signal.set()
-    assert pool_signal.wait()
-
-
-def test_signal_set_twice_wakes_once() -> None:
-    """A turn that is woken by a hundred leases runs once."""
-    pool_signal = Signal(cast("Any", SimpleNamespace(queue=ImmediateQueue)))
-    pool_signal.set()
-    pool_signal.set()
-    assert (pool_signal.wait(), pool_signal.wait()) == (True, False)
-    pool_signal.set()
-    assert pool_signal.wait()

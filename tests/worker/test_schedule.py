@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import define, field
 
-from leasehold.adapters.consumer.pool import Pool
-from leasehold.adapters.consumer.schedule import FAULT_SECONDS, STEP_FAULT_WAITS, Schedule
+from leasehold.adapters.consumer.schedule import FAULT_SECONDS, STEP_FAULT_WAITS, Schedule, ScheduledStep
 from leasehold_lab.simulator.world.tasks import TaskScheduler, VirtualTime
 
 
@@ -63,7 +62,8 @@ class ScheduleHarness:
 
     def __attrs_post_init__(self) -> None:
         self.time = Time(self.tasks, self.process, 0.0, 1.0, random.Random(0), "p-1")  # noqa: S311  a seed is the point
-        self.schedule = Schedule(2, self.time, lambda fault: self.failed.append(repr(fault)))
+        self.schedule = Schedule(self.time, 2, "leasehold-read", lambda fault: self.failed.append(repr(fault)))
+        self.schedule.start()
 
     def step(self, name: str, *times: float, step_seconds: float = 0.0) -> Callable[[float], float]:
         """Return a step that returns these due times one after the other. Each call takes `step_seconds`."""
@@ -211,23 +211,20 @@ def test_failing_dispatcher_logs_the_error_and_continues(calendar: ScheduleHarne
     assert calendar.calls == [(0.0, "a"), (1.0 + FAULT_SECONDS, "a")]
 
 
-def test_step_that_could_not_start_starts_when_woken(
-    calendar: ScheduleHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults, submit = [MemoryError("too much")], Pool.submit
+def test_step_that_could_not_start_starts_later(calendar: ScheduleHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults, original_run = [MemoryError("too much")], Schedule._run  # noqa: SLF001  nothing public makes it fail
 
-    def refused(pool: Pool, work: Callable[[], None]) -> None:
+    def refuse_once(schedule: Schedule, step: ScheduledStep) -> None:
         if faults:
             raise faults.pop()
-        submit(pool, work)
+        original_run(schedule, step)
 
-    monkeypatch.setattr(Pool, "submit", refused)
+    monkeypatch.setattr(Schedule, "_run", refuse_once)
     calendar.schedule.add("a", calendar.step("a"))
-    calendar.call_at(10.0, lambda: calendar.schedule.wake("a"))
-    drain_result = calendar.call_at(10.0, lambda: calendar.schedule.drain(60.0))
+    drain_result = calendar.call_at(1.0, calendar.schedule.drain)
     calendar.tasks.run(90.0)
     assert calendar.failed == ["MemoryError('too much')"]
-    assert (calendar.calls, drain_result) == ([(10.0, "a")], [(True, 10.0)])
+    assert (calendar.calls, drain_result) == ([(FAULT_SECONDS, "a")], [(True, FAULT_SECONDS)])
 
 
 def test_worker_is_notified_if_no_task_can_start(calendar: ScheduleHarness) -> None:
@@ -242,7 +239,7 @@ def test_worker_is_notified_if_no_task_can_start(calendar: ScheduleHarness) -> N
 def test_threads_are_named_by_purpose(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
-    assert set(calendar.time.named) == {"leasehold-schedule", "leasehold-read"}
+    assert set(calendar.time.named) == {"leasehold-read"}
 
 
 def test_drain_ignores_keys_that_were_over_before(calendar: ScheduleHarness) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from leasehold.adapters.consumer.pool import Pool, Signal
+from leasehold.adapters.consumer.schedule import Schedule
 from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, read_boot_clock
 
 
@@ -58,7 +58,7 @@ def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
         finished.append(item)
         return item
 
-    pool = Pool(ThreadScheduler(read_boot_clock), 2, "test", lambda _fault: None)
+    pool = Schedule(ThreadScheduler(read_boot_clock), 2, "test", lambda _fault: None)
     with pytest.raises(ValueError, match=r"^refused$"):
         pool.map(work, range(4))
     assert sorted(finished) == [0, 2, 3]
@@ -84,7 +84,7 @@ class Counted(ThreadScheduler):
 
 def test_idle_tasks_end_after_a_burst_of_work() -> None:
     scheduler = Counted()
-    pool = Pool(scheduler, 6, "test", lambda _fault: None, max_idle=2)
+    pool = Schedule(scheduler, 6, "test", lambda _fault: None, max_idle=2)
     for burst in (1, 2):
         barrier = threading.Barrier(6)
         assert sorted(pool.map(barrier.wait, [20] * 6)) == [*range(6)]
@@ -97,7 +97,7 @@ def test_idle_tasks_end_after_a_burst_of_work() -> None:
 
 def test_pool_grows_and_shrinks_to_its_size() -> None:
     scheduler = Counted()
-    pool = Pool(scheduler, 1, "test", lambda _fault: None)
+    pool = Schedule(scheduler, 1, "test", lambda _fault: None)
     pool.resize(4)
     barrier = threading.Barrier(4)
     assert sorted(pool.map(barrier.wait, [20] * 4)) == [*range(4)]
@@ -105,23 +105,6 @@ def test_pool_grows_and_shrinks_to_its_size() -> None:
     assert len(pool.map(abs, range(4))) == 4
     assert [scheduler.ended.get(read_boot_clock() + 20) for _ in range(3)] == ["test"] * 3
     assert pool.close(read_boot_clock() + 20)
-
-
-def test_signal_set_while_it_is_consumed_is_not_lost() -> None:
-    scheduler, queue, wait_results = ThreadScheduler(read_boot_clock), ThreadQueue(read_boot_clock), list[bool]()
-    original_put = queue.put
-
-    def consume_and_put(item: object) -> None:
-        original_put(item)
-        wait_results.append(pool_signal.wait(-1.0))  # the waiter takes it before `set` returns
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(queue, "put", consume_and_put)
-        monkeypatch.setattr(scheduler, "queue", lambda: queue)
-        pool_signal = Signal(scheduler)
-        pool_signal.set()
-        pool_signal.set()
-    assert wait_results == [True, True]
 
 
 def test_wait_continues_after_a_signal_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,13 +115,3 @@ def test_wait_continues_after_a_signal_check(monkeypatch: pytest.MonkeyPatch) ->
     assert read_boot_clock() >= deadline
     threading.Timer(0.05, queue.put, ["item"]).start()
     assert queue.get() == "item"
-
-
-def test_signal_set_many_times_ends_one_wait_and_can_be_set_again() -> None:
-    pool_signal = Signal(ThreadScheduler(read_boot_clock))
-    wait_results = []
-    for count in (3, 0, 1, 0):
-        for _ in range(count):
-            pool_signal.set()
-        wait_results.append(pool_signal.wait(0.0))
-    assert wait_results == [True, False, True, False]

@@ -80,7 +80,8 @@ class LeaseReaders:
             on_failure,
         )
         self._scheduler, self.wants_leases = worker.scheduler, True
-        self.schedule = Schedule(readers, self._scheduler, on_failure)
+        self.schedule = Schedule(self._scheduler, readers, "leasehold-read", on_failure)
+        self.schedule.start()
         self.memory = MemoryBudget(memory_bytes, self.schedule.wake)
         max_calls = handling.most_calls
         self.dispatcher = Dispatcher(

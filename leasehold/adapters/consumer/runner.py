@@ -1,7 +1,8 @@
 """Runs a worker by calling its renewals, its turns and the steps of its lease readers when they are due.
 
-A worker's `renew` and `turn` each have a task of their own, with a pool for the writes that they make. The steps of
-lease readers are called by the `Schedule` (`consumer/schedule.py`) of `LeaseReaders` (`consumer/lease_readers.py`).
+Each of these has its own `Schedule` (`consumer/schedule.py`). `Worker.turn` and `Worker.renew` each have a schedule
+with one task, and another one for the writes that they make. The steps of lease readers are on the schedule of
+`LeaseReaders` (`consumer/lease_readers.py`).
 
 To stop, a worker drains: it finishes and checkpoints the running batches and releases their leases. If a task ends or
 cannot be started, the run also stops and reports the reason, because leases must not be renewed without being read. If
@@ -10,9 +11,11 @@ is ignored, as under nohup). A second signal ends the process immediately, and i
 """
 
 import logging
+import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,7 +24,7 @@ from leasehold.adapters.consumer.executors import HandlerExecutor
 from leasehold.adapters.consumer.exporting import Meter
 from leasehold.adapters.consumer.handling import Handler, Handling, with_metrics, with_spans
 from leasehold.adapters.consumer.lease_readers import LeaseReaders, StepFactory
-from leasehold.adapters.consumer.pool import Pool, Signal
+from leasehold.adapters.consumer.schedule import Schedule
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.scheduler import Queue
@@ -100,13 +103,15 @@ class Runner:
         self.handling = with_metrics(worker, with_spans(worker, handling), meter)
         self._scheduler, self._drain_seconds = worker.scheduler, drain_seconds
         self._end_reasons: Queue = self._scheduler.queue()
-        self._turn_signal, self._renew_signal = Signal(self._scheduler), Signal(self._scheduler)
-        self._renewing, self._has_failed, self._warned_of_late_renewals = True, False, False
+        self._has_failed, self._warned_of_late_renewals = False, False
+        self._fault_counts = Counter[str]()
         self._writers = writers
-        # Use separate pools for renewals and claims. A renewal that is queued after a hundred claims would be late, and
+        # Use separate tasks for renewals and claims. A renewal that is queued after a hundred claims would be late, and
         # a renewal that stalls must not delay a claim.
-        self._renewal_pool = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
-        self._write_pool = Pool(self._scheduler, writers, "leasehold-act", self._fail, max_idle=IDLE_WRITERS)
+        self._turn_schedule = Schedule(self._scheduler, 1, "leasehold-turn", self._fail)
+        self._claim_schedule = Schedule(self._scheduler, writers, "leasehold-act", self._fail, max_idle=IDLE_WRITERS)
+        self._renew_schedule = Schedule(self._scheduler, 1, "leasehold-renew", self._fail)
+        self._renewal_schedule = Schedule(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
         self._lease_readers = LeaseReaders(
             worker,
             self.handling,
@@ -120,7 +125,7 @@ class Runner:
         )
         worker.consumer = self._lease_readers
         if worker.wake_runner is wake_nothing:
-            worker.wake_runner = self._turn_signal.set
+            worker.wake_runner = partial(self._turn_schedule.wake, "turn")
         for holding in worker.holdings:  # leases that the worker took before it had a consumer
             self._lease_readers.begin(holding)
 
@@ -136,30 +141,22 @@ class Runner:
             SystemExit: A handler has raised it.
             KeyboardInterrupt: A handler has raised it.
         """
-        worker, tasks = self.worker, dict[str, Queue]()
-        run_turn, renew = partial(worker.turn, each=self._write_pool.map), self._renew
-        start_pause = start_seconds(worker.me, worker.config)  # C15
-        task_functions: dict[str, Callable[[], None]] = {
-            "turn": lambda: self._run_when_due(
-                "turn", run_turn, self._turn_signal, lambda: self._lease_readers.wants_leases, start_pause
-            ),
-            "renew": lambda: self._run_when_due("renew", renew, self._renew_signal, lambda: self._renewing),
-        }
-        for name, work in task_functions.items():
-            try:
-                tasks[name] = self._start_task(name, work)
-            except RuntimeError as fault:
-                # Both tasks are needed, because leases that are taken but not renewed would soon be lost.
-                self._fail(fault)
-                break
+        worker, now = self.worker, self._scheduler.clock()
+        try:
+            self._turn_schedule.start()
+            self._renew_schedule.start()
+        except RuntimeError as fault:
+            # Both are needed, because leases that are taken but not renewed would soon be lost.
+            self._fail(fault)
+        else:
+            self._turn_schedule.add("turn", self._turn, due=now + start_seconds(worker.me, worker.config))  # C15
+            self._renew_schedule.add("renew", self._renew)
         (end_reason,) = self._end_reasons.get()
         # All of the following waits have the same deadline, so that their durations don't add up.
         deadline = self._scheduler.clock() + self._drain_seconds
-        is_drained = self._drain(tasks, deadline)
+        is_drained = self._drain(deadline)
         # Stop renewing only now. Otherwise, leases with slow batches would be lost while the worker drains.
-        self._renewing = False
-        # The renewing task may be waiting for its next renewal, so wake it, to let it end.
-        self._renew_signal.set()
+        self._renew_schedule.close(-math.inf)
         unreleased = [holding for holding in self.worker.holdings if not holding.lease.ended]
         for holding in unreleased:
             # Other workers will take the leases that could not be released, so this worker must stop handling their
@@ -170,10 +167,8 @@ class Runner:
             log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
         elif not is_drained:
             log.error("not everything ended within %g s", self._drain_seconds)
-        closed_in_time = [
-            component.close(deadline)
-            for component in (self._lease_readers.schedule, self._write_pool, self._renewal_pool)
-        ]
+        schedules = (self._lease_readers.schedule, self._turn_schedule, self._claim_schedule, self._renewal_schedule)
+        closed_in_time = [schedule.close(deadline) for schedule in schedules]
         # Close the dispatcher last, because a step that is still running may check how its handler ended.
         self._lease_readers.dispatcher.close()
         if is_drained and not all(closed_in_time):
@@ -189,18 +184,10 @@ class Runner:
         """Run the next step for this lease immediately."""
         self._lease_readers.schedule.wake(key)
 
-    def _start_task(self, name: str, work: Callable[[], None]) -> Queue:
-        queue = self._scheduler.queue()
-
-        def work_and_report() -> None:
-            try:
-                work()
-            finally:
-                queue.put(name)
-
-        # If this task fails, end the run, because leases must not be held without being read and renewed.
-        self._scheduler.start(f"leasehold-{name}", work_and_report, self._fail)
-        return queue
+    def _turn(self, now: float) -> float:
+        if not self._lease_readers.wants_leases:
+            return math.inf
+        return self._call_worker("turn", partial(self.worker.turn, now, self._claim_schedule.map))
 
     def _renew(self, now: float) -> float:
         """Renew the leases that are due, with as many tasks as the number of leases and the store's latency require."""
@@ -217,36 +204,30 @@ class Runner:
                 limit,
                 worker.config.renew_seconds,
             )
-        self._renewal_pool.resize(max(min(self._writers, RENEWERS), min(limit, wanted_count)))
-        return worker.renew(now, each=self._renewal_pool.map_in_background)
+        self._renewal_schedule.resize(max(min(self._writers, RENEWERS), min(limit, wanted_count)))
+        return self._call_worker("renew", partial(worker.renew, now, self._renewal_schedule.map_in_background))
 
-    def _run_when_due(
-        self,
-        name: str,
-        work: Callable[[float], float],
-        wake_signal: Signal,
-        should_continue: Callable[[], bool],
-        start_pause: float = 0.0,
-    ) -> None:
-        """Call `work` whenever it is due, while `should_continue` returns True."""
-        clock, fault_count = self._scheduler.clock, 0
-        wake_signal.wait(clock() + start_pause)
-        while should_continue():
-            try:
-                due, fault_count = work(clock()), 0
-            except EXPLAINED_ERRORS as fault:
-                due = clock() + RETRY_SECONDS
+    def _call_worker(self, name: str, call: Callable[[], float]) -> float:
+        """Return when the worker is to be called again."""
+        try:
+            due = call()
+        except self._scheduler.fatal:
+            raise
+        except EXPLAINED_ERRORS as fault:
+            self._fail(fault)
+        except Exception as fault:  # noqa: BLE001  the next call may succeed
+            # If turns keep failing, retry without limit, because the held leases are still read and renewed. If
+            # renewals keep failing, end the run before the leases expire.
+            self._fault_counts[name] += 1
+            if name == "renew" and self._fault_counts[name] * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
                 self._fail(fault)
-            except Exception as fault:  # noqa: BLE001  the next call may succeed
-                # If a turn fails, retry it without limit, because the held leases are still read and renewed. If
-                # renewals keep failing, end the run before the leases expire.
-                fault_count += 1
-                due = clock() + RETRY_SECONDS
-                if name == "renew" and fault_count * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
-                    self._fail(fault)
-                self._scheduler.log_unexpected(f"trying again in {RETRY_SECONDS:g} s", fault)
-            if should_continue():
-                wake_signal.wait(due)
+            self._scheduler.log_unexpected(f"trying again in {RETRY_SECONDS:g} s", fault)
+        except BaseException as fault:  # noqa: BLE001  the run must end, and the leases must be released
+            self._fail(fault)
+        else:
+            self._fault_counts[name] = 0
+            return due
+        return self._scheduler.clock() + RETRY_SECONDS
 
     def _end(self, reason: BaseException) -> None:
         """End the run because a handler raised SystemExit or KeyboardInterrupt, or because no handler can be called."""
@@ -269,26 +250,26 @@ class Runner:
         self._end_reasons.put((error,))
         self._scheduler.log_unexpected("the worker ends", fault)
 
-    def _drain(self, tasks: dict[str, Queue], deadline: float) -> bool:
+    def _drain(self, deadline: float) -> bool:
         """Finish the running batches and release the leases. Return whether that was done in time."""
-        # Prevent further turns, and wake the task that waits for the next turn. Then release all held leases while the
-        # last turn ends.
+        # Prevent further turns, and end the wait for the next turn. Then release all held leases while the last turn
+        # ends.
         calls_deadline = min(deadline, self._scheduler.clock() + CALL_SECONDS)
         self._lease_readers.wants_leases = False
-        self._turn_signal.set()
+        self._turn_schedule.wake("turn")
         self._lease_readers.release_all()
-        turn_ended = "turn" not in tasks or tasks["turn"].get(calls_deadline) is not None
+        turn_ended = self._turn_schedule.drain(calls_deadline)
         if not turn_ended and not self.worker.discovery.is_calling_source:
-            turn_ended = tasks["turn"].get(deadline) is not None
+            turn_ended = self._turn_schedule.drain(deadline)
         # `close` withdraws this worker's requests for leases. Call it in a separate task, because the store might not
         # respond. It need not wait for a turn that is waiting for the stream, because that turn will not request leases
         # after the worker was closed.
         try:
-            is_closed = (turn_ended or self.worker.discovery.is_calling_source) and self._start_task(
-                "close", self.worker.close
-            ).get(deadline) is not None
+            is_closed = (turn_ended or self.worker.discovery.is_calling_source) and self._call_in_task(
+                "close", self.worker.close, deadline
+            )
         except RuntimeError:
-            # If no thread can be started, close the worker in this task, although a store that does not respond then
+            # If no task can be started, close the worker in this task, although a store that does not respond then
             # delays the end of the run.
             self.worker.close()
             is_closed = True
@@ -297,10 +278,26 @@ class Runner:
         self._lease_readers.release_all()
         schedule = self._lease_readers.schedule
         if not schedule.drain(calls_deadline):
-            leave_stuck_leases = partial(self.worker.leave_stuck, self._scheduler.clock(), 0.0, self._write_pool.map)
-            with suppress(RuntimeError):  # no thread can be started, so those leases expire
-                self._start_task("leave", leave_stuck_leases).get(deadline)
+            now, write_all = self._scheduler.clock(), self._claim_schedule.map
+            with suppress(RuntimeError):  # no task can be started, so those leases expire
+                self._call_in_task("leave", partial(self.worker.leave_stuck, now, 0.0, write_all), deadline)
         return schedule.drain(deadline) and is_closed
+
+    def _call_in_task(self, name: str, call: Callable[[], None], deadline: float) -> bool:
+        """Call this in a new task, and return whether it has ended before the deadline.
+
+        Raises RuntimeError if no task can be started.
+        """
+        call_ended = self._scheduler.queue()
+
+        def call_and_report() -> None:
+            try:
+                call()
+            finally:
+                call_ended.put(True)
+
+        self._scheduler.start(f"leasehold-{name}", call_and_report, self._fail)
+        return call_ended.get(deadline) is not None
 
 
 # A worker in its own process
