@@ -164,6 +164,13 @@ def test_reader_follows_the_bulletin_row_in_the_call() -> None:
     )
 
 
+def test_renewals_by_kcl_do_not_delay_the_next_lookout() -> None:
+    """C8: If a KCL worker owns the bulletin row, its renewals do not count as a sign of life of the lookout."""
+    kcl_row = Lease(BOARD_KEY, owner="java", idle=0.0, held=0.4)
+    table = tuple(kcl_row if lease.key == BOARD_KEY else lease for lease in MORE)
+    assert look(NEXT, table, called(row=",".join(ROWS))) == Look(0.0)
+
+
 def test_replaced_lookout_names_the_new_bulletin_row() -> None:
     """C3: A replaced lookout names the new bulletin row, so the workers need not list the table."""
     annotations = row("", NEXT, bulletin="9 2 1").annotations

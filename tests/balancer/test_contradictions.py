@@ -178,6 +178,15 @@ def test_reset_lease_belongs_to_the_current_stream() -> None:
     assert contradictions(SPLIT, settled, NEW) == ()
 
 
+def test_restart_keeps_leases_that_were_reset() -> None:
+    """The position that an operator has set by hand stays while the workers restart the other leases of the stream."""
+    leases = _kept(SPLIT, OLD)
+    leases["1"] = evolve(leases["1"], checkpoint=Position("700"), annotations=((INCARNATION, SETTLED_VALUE),))
+    contradictions_found = contradictions(SPLIT, leases.values(), NEW)
+    steps = restarts(SPLIT, leases.values(), contradictions_found, NEW, TRIM_HORIZON)
+    assert {step.stored.key for step in steps if step.stored is not None} == {"0", "2"}
+
+
 def test_annotation_is_reported_until_resolved() -> None:
     """The annotation about a contradiction is reported to operators until the contradiction is resolved."""
     rows = (

@@ -466,3 +466,10 @@ def test_outage_of_the_store_expires_no_lease() -> None:
     watch, (lease,) = watch.unanswered(73).look([aged_row], began=75, ended=76)
     assert lease.idle == 13, "a single late answer is no outage"
     assert watch.silent_at is None
+
+
+def test_outage_lasts_from_its_first_failed_read() -> None:
+    """C17: Reads that fail one after another form a single outage, however short the time between them is."""
+    watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
+    _, (lease,) = watch.unanswered(4).unanswered(5).unanswered(6).look([ROW], began=7, ended=8)
+    assert lease.idle == 0
