@@ -99,3 +99,18 @@ def test_a_deleted_table_is_recreated_by_a_worker_that_may(dynalite_url: str, se
     assert tool.list() == Listing(())
     for opened in (worker, tool, client):
         opened.close()
+
+
+@pytest.mark.services
+def test_a_protected_table_is_recreated_with_its_protection(moto_url: str, session: Session) -> None:
+    table = f"leases-{next(_numbers)}"
+    client = session.client("dynamodb", endpoint_url=moto_url)
+    store = DynamoStore(table, endpoint=moto_url, session=session, protect=True)
+    client.update_table(TableName=table, DeletionProtectionEnabled=False)
+    client.delete_table(TableName=table)
+    assert store.list() == Listing(())
+    backups = client.describe_continuous_backups(TableName=table)["ContinuousBackupsDescription"]
+    assert client.describe_table(TableName=table)["Table"]["DeletionProtectionEnabled"]
+    assert backups["PointInTimeRecoveryDescription"]["PointInTimeRecoveryStatus"] == "ENABLED"
+    store.close()
+    client.close()

@@ -17,6 +17,7 @@ from leasehold.adapters.sources.kinesis.producer.producer import create_producer
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record
 from leasehold.errors import DeadLetterError, OutcomeUnknown, SourceUnavailable
+from leasehold.stores.deadlines import Deadline
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.objects.blob import BlobObjects, create_client
 from leasehold.stores.objects.gcs import GcsObjects
@@ -133,3 +134,9 @@ def test_a_call_whose_response_drips_ends_with_its_deadline(
         ASKS[ask](url)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("127.0.0.1: the response was not complete after 0.6 s" in record for record in warnings)
+
+
+def test_each_read_of_a_response_waits_at_most_its_read_timeout() -> None:
+    """A response that stalls is abandoned after one read timeout, long before the deadline of the whole response."""
+    with socket.socket() as connection:
+        assert Deadline("host", SECONDS, lambda: 0.0).run(connection, connection.gettimeout) == SECONDS

@@ -398,6 +398,16 @@ def test_only_reads_that_may_be_stale_are_eventually_consistent(store: DynamoSto
     assert [json.loads(body)["RequestItems"][table]["ConsistentRead"] for body in line.bodies] == [False, True]
 
 
+@pytest.mark.parametrize("consistent", [False, True])
+def test_session_rows_are_scanned_as_consistently_as_requested(
+    store: DynamoStore, line: Line, *, consistent: bool
+) -> None:
+    """A session is deleted only after a consistent scan has shown that no lease names it."""
+    line.bodies.clear()
+    store.cells().list("s", consistent=consistent)
+    assert [json.loads(body)["ConsistentRead"] for body in line.bodies] == [consistent]
+
+
 HELD = Lease("s-1", owner="ann", version=Version("1"), epoch=1, checkpoint=Position("5"))
 FORWARD = CheckpointLease(HELD, Position("7"))
 OTHERS = row("s-2")
