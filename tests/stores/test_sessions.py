@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
+from attrs import evolve
 from object_memory import ObjectMemory
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
@@ -19,6 +20,7 @@ from leasehold.stores.sessions.rows import SESSIONS, parse_session, require_vali
 from leasehold.stores.sessions.store import SessionStore, open_in_layout
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
+    CheckpointLate,
     CheckpointLease,
     ClaimLease,
     CreateLease,
@@ -285,12 +287,40 @@ def test_the_leases_of_an_ended_session_are_free_at_once() -> None:
     assert expect_applied(bob.write(ClaimLease(read_stored_lease(bob, "s-2"), "bob"))).owner == "bob"
 
 
+def test_a_claim_of_a_given_lease_keeps_the_session_of_its_next_owner() -> None:
+    """A worker that is slow to accept one lease keeps all the others."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects, next_owner=True)
+    expect_applied(ann.write(GiveLease(lease, AT)))
+    cat = two(objects)[0]
+    assert claimed(cat, "cat").owner == "cat"
+    assert read_stored_lease(cat, "s-1").owner == "bob"
+
+
 def test_a_worker_whose_session_ended_starts_another() -> None:
     ann, bob, lease = scene(ObjectMemory())
     expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
     assert expect_rejected(ann.write(RenewLease(lease))) == read_stored_lease(bob, KEY)
     assert expect_applied(ann.write(StealLease(read_stored_lease(ann, KEY), "ann"))).owner == "ann"
     assert len(ann._pages) == 1, "a long life would keep every session that it had"  # noqa: SLF001  they are counted
+
+
+def test_a_lease_is_as_old_as_the_last_write_of_its_session() -> None:
+    """A living owner renews its session row only, so the row of the lease may be much older."""
+    objects = ObjectMemory()
+    _, bob, _ = scene(objects)
+    name = f"lease/{KEY}"
+    objects.stored[name] = evolve(objects.stored[name], age=60.0)
+    assert (read_stored_lease(bob, KEY).idle, bob.list().leases[0].idle) == (0.0, 0.0)
+
+
+def test_a_late_checkpoint_in_the_same_aggregated_record_counts() -> None:
+    """The later of the positions in the row and in the session is the checkpoint, by their sub-sequences, too."""
+    ann, bob, lease = scene(ObjectMemory())
+    expect_applied(ann.write(CheckpointLease(lease, Position("42", 1))))
+    late_position = Position("42", 5)
+    expect_applied(bob.write(CheckpointLate(read_stored_lease(bob, KEY), late_position)))
+    assert claimed(bob, "bob").checkpoint == late_position
 
 
 def test_a_restarted_worker_continues_its_leases_at_the_last_checkpoint() -> None:
@@ -381,6 +411,32 @@ def test_a_slow_thread_keeps_a_lease_that_another_thread_took() -> None:
 
     objects.before = overtake
     assert expect_rejected(ann.write(TakeBackLease(gift, "ann"))) == taken[0] == read_stored_lease(ann, KEY)
+
+
+def test_a_steal_of_an_outdated_row_keeps_a_later_entry() -> None:
+    """A worker that reads an old version of a row neither stops its present owner nor undoes the checkpoint."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    outdated_row = objects.stored[f"lease/{KEY}"]
+    stolen = expect_applied(bob.write(StealLease(lease, "bob")))
+    retaken = expect_applied(ann.write(StealLease(stolen, "ann")))
+    checkpointed = expect_applied(ann.write(CheckpointLease(retaken, Position("43"))))
+    current_row = objects.stored[f"lease/{KEY}"]
+    objects.stored[f"lease/{KEY}"] = outdated_row
+    with pytest.raises(StoreError, match="writes in a row were rejected"):
+        bob.write(StealLease(read_stored_lease(bob, KEY), "bob"))
+    objects.stored[f"lease/{KEY}"] = current_row
+    assert expect_applied(ann.write(RenewLease(checkpointed))).checkpoint == Position("43")
+
+
+def test_an_outdated_lease_is_rejected_after_writes_for_other_leases() -> None:
+    """A thread that was overtaken by another one stops reading, whichever leases the session has written since."""
+    ann, _, lease = scene(ObjectMemory())
+    second_lease = create_owned_lease(ann, key="s-2")
+    renewed = expect_applied(ann.write(RenewLease(lease)))
+    expect_applied(ann.write(RenewLease(second_lease)))
+    assert expect_rejected(ann.write(RenewLease(lease))) == read_stored_lease(ann, KEY)
+    assert expect_applied(ann.write(RenewLease(renewed))).owner == "ann"
 
 
 def claimed(store: SessionStore, worker: str) -> Lease:
