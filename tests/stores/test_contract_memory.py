@@ -1,10 +1,16 @@
 """The reference store keeps the contract, and two stores with the same table name share a table."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.writes import CreateLease
+from leasehold.stores.protocol import Lost
+from leasehold.stores.writes import ClaimLease, CreateLease
 from leasehold_lab.contract import StoreContract
 from leasehold_lab.contract.actors import expect_applied
 
@@ -21,3 +27,19 @@ def test_only_a_named_table_is_shared() -> None:
     row = expect_applied(MemoryStore("shared-by-name").write(CreateLease(Lease("s-0"))))
     assert MemoryStore("shared-by-name").get(["s-0"]) == (row,)
     assert MemoryStore("another").get(["s-0"]) == MemoryStore().get(["s-0"]) == ()
+
+
+def test_a_claim_overtaken_by_another_thread_is_lost() -> None:
+    """A write reads the row only once no other thread can change it."""
+    store, other_store = MemoryStore("overtaken"), MemoryStore("overtaken")
+    unowned = expect_applied(store.write(CreateLease(Lease("s-0"))))
+
+    @contextmanager
+    def lock_after_another_claim() -> Iterator[None]:
+        expect_applied(other_store.write(ClaimLease(unowned, "bob")))
+        with other_store._table.lock:  # noqa: SLF001  both stores have this table
+            yield
+
+    table: Any = SimpleNamespace(rows=store._table.rows, lock=lock_after_another_claim())  # noqa: SLF001  likewise
+    store._table = table  # noqa: SLF001  likewise
+    assert store.write(ClaimLease(unowned, "ann")) == Lost("s-0", *other_store.get(["s-0"]))

@@ -11,7 +11,7 @@ from waiters import WAIT
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.event_hubs_layout import DEDUPLICATION_LENGTH_MAX, EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.protocol import Lost, Outcome
@@ -213,6 +213,17 @@ def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
     assert clear_layout_fields(outcome.lease) == clear_layout_fields(evolve(lease, checkpoint=AT_10))
 
 
+def test_a_checkpoint_overtaken_in_the_same_aggregated_record_is_lost() -> None:
+    """A checkpoint never moves back within an aggregated record."""
+    objects, store = opened(OURS)
+    lease = owned(objects, store)
+    draining_store = EtagStore(objects, OURS)
+    late_write = CheckpointLate(lease, Position("9", 5))
+    objects.before = once("over checkpoint/0", lambda: draining_store.write(late_write))
+    assert isinstance(store.write(CheckpointLease(lease, Position("9", 1))), Lost)
+    assert store.get(["0"])[0].checkpoint == Position("9", 5)
+
+
 @LAYOUTS
 def test_a_checkpoint_overtaken_by_an_earlier_one_is_retried(layout: Layout) -> None:
     objects, store = opened(layout)
@@ -220,6 +231,16 @@ def test_a_checkpoint_overtaken_by_an_earlier_one_is_retried(layout: Layout) -> 
     draining_store = EtagStore(objects, layout)
     objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_9)))
     assert expect_applied(store.write(CheckpointLease(lease, AT_10))).checkpoint == AT_10
+
+
+@pytest.mark.parametrize("token", ["4530", f"4530 {'a' * (DEDUPLICATION_LENGTH_MAX + 1)}"])
+def test_a_checkpoint_replaces_the_deduplication_data(token: str) -> None:
+    """The data of a Spark sink are stored only with the position to which they belong."""
+    objects, store = opened(HUB)
+    lease = expect_applied(store.write(CheckpointLease(owned(objects, store), Position("9", 0, "4520 a:7"))))
+    assert lease.checkpoint.token == store.get(["0"])[0].checkpoint.token == "4520 a:7"
+    expect_applied(store.write(CheckpointLease(lease, Position("10", 0, token))))
+    assert store.get(["0"])[0].checkpoint.token == "4530"
 
 
 @LAYOUTS

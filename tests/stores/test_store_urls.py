@@ -10,7 +10,7 @@ import pytest
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.urls import open_store
+from leasehold.stores.urls import display_name, open_store
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.contract.actors import expect_applied
 
@@ -89,3 +89,15 @@ def test_a_missing_library_is_reported_with_its_extra(monkeypatch: pytest.Monkey
     monkeypatch.setattr(builtins, "__import__", without_boto3)
     with pytest.raises(StoreError, match=r"needs boto\w+; install leasehold\[aws\]"):
         open_store("dynamodb://leases")
+
+
+@pytest.mark.parametrize("option", ["eventhub=ns/orders", "group=billing"])
+def test_the_name_of_a_container_contains_all_that_distinguishes_its_tables(option: str) -> None:
+    """Two hubs or consumer groups that share a container have tables with different names."""
+    url = f"azblob://account/leases?{option}"
+    assert display_name(f"{url}&endpoint=http://127.0.0.1:9") == url
+
+
+def test_the_name_of_a_table_contains_its_prefix_or_its_table() -> None:
+    assert display_name("dynamodb://leases?region=eu-west-1&prefix=orders/") == "dynamodb://leases?prefix=orders/"
+    assert display_name("postgres://host/db?table=orders&user=ann") == "postgres://host/db?table=orders"
