@@ -14,7 +14,9 @@ from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handling import Assignment, Delivery, Handling, ShardConsumer, ShardEvent
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
+from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Position
+from leasehold.stores.writes import RequestLease, WithdrawRequest
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 
@@ -124,6 +126,15 @@ def test_only_acknowledged_records_are_checkpointed() -> None:
     assert checkpoints == [str(first_number), str(third_number), str(third_number)]
 
 
+def test_acknowledged_part_of_an_aggregated_record_is_checkpointed_alone() -> None:
+    """The user records of an aggregated record that were not acknowledged are delivered again after a crash."""
+    scene = Scene(ShardRecords([Record(b"", "100", sub) for sub in range(3)]))
+    scene.steps()
+    scene.consumer.position = Position("100", 1)
+    scene.steps(2)
+    assert scene.harness.store.row("s-0").checkpoint == Position("100", 1)
+
+
 def test_acknowledgement_counts_as_progress_once() -> None:
     """A consumer that acknowledges some of its records makes progress. Repeating the same position is no progress."""
     scene = Scene()
@@ -187,6 +198,38 @@ def test_lease_is_released_once_its_consumer_has_withdrawn() -> None:
     assert state_while_waiting == ("a-1", 1, 3)
     assert (row.owner, row.checkpoint.sequence, due_time) == (None, str(numbers(scene)[1]), math.inf)
     assert scene.consumer.closed == ["stopped"]
+
+
+def test_records_finished_while_withdrawing_are_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer may finish the records that it has in memory when it is asked to withdraw."""
+    scene = Scene()
+    scene.steps(2)
+
+    def withdraw(consumer: ManualConsumer) -> bool:
+        consumer.acknowledge(numbers(scene)[1])
+        return True
+
+    monkeypatch.setattr(ManualConsumer, "withdraw", withdraw)
+    scene.harness.holding.ask_release()
+    scene.steps(1)
+    row = scene.harness.store.row("s-0")
+    assert (row.owner, row.checkpoint.sequence) == (None, str(numbers(scene)[1]))
+
+
+def test_position_left_to_a_release_is_stored_if_the_lease_is_kept() -> None:
+    """A quiet shard has no later position whose checkpoint would include the earlier one."""
+    scene = Scene()
+    scene.steps()
+    store, holding = scene.harness.store, scene.harness.holding
+    store.write(RequestLease(store.row("s-0"), "b-1"))
+    holding.renew()
+    scene.consumer.acknowledge(numbers(scene)[-1])
+    scene.steps(2)
+    checkpoint_while_releasing = scene.checkpoint
+    store.write(WithdrawRequest(store.row("s-0"), "b-1"))
+    holding.renew()
+    scene.steps()
+    assert (checkpoint_while_releasing, scene.checkpoint) == ("TRIM_HORIZON", str(numbers(scene)[-1]))
 
 
 def test_kept_lease_has_its_records_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:

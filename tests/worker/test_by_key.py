@@ -86,6 +86,25 @@ def test_failed_key_waits_for_running_keys_and_starts_no_other() -> None:
     assert handled_keys == ["a begins", "b begins", "b ends"]
 
 
+def test_key_whose_handler_cancels_itself_waits_for_running_keys() -> None:
+    """Only a cancellation of the whole batch is passed on at once."""
+    ended_keys: list[str] = []
+
+    async def handle(batch: Delivery) -> None:
+        await asyncio.sleep(0)
+        if batch.records[0].partition_key == "a":
+            raise asyncio.CancelledError
+        await asyncio.sleep(0)
+        ended_keys.append("b")
+
+    async def outcome() -> list[str]:
+        with pytest.raises(Exception, match="it raised CancelledError"):
+            await awaited(by_key(handle, 2), delivery(keyed("a", "b")))
+        return ended_keys.copy()
+
+    assert asyncio.run(outcome()) == ["b"]
+
+
 @pytest.mark.parametrize("answer", ["value", "cancelled"])
 def test_key_whose_handler_returns_a_value_fails_the_batch(answer: str) -> None:
     async def handle(batch: Delivery) -> object:

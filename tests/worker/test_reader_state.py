@@ -123,6 +123,15 @@ def test_plain_handler_gets_unfinished_records_again() -> None:
     assert state.next_order(0.0, TEN, **HELD) == DeliverRows()
 
 
+def test_piece_within_an_aggregated_record_leaves_the_rest_unfinished() -> None:
+    """A piece may end between two user records of the batch's last aggregated record."""
+    state = state_of()
+    batch = read_to(state, Position("20", 9))
+    state.cursor.rows_delivered(Position("20", 9))
+    assert not state.piece_done(batch, Position("20", 3))
+    assert state.cursor.acknowledged == Position("20", 3)
+
+
 def test_handler_that_checkpoints_has_finished_up_to_its_checkpoint() -> None:
     state = state_of("checkpoints")
     batch = read_to(state, THIRTY)

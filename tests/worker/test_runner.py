@@ -168,6 +168,17 @@ def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
     assert happenings.count("initialize") == happenings.count("stopped") > 0
 
 
+def test_second_signal_of_any_kind_ends_the_process() -> None:
+    """A drain that hangs after SIGTERM can still be ended with Ctrl-C."""
+    original_handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    stops: list[str] = []
+    with stopping_on_signals(cast("Runner", SimpleNamespace(stop=lambda: stops.append("stopped")))):
+        os.kill(os.getpid(), signal.SIGTERM)
+        handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert (stops, handlers) == (["stopped"], [signal.SIG_DFL] * 2)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == original_handlers
+
+
 def test_signals_are_left_alone_outside_the_main_thread() -> None:
     """Python allows signal handlers only in the main thread."""
     original_handler, handlers_seen = signal.getsignal(signal.SIGTERM), list[Any]()

@@ -249,3 +249,23 @@ def test_drain_ignores_keys_that_were_over_before(calendar: ScheduleHarness) -> 
     drain_result = calendar.call_at(2.0, lambda: calendar.schedule.drain(20.0))
     calendar.tasks.run(30.0)
     assert drain_result == [(True, 6.0)]
+
+
+def test_abandoned_step_counts_again_once_it_has_returned(calendar: ScheduleHarness) -> None:
+    """A drain waits for its next call."""
+    calendar.schedule.add("a", calendar.step("a", 6.0, step_seconds=4.0))
+    calendar.call_at(1.0, lambda: calendar.schedule.abandon("a"))
+    drain_result = calendar.call_at(5.0, calendar.schedule.drain)
+    calendar.tasks.run(30.0)
+    assert (calendar.calls, drain_result) == ([(0.0, "a"), (6.0, "a")], [(True, 10.0)])
+
+
+def test_returns_of_abandoned_steps_leave_the_number_of_tasks_unchanged(calendar: ScheduleHarness) -> None:
+    calendar.schedule.add("a", calendar.step("a", 5.0, 6.0, 7.0, step_seconds=0.5))
+    calendar.call_at(0.1, lambda: calendar.schedule.abandon("a"))
+    calendar.tasks.run(10.0)
+    calendar.calls.clear()
+    for name in "bcd":
+        calendar.schedule.add(name, calendar.step(name, step_seconds=4.0))
+    calendar.tasks.run(30.0)
+    assert calendar.calls == [(10.0, "b"), (10.0, "c"), (14.0, "d")]

@@ -14,10 +14,13 @@ import pytest
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
+from reader_harness import ReaderHarness
 
 from leasehold.adapters.consumer.events import EventLines, LineWriter
+from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.worker.holding import Holding
-from leasehold.balancer.model import Lease
+from leasehold.balancer.model import Lease, Position
+from leasehold_lab.simulator.world.world import create_records
 
 LINES = st.lists(st.binary(max_size=6).map(lambda data: data.replace(b"\n", b"") + b"\n"), max_size=5)
 
@@ -100,6 +103,17 @@ def test_shard_event_during_a_full_disk_is_written_afterwards(holding: Holding) 
         lines.write_shard_event(happening, holding)
     events = [json.loads(line)["event"] for line in io.BytesIO(bytes(raw.written))]
     assert events == ["initialize", "lease-lost", "initialize"]
+
+
+def test_batch_repeated_after_a_full_disk_is_written_once() -> None:
+    raw = Raw([0])
+    lines = EventLines("a-1", text_file_over(raw), wall=lambda: 1.5)
+    batch = Delivery(create_records(2), Position("101"), None, ReaderHarness().holding)
+    with pytest.raises(OSError, match="refused"):
+        lines.handle(batch)
+    lines.handle(batch)
+    numbers = [json.loads(line)["sequence_number"] for line in io.BytesIO(bytes(raw.written))]
+    assert numbers == ["100", "101"]
 
 
 def test_closed_pipe_is_not_a_full_disk() -> None:

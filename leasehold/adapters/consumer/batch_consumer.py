@@ -8,7 +8,7 @@ import logging
 
 from leasehold.adapters.consumer.batch_window import join_batches
 from leasehold.adapters.consumer.dispatcher import Dispatcher
-from leasehold.adapters.consumer.handling import Handling, ShardEvent
+from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS, Handling, ShardEvent
 from leasehold.adapters.consumer.memory import MemoryShare
 from leasehold.adapters.consumer.port import ConsumerPort, HeldShard
 from leasehold.adapters.sources.protocol import Batch
@@ -120,11 +120,14 @@ class BatchConsumer(ConsumerPort):
         # If another worker waits for the lease, `checkpoint` writes nothing, because the hand-off stores the position.
         if not self.holding.checkpoint(position, unless_releasing=True):
             return False
+        # If the lease is to be released, nothing was written, because the release stores the position. Pause before the
+        # next try, even if there is no pause between checkpoints. Otherwise, the reader would try again immediately.
+        is_stored = self.holding.lease.checkpoint.order >= position.order
+        checkpoint_seconds = self._handling.checkpoint_seconds
         self._state.checkpoint_stored(
-            # If the lease is to be released, nothing was written, because the release stores the position.
-            None if self.holding.releasing else position,
+            position if is_stored else None,
             now,
-            self._handling.checkpoint_seconds,
+            checkpoint_seconds if is_stored else max(checkpoint_seconds, CHECKPOINT_SECONDS),
             aligned=self.holding.groups_writes,
         )
         return True
