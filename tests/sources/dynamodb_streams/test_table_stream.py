@@ -192,6 +192,17 @@ def test_start_time_is_kept_if_the_service_has_no_iterator_for_it(table: TableSt
     assert keys(poller.read()) == ["new"]
 
 
+def test_changes_before_the_start_time_are_dropped_from_every_response(
+    table: TableStreams, url: str, clock: Clock
+) -> None:
+    for key in ("oldest", "old", "new"):
+        clock.now += 7
+        table.put(key, {})
+    poller = reader(opened(f"{url}&max_records=1"), only_shard(table), at_timestamp(int(clock.now * 1000)))
+    table.refuse.append("ValidationException")
+    assert [keys(poller.read()) for _ in range(3)] == [[], [], ["new"]]
+
+
 def test_expired_iterator_is_replaced_at_the_same_position(table: TableStreams, url: str, clock: Clock) -> None:
     """A handler may need more time than the 15 minutes for which an iterator is valid."""
     table.put("a", {})

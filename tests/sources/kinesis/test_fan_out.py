@@ -173,6 +173,17 @@ def test_record_repeated_at_a_renewal_is_dropped(staged: Callable[..., Stage]) -
     assert numbers(next_batch(reader)) == [("7", 0)]
 
 
+def test_aggregate_repeated_at_a_renewal_is_dropped_whole(staged: Callable[..., Stage]) -> None:
+    aggregate = sealed(keys("k") + record(0, b"a") + record(0, b"b"))
+    stage = staged(
+        [event(5, continuation=5, data=aggregate)], [event(5, 6, continuation=6, data=aggregate), Held()]
+    )
+    reader = stage.reader()
+    first_batch = next_batch(reader)
+    stage.clock.now += 5
+    assert [numbers(first_batch), numbers(next_batch(reader))] == [[("5", 0), ("5", 1)], [("6", 0), ("6", 1)]]
+
+
 def test_unreadable_event_is_requested_again(staged: Callable[..., Stage]) -> None:
     invalid_event = event(6, continuation=6)
     invalid_event.body["Records"][0]["PartitionKey"] = 7

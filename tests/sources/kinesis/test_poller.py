@@ -458,8 +458,10 @@ def page(*rows: dict[str, Any], date: str | None = None, **more: object) -> dict
 def test_every_page_of_shards_is_listed(stub: Stubber) -> None:
     first = page(listed("s-0", closed=True), NextToken="t")
     stub.add_response("list_shards", first, {"StreamName": "orders", "MaxResults": 1000})
-    second = page(listed("s-1", "s-0"), listed("s-2", "s-0", "s-1"))
+    second = page(listed("s-1", "s-0"), NextToken="u")
     stub.add_response("list_shards", second, {"NextToken": "t", "MaxResults": 1000})
+    third = page(listed("s-2", "s-0", "s-1"))
+    stub.add_response("list_shards", third, {"NextToken": "u", "MaxResults": 1000})
     assert source(stub).shards() == (
         Shard("s-0", hash_range=HASH_KEYS, open=False),
         Shard("s-1", parents=("s-0",), hash_range=HASH_KEYS),

@@ -252,6 +252,15 @@ def test_throttled_stream_is_read_once_it_is_identified() -> None:
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0", "1:b:7:s-0"]
 
 
+def test_stream_removed_before_it_is_identified_is_not_read() -> None:
+    slow_stream = FakeStream("b", SourceUnavailable("b is slow"))
+    streams = several(FakeStream("a"), slow_stream)
+    streams.shards()
+    streams.remove("b")
+    slow_stream.fault = None
+    assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
+
+
 def test_wrong_name_next_to_a_right_one_is_an_error() -> None:
     streams = several(
         FakeStream("a"), FakeStream("c", SourceUnavailable("c is slow")), FakeStream("b", SourceError("no stream b"))

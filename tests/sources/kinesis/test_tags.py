@@ -119,6 +119,23 @@ def test_tagged_records_of_an_unreadable_response_arrive_with_the_next() -> None
     assert [record.data for record in poller.read().records] == [b"x"] * 3
 
 
+def test_tagged_records_before_an_unreadable_one_arrive_with_the_next_response() -> None:
+    tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
+    aggregates = [sealed([(b"%d" % tag.row, "a", tag, None)])[0] for tag in tags]
+
+    def make_response(*sequence_numbers: str) -> dict[str, Any]:
+        rows = [
+            {"Data": data, "SequenceNumber": number, "PartitionKey": "a"}
+            for data, number in zip(aggregates, sequence_numbers, strict=True)
+        ]
+        return {"Records": rows, "NextShardIterator": "more", "MillisBehindLatest": 0}
+
+    client = ScriptedClient(make_response("4", "five", "6"), make_response("4", "5", "6"))
+    poller = Poller(cast("Any", client), "orders", "s-0", TRIM_HORIZON, HASH_KEYS)
+    assert poller.read().fault
+    assert [record.data for record in poller.read().records] == [b"0", b"1", b"2"]
+
+
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.data())
 def test_reader_that_resumes_anywhere_gets_the_same_records(
