@@ -237,10 +237,11 @@ def test_a_checkpoint_overtaken_by_an_earlier_one_is_retried(layout: Layout) -> 
 def test_a_checkpoint_replaces_the_deduplication_data(token: str) -> None:
     """The data of a Spark sink are stored only with the position to which they belong."""
     objects, store = opened(HUB)
-    lease = expect_applied(store.write(CheckpointLease(owned(objects, store), Position("9", 0, "4520 a:7"))))
-    assert lease.checkpoint.token == store.get(["0"])[0].checkpoint.token == "4520 a:7"
-    expect_applied(store.write(CheckpointLease(lease, Position("10", 0, token))))
-    assert store.get(["0"])[0].checkpoint.token == "4530"
+    lease, tokens = owned(objects, store), list[str]()
+    for position in (Position("9", 0, "4520 a:7"), Position("10", 0, token)):
+        lease = expect_applied(store.write(CheckpointLease(lease, position)))
+        tokens.append(store.get(["0"])[0].checkpoint.token)
+    assert tokens == ["4520 a:7", "4530"]
 
 
 @LAYOUTS

@@ -290,7 +290,7 @@ def test_the_leases_of_an_ended_session_are_free_at_once() -> None:
 def test_a_claim_of_a_given_lease_keeps_the_session_of_its_next_owner() -> None:
     """A worker that is slow to accept one lease keeps all the others."""
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects, next_owner=True)
+    ann, _, lease = scene(objects, next_owner=True)
     expect_applied(ann.write(GiveLease(lease, AT)))
     cat = two(objects)[0]
     assert claimed(cat, "cat").owner == "cat"

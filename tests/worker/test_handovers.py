@@ -4,6 +4,8 @@ import asyncio
 import gc
 import inspect
 import logging
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -206,6 +208,27 @@ def test_observer_that_ends_the_process_ends_the_worker_and_is_logged_once(
 def test_task_ending_exception_is_not_an_observer_failure() -> None:
     with pytest.raises(TaskEnded):
         DispatcherHarness().dispatcher.notify("observer", raising(TaskEnded()))
+
+
+FORKING_OBSERVER = """
+import os
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+
+parent = os.getpid()
+
+def observer():
+    if os.fork():
+        print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+
+Dispatcher().notify("observer", observer)
+os._exit(0 if os.getpid() == parent else 9)
+"""
+
+
+def test_child_forked_by_an_observer_ends_when_it_returns() -> None:
+    """The child has none of the worker's other threads, so it does not go on as a copy of the worker."""
+    result = subprocess.run([sys.executable, "-c", FORKING_OBSERVER], capture_output=True, text=True, check=True)
+    assert result.stdout == "0\n"
 
 
 def test_handler_task_that_ends_the_process_ends_the_worker() -> None:

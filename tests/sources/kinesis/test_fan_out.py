@@ -175,9 +175,7 @@ def test_record_repeated_at_a_renewal_is_dropped(staged: Callable[..., Stage]) -
 
 def test_aggregate_repeated_at_a_renewal_is_dropped_whole(staged: Callable[..., Stage]) -> None:
     aggregate = sealed(keys("k") + record(0, b"a") + record(0, b"b"))
-    stage = staged(
-        [event(5, continuation=5, data=aggregate)], [event(5, 6, continuation=6, data=aggregate), Held()]
-    )
+    stage = staged([event(5, continuation=5, data=aggregate)], [event(5, 6, continuation=6, data=aggregate), Held()])
     reader = stage.reader()
     first_batch = next_batch(reader)
     stage.clock.now += 5
