@@ -397,6 +397,13 @@ def test_rows_of_a_former_run_are_dropped_once_rewritten() -> None:
     assert not seen_rows.check_duplicate(former._replace(row=2), lambda: 0, Position("6"))
 
 
+def test_run_keeps_its_highest_row_when_another_run_begins_a_batch() -> None:
+    seen_rows = SeenRows()
+    for run, batch, row in ((7, 4, 2), (3, 4, 5), (7, 5, 0)):
+        seen_rows.record_row(Tag("q", run, batch, "0", "e", row), Position("1"))
+    assert seen_rows.check_duplicate(Tag("q", 3, 4, "0", "e", 4), lambda: 0, Position("2"))
+
+
 class ScriptedDraw:
     """Returns these values in turn, instead of drawing them with hypothesis."""
 

@@ -203,6 +203,15 @@ def test_changes_before_the_start_time_are_dropped_from_every_response(
     assert [keys(poller.read()) for _ in range(3)] == [[], [], ["new"]]
 
 
+def test_start_within_the_minute_of_a_change_includes_it(table: TableStreams, url: str, clock: Clock) -> None:
+    """The service may truncate the time of a change to the minute."""
+    clock.now -= clock.now % 60
+    table.put("same minute", {})
+    poller = reader(opened(url), only_shard(table), at_timestamp(int((clock.now + 59) * 1000)))
+    table.refuse.append("ValidationException")
+    assert keys(poller.read()) == ["same minute"]
+
+
 def test_expired_iterator_is_replaced_at_the_same_position(table: TableStreams, url: str, clock: Clock) -> None:
     """A handler may need more time than the 15 minutes for which an iterator is valid."""
     table.put("a", {})

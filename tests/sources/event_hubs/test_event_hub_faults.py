@@ -102,6 +102,8 @@ def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
         (Position("7", 0, "@geo:1:4096"), EventPosition("@geo:1:4096")),
         (Position("7"), EventPosition(7)),
         (Position("7", 0, "no offset"), EventPosition(7)),
+        (Position("7", 0, "4096 had1 7.0 q,1,0,0=e=3"), EventPosition("4096")),
+        (Position("7", 0, "had1 7.0 q,1,0,0=e=3"), EventPosition(7)),
     ],
 )
 def test_offset_is_preferred_if_there_is_one(position: Position, start: EventPosition) -> None:

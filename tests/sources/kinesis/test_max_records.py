@@ -9,6 +9,8 @@ from leasehold.adapters.sources.kinesis.poller import MAX_RECORDS
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
+TABLE_STREAM = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders/stream/2026-01-01T00:00:00.000"
+
 
 def test_request_asks_for_the_max_records_of_the_url() -> None:
     """The default is the service's own limit."""
@@ -17,6 +19,16 @@ def test_request_asks_for_the_max_records_of_the_url() -> None:
         service = Service({"StreamDescriptionSummary": {}}, *answers)
         source = open_source(f"kinesis://orders?region=eu-west-1&endpoint={listening(service)}{option}")
         source.open(Lease("s-0"), TRIM_HORIZON).read()
+        source.close()
+        assert service.asked[-1]["Limit"] == limit
+
+
+def test_request_for_changes_asks_for_the_max_records_of_the_url() -> None:
+    """The default is the service's own limit."""
+    for option, limit in (("&max_records=7", 7), ("", ChangePoller.max_records)):
+        service = Service({"ShardIterator": "i-1"}, {"Records": [], "NextShardIterator": "i-2"})
+        source = open_source(f"dynamodb-streams://{TABLE_STREAM}?endpoint={listening(service)}{option}")
+        source.open(Lease("shardId-00000001700000000000-00000001"), TRIM_HORIZON).read()
         source.close()
         assert service.asked[-1]["Limit"] == limit
 

@@ -411,6 +411,13 @@ def test_pending_calls_are_bounded_and_free_their_slots() -> None:
                 assert call_timeouts.try_call("list_shards")["Shards"] == [SHARD]
 
 
+def test_pending_call_that_times_out_frees_its_slot() -> None:
+    clients = SlowService(POLL_TIMEOUTS[1] + 1.0).clients()
+    for _ in range(MAX_PENDING_CALLS + 1):
+        with pytest.raises(SourceUnavailable, match="did not respond"):
+            CallTimeouts(clients, first_step=1).try_call("list_shards")
+
+
 def _raising_start(fault: Exception) -> Callable[[Callable[[], None]], None]:
     def start(_work: Callable[[], None]) -> None:
         raise fault

@@ -4,10 +4,11 @@ from typing import Any, cast
 
 import kcl_jar
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.adapters.sources.deduplication import Tag
+from leasehold.adapters.sources.deduplication import SeenRows, Tag, merge_parent_tokens
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, max_framing_bytes
 from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
@@ -75,6 +76,12 @@ def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, 
     assert deaggregate(unit.data).tags == [Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, row)]
 
 
+def test_short_tag_refers_to_the_previous_record_even_if_it_is_misplaced() -> None:
+    tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
+    data, _ = sealed([(b"x", "a", tag, hash_key) for tag, hash_key in zip(tags, ("17", "200", "200"), strict=True)])
+    assert deaggregate(data, hash_range=(100, HASH_KEYS[1])).tags == tags[1:]
+
+
 class ShardReads:
     """The responses of a shard, in order, from a given position."""
 
@@ -89,6 +96,16 @@ class ShardReads:
         answers = [self.rows[index : index + size] for index in range(0, len(self.rows), size)]
         response: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
         return [self.poller._make_batch(response | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
+
+
+def test_child_shard_starts_with_the_rows_that_its_parent_has_read() -> None:
+    tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(2)]
+    reads = ShardReads(Poller, [sealed([(b"x", "a", tag, None) for tag in tags])[0]], TRIM_HORIZON)
+    last_batch = reads.poller._make_batch({"Records": reads.rows, "MillisBehindLatest": 0})  # noqa: SLF001  parse a response of Kinesis
+    assert last_batch.ended
+    assert last_batch.reached is not None
+    token = merge_parent_tokens([Lease("shard-0", checkpoint=last_batch.reached)])
+    assert SeenRows.of(evolve(TRIM_HORIZON, token=token)).check_duplicate(tags[1], lambda: 0, Position("1"))
 
 
 class ScriptedClient:
