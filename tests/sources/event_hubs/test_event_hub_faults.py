@@ -16,6 +16,8 @@ from typing import Any, ClassVar, cast
 import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
+from azure.eventhub import EventData
+from azure.eventhub.amqp import AmqpAnnotatedMessage
 from azure.eventhub.exceptions import AuthenticationError, ConnectionLostError, EventHubError
 from hub_steps import HubSteps, fault
 from waiters import until
@@ -273,6 +275,27 @@ def test_backoff_grows_to_its_limit_and_resets(monkeypatch: pytest.MonkeyPatch) 
         [0.0, 3.0],
     )
     assert reader.read().wait_seconds == 0.05
+
+
+def test_receiver_does_not_wait_for_space_that_was_made_before_it_waits() -> None:
+    """No later read would wake it, because the inbox is empty."""
+    loop = SimpleNamespace(start_coroutine=lambda work: work.close() or Future(), schedule_call=lambda call: call())
+    receiver = poller.PartitionReceiver(
+        cast("Any", loop), ACCESS, "0", EventPosition(0), epoch=0, prefetch=1
+    )
+
+    class SpaceMadeAtOnce(asyncio.Event):
+        def clear(self) -> None:
+            super().clear()
+            receiver.take_events()
+
+    async def receive() -> None:
+        receiver._space_available = SpaceMadeAtOnce()  # noqa: SLF001  the reader's thread may run between any two lines
+        message = AmqpAnnotatedMessage(data_body=[b""], annotations={b"x-opt-sequence-number": 17})
+        async with asyncio.timeout(1.0):
+            await receiver._on_events(None, [EventData._from_message(cast("Any", None), message)])  # noqa: SLF001  as the client calls it
+
+    asyncio.run(receive())
 
 
 def test_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,12 @@
 """A hub that hangs is reported within a minute. A quiet hub gets few requests and its status stays OK."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -62,6 +65,15 @@ class Service:
             response.set_exception(self.refusal)
         elif not self.hangs:
             response.set_result(self.last)
+        return response
+
+
+class RequestingService(Service):
+    """Makes each request, instead of responding in its place."""
+
+    def start_coroutine(self, work: Coroutine[Any, Any, int]) -> "Future[int]":
+        response: Future[int] = Future()
+        response.set_result(asyncio.run(work))
         return response
 
 
@@ -162,6 +174,18 @@ def test_link_that_misses_existing_events_is_reopened(world: World) -> None:
     QuietLink.events[:] = [Record(b"", str(number)) for number in (1, 2, 3)]
     *_, last_status = world.live(40)
     assert (last_status.word, QuietLink.events) == ("OK", [])
+
+
+@pytest.mark.usefixtures("world")
+def test_partition_whose_events_have_all_expired_stays_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The properties of the partition still contain the number of its last event."""
+
+    async def get_partition_properties(_partition: str) -> dict[str, object]:
+        return {"is_empty": True, "last_enqueued_sequence_number": 7}
+
+    client = nullcontext(SimpleNamespace(get_partition_properties=get_partition_properties))
+    monkeypatch.setattr(Access, "create_client", lambda _access: client)
+    assert {status.word for status in World(RequestingService()).live(200)} == {"OK"}
 
 
 def test_event_during_a_request_does_not_reopen_the_link(world: World) -> None:
