@@ -46,6 +46,12 @@ def test_unchanged_checkpoint_causes_no_write() -> None:
     assert len(store.writes) == write_count
 
 
+def test_checkpoint_moves_forward_inside_an_aggregate() -> None:
+    held_lease = HeldLease()
+    assert [held_lease.holding.checkpoint(Position("5", sub)) for sub in (1, 2)] == [True, True]
+    assert held_lease.store.row("s-0").checkpoint == Position("5", 2)
+
+
 def test_checkpoint_may_be_left_to_the_handoff() -> None:
     """The hand-off stores the same position, so the next owner waits for one write instead of two."""
     held_lease = HeldLease()

@@ -4,6 +4,7 @@ import pytest
 from attrs import evolve
 from held_leases import HeldLease
 
+from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import UNSEEN_EPOCHS_MAX
 from leasehold.balancer.model import LATEST, SHARD_END, Position, Version
 from leasehold.errors import OutcomeUnknown
@@ -210,6 +211,21 @@ def test_lease_may_be_released_to_any_named_worker() -> None:
     )
 
 
+def test_lease_released_as_soon_as_requested_goes_to_the_named_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader's thread may check for a request between any two lines of another thread."""
+    held_lease = HeldLease()
+
+    def set_and_check(holding: Holding, name: str, value: object) -> None:
+        object.__setattr__(holding, name, value)
+        if holding.releasing:
+            monkeypatch.undo()
+            assert holding.release()
+
+    monkeypatch.setattr(Holding, "__setattr__", set_and_check)
+    held_lease.holding.ask_release("java-1")
+    assert held_lease.row.owner == "java-1"
+
+
 def test_holding_without_a_release_request_keeps_its_lease() -> None:
     held_lease = HeldLease()
     assert held_lease.holding.release(Position("7")) is False
@@ -289,6 +305,25 @@ def test_row_taken_over_is_moved_forward_and_signed(owner: str | None) -> None:
     assert isinstance(take_write, StealLease | ClaimLease)
     assert ("process", "p-1/ann") in take_write.annotations
     assert (held_lease.row.checkpoint, held_lease.remade) == (Position("49"), [])
+
+
+def test_lease_taken_over_counts_from_the_start_of_its_claim() -> None:
+    """Other workers measure the lease from the time at which the claim was applied."""
+    held_lease = HeldLease()
+    store, clock = held_lease.store, held_lease.clock
+    for number in range(40, 50):
+        assert held_lease.holding.checkpoint(Position(str(number)))
+    store._table.rows["s-0"] = with_counter(evolve(held_lease.row, owner=None, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
+
+    def pass_four_seconds() -> None:
+        if isinstance(store.write_requests[-1], ClaimLease):
+            clock.now += 4.0
+            store.lose_replies, store.losing = 1, (RenewLease,)
+
+    store.passes = pass_four_seconds
+    with pytest.raises(OutcomeUnknown):
+        held_lease.holding.renew()
+    assert (held_lease.row.owner, held_lease.holding.confirmed_at, clock.now) == ("ann", 1000.0, 1008.0)
 
 
 def test_deleted_row_is_logged() -> None:
