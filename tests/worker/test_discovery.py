@@ -7,11 +7,23 @@ from attrs import define, evolve
 from virtual_fleet import KCL, DrivenWorker, FaultySource, FaultyStore, RecordingConsumer, four_shards, member
 from waiters import Clock
 
+from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import reported_contradictions
-from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
+from leasehold.balancer.contradictions import INCARNATION, reported_contradictions
+from leasehold.balancer.model import (
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    BulletinState,
+    History,
+    Hole,
+    Lease,
+    Me,
+    Position,
+    Shard,
+)
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.writes import CreateLease, DeleteLease, ReleaseLease, ResetLease, Write
@@ -316,6 +328,16 @@ def test_stream_without_a_known_incarnation_counts_as_unlisted() -> None:
     assert (len(discovery.shards(2.0, HEALTHY, ME) or ()), discovery.incarnation) == (4, "1"), "as it said before"
 
 
+def test_stream_keeps_its_incarnation_if_it_can_no_longer_be_read() -> None:
+    """The permission to describe the stream may be revoked at any time."""
+    source = Named(four_shards())
+    discovery = Discovery(source)
+    discovery.shards(0.0, HEALTHY, ME)
+    source.name = ""
+    discovery.request_listing()
+    assert (len(discovery.shards(1.0, HEALTHY, ME) or ()), discovery.incarnation) == (4, "1")
+
+
 def worker_of_recreated_stream(store: FaultyStore) -> tuple[DrivenWorker, Named]:
     """A worker that holds four leases of a stream which was just recreated, and is to start it from its beginning."""
     source, clock = Named(four_shards()), Clock()
@@ -364,3 +386,18 @@ def test_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Writ
     driven.turn_due = driven.clock.now
     driven.run(60)
     assert {row.checkpoint for row in store.list().leases} == {TRIM_HORIZON}
+
+
+def test_lease_restarted_at_latest_has_no_position_of_the_former_stream() -> None:
+    """The next owner resolves LATEST again, because the numbers of the new stream start again."""
+    store, source, clock = FaultyStore(), Named(four_shards()), Clock()
+    driven = member(store, source, clock, if_recreated="LATEST")
+    driven.run(30)
+    pins = latest_annotations(Position("77", 0, "4520"))
+    store.rewrite("s-0", lambda row: evolve(row, checkpoint=LATEST, annotations=(*row.annotations, *pins)))
+    source.name = "2"
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(60)
+    row = store.row("s-0")
+    assert (row.annotation(INCARNATION), row.checkpoint, pinned_latest(row)) == ("2", LATEST, None)

@@ -4,7 +4,7 @@ The table names this worker as the owner, but nothing reads the shard yet.
 """
 
 import pytest
-from virtual_fleet import FaultyStore, four_shards, member
+from virtual_fleet import KCL, FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.balancer.model import Lease
@@ -63,3 +63,17 @@ def test_worker_retakes_its_leases_soon_after_its_store_accepts_writes(fault: ty
     store.full = None
     driven.run(10)
     assert len(driven.held) == held
+
+
+def test_pause_ends_once_the_table_shows_that_no_claim_was_applied() -> None:
+    clock, store = Clock(), FullStore()
+    for shard in four_shards():
+        store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
+    driven = member(store, ListSource(four_shards()), clock)
+    holdings = driven.worker._book.holdings  # noqa: SLF001  what a turn uses
+    store.full = OutcomeUnknown
+    while not holdings.takes_paused:
+        driven.run(1)
+    store.full = None
+    driven.run(2 * KCL.cycle_seconds)
+    assert len(driven.held) == 4

@@ -552,6 +552,12 @@ def test_lease_in_cooldown_is_not_requested() -> None:
     assert cooldown.without(actions, 60.0) == actions
 
 
+def test_cooldown_without_an_incarnation_applies_to_every_lease_of_its_key() -> None:
+    claims, cooldown = (Claim(Lease("s-0", annotations=((INCARNATION, "listed:1"),)), "M5"),), Cooldown()
+    cooldown.put("s-0", 60.0)
+    assert (cooldown.without(claims, 59.0), cooldown.without(claims, 60.0)) == ((), claims)
+
+
 def test_lease_of_a_recreated_stream_is_taken_despite_an_earlier_cooldown() -> None:
     clock, store = Clock(), FaultyStore()
     driven = member(
@@ -604,6 +610,18 @@ def test_hurried_worker_finds_the_hurry_when_woken() -> None:
     assert listing_sizes == [4]
 
 
+def test_hurry_during_a_look_leads_to_another_look() -> None:
+    """A shard may end while the worker lists the shards."""
+    clock, source = Clock(), BusySource(four_shards())
+    driven = member(FaultyStore(), source, clock)
+    driven.run(30)
+    listings_before, source.meanwhile = source.listings, driven.worker.hurry
+    driven.worker.hurry()
+    assert driven.worker.turn(clock.now) == clock.now
+    driven.worker.turn(clock.now)
+    assert source.listings == listings_before + 2
+
+
 class CountingSource:
     """A stream that counts its listings."""
 
@@ -633,6 +651,16 @@ def test_former_holding_is_remembered_with_its_possible_owner() -> None:
     assert holdings.dropped_keys == set(), "ours again, and another may take it"
     expired_holding.drop("once more")
     assert holdings.get("s-1") is not None, "the older one is not what is held"
+
+
+def test_late_end_of_a_former_holding_leaves_the_new_one_held() -> None:
+    clock, store = Clock(), FaultyStore()
+    holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
+    former_holding = holdings.all[0]
+    holdings.hold(store.row("s-0"), clock.now)
+    former_holding.drop("not renewed")
+    assert [holding.key for holding in holdings.all] == ALL
+    assert holdings.get("s-0") is not former_holding
 
 
 def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
