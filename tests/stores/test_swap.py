@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from swap_tables import opened_pair, pairs
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Capabilities, Outcome, PassingStore, Store
+from leasehold.stores.protocol import Capabilities, Listing, Malformed, Outcome, PassingStore, Store
 from leasehold.stores.swap import (
     CLOSED,
     CONTROL_KEY,
@@ -21,6 +22,7 @@ from leasehold.stores.swap import (
     KNOWN_TO,
     ORIGIN,
     TO,
+    RowPair,
     SwapStore,
     get_or_create_control_row,
     open_both,
@@ -187,6 +189,29 @@ def test_an_owner_completes_an_unanswered_move_by_its_next_write(tables: tuple[S
     assert (moved.version[:3], moved.checkpoint) == ("to:", Position("8"))
 
 
+def test_an_owned_lease_is_never_free_in_rows_of_different_moments() -> None:
+    """A worker reads one table after the other, and the owner may move the lease several times in between (W5)."""
+    both = MemoryStore(), MemoryStore()
+    moments = list[tuple[Lease | None, ...]]()
+
+    class Recorded(PassingStore):
+        """A table whose writes are followed by a read of both tables."""
+
+        def write(self, write: Write) -> Outcome:
+            outcome = super().write(write)
+            moments.append(tuple(next(iter(table.get([KEY])), None) for table in both))
+            return outcome
+
+    store = swap_of((Recorded(both[FROM]), Recorded(both[TO])))
+    seen = create_owned_lease(store)
+    moments.clear()
+    for direction in ("to", "from", "to"):
+        send(both, direction)
+        seen = expect_applied(store.write(RenewLease(seen)))
+    torn_reads = [RowPair((earlier[FROM], later[TO])) for earlier, later in product(moments, repeat=2)]
+    assert {pair.lease.owner for pair in torn_reads if pair.lease is not None and not pair.is_torn} == {"ann"}
+
+
 def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:
     """A lease that is finished has no owner to move it. If such leases were not moved, the swap would never end."""
     store = swap_of(tables, "to")
@@ -243,6 +268,17 @@ def test_tables_that_cannot_be_joined_are_rejected() -> None:
         get_or_create_control_row(tables, ("memory://other", NAMES[TO]))
     with pytest.raises(StoreError, match="does not count the owners"):
         SwapStore((Uncounted(MemoryStore()), MemoryStore()), NAMES[TO])
+
+
+def test_table_of_unreadable_rows_is_not_joined() -> None:
+    """The rows may belong to another program."""
+
+    class Foreign(PassingStore):
+        def list(self) -> Listing:
+            return Listing((), (Malformed("order-1", "leaseCounter", "is missing"),))
+
+    with pytest.raises(StoreError, match="is not part of a swap"):
+        get_or_create_control_row((MemoryStore(), Foreign(MemoryStore())), NAMES)
 
 
 class Uncounted(PassingStore):
