@@ -71,6 +71,24 @@ def test_end_of_a_shard_is_written_only_after_sparks_commit() -> None:
     assert worker.store.get(["a"])[0].checkpoint == SHARD_END
 
 
+def test_commit_during_a_checkpoint_is_written_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, prefetcher = new_prefetcher(Stream({"a": ["x"] * 20}), new_read_ahead_state())
+    for now in range(5):
+        prefetcher.step(float(now))
+    assert prefetcher.take_rows(20, 1 << 20) is not None
+    original_checkpoint = prefetcher.holding.checkpoint
+
+    def checkpoint(position: Position) -> bool:
+        prefetcher.commit(Position("20"))
+        return original_checkpoint(position)
+
+    monkeypatch.setattr(prefetcher.holding, "checkpoint", checkpoint)
+    prefetcher.commit(Position("10"))
+    for now in range(5, 10):
+        prefetcher.step(float(now))
+    assert worker.store.get(["a"])[0].checkpoint == Position("20")
+
+
 def test_distant_faults_do_not_add_up() -> None:
     """If reads succeeded since the last error, the waits begin again with the shortest one."""
     stream, waits = Stream({"a": []}), list[float]()
@@ -183,6 +201,20 @@ def test_available_now_query_ends_although_records_keep_arriving() -> None:
         now = max(prefetcher.step(now), now)
     # It reads for ten seconds longer than its lag, so it has read all records that existed when it began.
     assert 13.0 < now < 16.0
+
+
+def test_available_now_query_continues_after_an_empty_first_response() -> None:
+    """The service returns no records for a part of the shard that contains none."""
+    stream, read_ahead = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), new_read_ahead_state()
+    read_ahead.only_now = True
+    _, prefetcher = new_prefetcher(stream, read_ahead)
+    for now in range(1000, 1005):
+        prefetcher.step(float(now))
+    assert (stream.readings > 0, prefetcher.has_caught_up) == (True, False)
+    stream.silent.clear()
+    for now in range(1005, 1010):
+        prefetcher.step(float(now))
+    assert (prefetcher.buffered_rows_and_bytes[0], prefetcher.has_caught_up) == (20, True)
 
 
 def test_shard_of_a_blocked_sink_keeps_its_weight() -> None:

@@ -169,6 +169,23 @@ def test_shard_that_cannot_be_repeated_resumes_at_its_checkpoint(place: Place, m
     query.until(lambda query: sorted(query.rows) == all_rows(place.stream))
 
 
+def test_commit_leaves_out_a_shard_that_could_not_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink lacks the rows of this shard, so its checkpoint stays before them."""
+    stepped(monkeypatch)
+    store, stream = MemoryStore(), Stream({"a": texts("a", 5), "b": texts("b", 5)}, refuses={"a"})
+    reader = new_reader(stream, KillableStore(store), rereadable=False, flush_on_idle="false")
+    query = Query(reader, store, KillableStore(store), reader.initialOffset())
+    end = {"v": 1, "n": 1, "r": {key: ["TRIM_HORIZON", "5", 1] for key in "ab"}}
+    query.run(end)
+    run = reader._run  # noqa: SLF001  it waits as Spark does
+    assert run is not None
+    run._loop.wait_until(lambda: len(stream.open_readers) == 2, 60.0)  # noqa: SLF001  likewise
+    reader.commit(end)
+    run._loop.wait_until(lambda: query.checkpoints()["b"] == "5", 60.0)  # noqa: SLF001  likewise
+    assert query.checkpoints() == {"a": "TRIM_HORIZON", "b": "5"}
+    reader.stop()
+
+
 def test_children_follow_the_commit_of_their_parents_end(place: Place) -> None:
     """A crash at the end of a shard then loses no record, and no child is read before its parent."""
     place.stream.split("a", "c", "d")

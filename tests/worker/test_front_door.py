@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Union
 from uuid import uuid4
 
 import pytest
+from attrs import define
 from running import WAIT
 from typer.main import get_command
 from virtual_fleet import FaultyStore, four_shards
@@ -53,6 +54,16 @@ class CompleteStream(ListSource):
     def settled(self, _lease: Lease, _until: float) -> SettledShard:
         """Return that no more records can arrive, so the first empty read ends the shard."""
         return SettledShard()
+
+
+@define
+class ClosableStream(ListSource):
+    """A stream that records whether it was closed."""
+
+    closed: bool = False
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class MissingStream(ListSource):
@@ -274,6 +285,14 @@ def test_closing_before_the_first_step_opens_nothing() -> None:
     batches = leasehold.read(ORDERS, leases="dynamodb://orders-app")
     batches.close()
     assert list(batches) == []
+
+
+def test_source_of_the_caller_stays_open() -> None:
+    """Its owner may use it for another worker."""
+    source = ClosableStream(four_shards()[:1], {"s-0": ShardRecords(create_records(2))})
+    with closing(leasehold.read(source, leases=FaultyStore(), **BEGINNING)) as batches:
+        next(batches)
+    assert not source.closed
 
 
 def test_worker_error_is_raised_by_the_next_step() -> None:
