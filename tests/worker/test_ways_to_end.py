@@ -485,6 +485,22 @@ def forking():
     assert (owner, checkpoint >= NUMBERS[3]) == (None, True)
 
 
+SIGNALED_CHILD = """
+def forking():
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+        os.kill(os.getpid(), signal.SIGTERM)
+    told.append(status(pid))
+"""
+
+
+def test_signal_to_a_forked_child_does_not_stop_its_parent(tmp_path: Path) -> None:
+    exit_status, output, owner, checkpoint = run_program(SIGNALED_CHILD + DOORS["arun"], tmp_path)
+    assert (exit_status, output[0][:4], output[1:]) == (0, [3] * 4, [0, [True, True]])
+    assert (owner, checkpoint >= NUMBERS[3]) == (None, True)
+
+
 POOL = """
 def forking():
     with multiprocessing.get_context("fork").Pool(2) as pool:
