@@ -172,6 +172,7 @@ def test_shard_that_cannot_be_repeated_resumes_at_its_checkpoint(place: Place, m
 def test_commit_leaves_out_a_shard_that_could_not_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sink lacks the rows of this shard, so its checkpoint stays before them."""
     stepped(monkeypatch)
+    monkeypatch.setattr(lease_loop, "STALL_SECONDS", 60.0)  # a repetition takes real time
     store, stream = MemoryStore(), Stream({"a": texts("a", 5), "b": texts("b", 5)}, refuses={"a"})
     reader = new_reader(stream, KillableStore(store), rereadable=False, flush_on_idle="false")
     query = Query(reader, store, KillableStore(store), reader.initialOffset())

@@ -280,9 +280,7 @@ def test_backoff_grows_to_its_limit_and_resets(monkeypatch: pytest.MonkeyPatch) 
 def test_receiver_does_not_wait_for_space_that_was_made_before_it_waits() -> None:
     """No later read would wake it, because the inbox is empty."""
     loop = SimpleNamespace(start_coroutine=lambda work: work.close() or Future(), schedule_call=lambda call: call())
-    receiver = poller.PartitionReceiver(
-        cast("Any", loop), ACCESS, "0", EventPosition(0), epoch=0, prefetch=1
-    )
+    receiver = poller.PartitionReceiver(cast("Any", loop), ACCESS, "0", EventPosition(0), epoch=0, prefetch=1)
 
     class SpaceMadeAtOnce(asyncio.Event):
         def clear(self) -> None:

@@ -101,7 +101,8 @@ class ShardReads:
 def test_child_shard_starts_with_the_rows_that_its_parent_has_read() -> None:
     tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(2)]
     reads = ShardReads(Poller, [sealed([(b"x", "a", tag, None) for tag in tags])[0]], TRIM_HORIZON)
-    last_batch = reads.poller._make_batch({"Records": reads.rows, "MillisBehindLatest": 0})  # noqa: SLF001  parse a response of Kinesis
+    response: Any = {"Records": reads.rows, "MillisBehindLatest": 0}
+    last_batch = reads.poller._make_batch(response)  # noqa: SLF001  parse a response of Kinesis
     assert last_batch.ended
     assert last_batch.reached is not None
     token = merge_parent_tokens([Lease("shard-0", checkpoint=last_batch.reached)])
