@@ -49,3 +49,14 @@ def test_a_signal_while_handlers_are_set_restores_the_previous_ones(
     with pytest.raises(EndSignal), raise_on_signal():
         raise AssertionError
     assert {number: signal.getsignal(number) for number in END_SIGNALS} == before
+
+
+def test_an_ignored_signal_stays_ignored(before: dict[signal.Signals, object]) -> None:
+    """A command under nohup does not end when its terminal is closed."""
+    ignored_signal = END_SIGNALS[-1]
+    assert ignored_signal in before
+    SET(ignored_signal, signal.SIG_IGN)
+    with raise_on_signal():
+        signal.raise_signal(ignored_signal)
+        assert signal.getsignal(ignored_signal) == signal.SIG_IGN
+    assert signal.getsignal(ignored_signal) == signal.SIG_IGN

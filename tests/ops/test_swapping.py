@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,31 @@ def test_a_swap_can_go_back_until_it_ends(tables: tuple[Store, Store]) -> None:
         set_direction(tables, "from")
 
 
+def test_a_reversed_swap_completes_moves_of_unowned_leases(tables: tuple[Store, Store]) -> None:
+    """A lease may have been marked just before the direction changed, and no worker may be left to move it."""
+    (row,) = tables[FROM].get(["s-2"])
+    expect_applied(tables[FROM].write(ReleaseLease(row, "", MOVED_OWNER_PREFIX)))
+    set_direction(tables, "from")
+    reports = list(islice(move_until_arrived(tables, joined(tables), NAMES[TO], renewing(tables)), 5))
+    assert (reports[0].moving, reports[-1]) == (1, SwapProgress("from", there=3, moving=0, gone=0, unaware=()))
+
+
+def test_the_end_of_a_swap_includes_leases_that_workers_create_meanwhile(tables: tuple[Store, Store]) -> None:
+    """A worker creates new leases in FROM until it reads that the swap is closed."""
+    store, worker_store = joined(tables), SwapStore(tables, NAMES[TO], control_interval_seconds=60.0)
+    set_direction(tables, "to")
+    list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
+    assert len(worker_store.list().leases) == 3
+    new_leases = [Lease("s-9")]
+
+    def create_once(_seconds: float) -> None:
+        while new_leases:
+            expect_applied(worker_store.write(CreateLease(new_leases.pop())))
+
+    end_swap(tables, store, NAMES[TO], create_once)
+    assert [row.key for row in tables[TO].list().leases] == ["s-0", "s-1", "s-2", "s-9"]
+
+
 def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
     """Workers that do not know TO would claim leases that are already in TO, from their last row in FROM."""
     (unowned_lease,) = tables[FROM].get(["s-2"])
@@ -269,6 +295,16 @@ def test_leases_shows_the_table_of_each_lease_in_a_swap(half_way: tuple[str, str
     header, *rows = format_as_plain_text(tabulate_leases(table, None, full=True)).splitlines()
     assert header.split()[-1] == "TABLE"
     assert rows[0].endswith(" TO")
+
+
+def test_a_finished_lease_that_has_moved_has_the_status_ok(tables: tuple[Store, Store]) -> None:
+    """Only unfinished leases need a look at the other table."""
+    set_direction(tables, "to")
+    store = joined(tables)
+    expect_applied(store.move_unowned(read_stored_lease(store, "s-1"), TO))
+    expect_applied(store.move_unowned(read_stored_lease(store, "s-2"), TO))
+    statuses = TableWatch(tables[FROM], 10.0, 10.0).look().statuses
+    assert (statuses["s-1"].word, statuses["s-2"].word) == ("OK", "UNKNOWN")
 
 
 def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:

@@ -66,6 +66,13 @@ def test_copying_only_moves_checkpoints_forward() -> None:
     ]
 
 
+def test_copying_never_moves_a_checkpoint_back_within_a_record() -> None:
+    """The user records of one aggregated record count, even if the fencing number must be raised."""
+    source, stored = Lease("0", checkpoint=Position("9", 1), epoch=7), Lease("0", checkpoint=Position("9", 3), epoch=2)
+    planned = checkpoint_moves.planned_copies((source,), (stored,), ())
+    assert decisions_and_reasons(planned) == [("refuse", "a later checkpoint is stored there")]
+
+
 def test_a_copied_lease_is_complete_and_unowned() -> None:
     """A new fleet does not wait for old workers to expire, and reads no child before its parents."""
     lease = Lease(

@@ -232,6 +232,17 @@ def test_a_reset_plan_is_not_applied_to_leases_that_moved_since(
     assert store.get(["s-1"])[0].checkpoint == Position("99999")
 
 
+def test_a_reset_plan_can_be_run_again(new_table: tuple[str, MemoryStore], tmp_path: Path) -> None:
+    """A second run carries out the rest of a plan, and accepts the leases that the first run has set."""
+    url, store = new_table
+    filled(url, SHARDS)
+    plan = tmp_path / "plan.json"
+    plan.write_text(ran(reset.app, url, "--to", "TRIM_HORIZON", "--dry-run", "--json")[1])
+    assert ran(reset.app, url, "--to", "TRIM_HORIZON", "--key", "s-0")[0] == 0
+    assert ran(reset.app, url, "--plan", str(plan))[0] == 0
+    assert {lease.checkpoint for lease in store.list().leases} == {TRIM_HORIZON}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -322,6 +333,22 @@ def test_leases_of_a_living_fleet_are_copied_only_if_forced(
     options = ("--even-if-read", "--even-if-owned")
     assert run_copy(f"memory://{name}", url, *options) == (0, [("0", "create"), ("1", "forward")])
     assert waits == [40.0]
+
+
+def test_a_living_fleet_is_recognized_in_a_copy_that_renames_its_keys(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, target = new_table
+    name = uuid4().hex
+    source = MemoryStore(name)
+    versions = [create_lease_with_owner(source, Lease("orders:0", owner="ann", checkpoint=AT_9))]
+
+    def renew(_seconds: float) -> None:
+        versions.append(expect_applied(source.write(RenewLease(versions[-1]))))
+
+    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
+    assert run_copy(f"memory://{name}", url, "--strip", "orders:") == (1, [("0", "refuse")])
+    assert target.list().leases == ()
 
 
 def test_a_finished_copy_does_not_watch_owners(

@@ -22,6 +22,7 @@ import uvicorn
 from attrs import evolve
 from served_tables import EVIL, Table, held
 from typer.testing import CliRunner
+from waiters import Clock
 
 from leasehold.adapters.cli.steer.serve import app
 from leasehold.adapters.ops.serving.app import BoundedConnection, prometheus_text, saved_page, server
@@ -418,6 +419,18 @@ def test_a_locked_history_neither_stops_reads_nor_loses_moves(store: Table, tmp_
         current = watcher.state()
         assert (current["trouble"], current["total"]["moves"]) == ("", 2)
         assert sorted((move[2], move[3]) for move in current["moves"]) == [("a", "b"), ("b", None)]
+        watcher.look()
+        assert watcher.state()["total"]["moves"] == 2, "each move is written once"
+
+
+def test_a_slowly_read_table_is_fresh_between_two_reads(store: Table) -> None:
+    clock = Clock()
+    watcher = TableWatcher("memory://x", store, Config(), FleetRecord(), every=60.0, wall=clock)
+    watcher.look()
+    clock.now += watcher.every
+    assert watcher.is_fresh
+    clock.now += 100 * watcher.every
+    assert not watcher.is_fresh
 
 
 class Odd(Table):
@@ -464,6 +477,16 @@ def test_an_incomplete_second_request_is_closed(port: int, monkeypatch: pytest.M
     with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
         assert receive_until_closed(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_an_incomplete_request_after_a_response_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read()
+        with suppress(ConnectionError):  # the time may already be over
+            connection.sock.sendall(b"GET /heal")
+        assert receive_until_closed(connection.sock) == b""
 
 
 def test_connections_are_limited_and_a_later_request_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
