@@ -357,3 +357,18 @@ def test_keeper_handles_many_children_that_never_named_their_group() -> None:
     ended = "".join(f"- {number}\n" for number in range(1, 200))
     keeper = ["/bin/sh", "-c", module._KEEPER_SCRIPT]  # noqa: SLF001  not accessible otherwise
     assert subprocess.run(keeper, input=ended, text=True, timeout=20, check=False).returncode in {0, 1}
+
+
+def test_keeper_forgets_the_group_of_a_child_that_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The system may since have given the number of the group to another program."""
+    monkeypatch.setattr(module, "_KEEPER_SCRIPT", f"cat > {tmp_path}/groups")
+    children, pids = ChildProcesses(_argv()), list[int]()
+
+    async def story() -> None:
+        await children.start_child("s", TRIM_HORIZON, _never)
+        pids.append(children.pids["s"])
+        await children.lose_lease("s")
+
+    _run(children, story)
+    (pid,) = pids
+    assert (tmp_path / "groups").read_text().splitlines() == [f"+ {pid}", f"- {pid}"]

@@ -1,17 +1,24 @@
 """The daemon's search for a record that crashes its children, and the names of the store's errors."""
 
+import asyncio
 import threading
 
 import pytest
 from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
+from waiters import Clock
 
-from leasehold.adapters.multilang.children import ChildProcesses
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.multilang.children import ChildFault, ChildProcesses
 from leasehold.adapters.multilang.daemon import SEARCH_ATTEMPTS, ChildHandler, RecordSearch, find_error_name
 from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
 from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.worker.annotations import Identity
+from leasehold.adapters.worker.holding import Holding
 from leasehold.errors import StoreError
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.contract.actors import create_owned_lease
 
 ATTEMPTS = 3
 
@@ -113,6 +120,42 @@ def test_search_ends_within_the_allowed_attempts() -> None:
     assert handling.attempts == ATTEMPTS + SEARCH_ATTEMPTS
     assert deaths < handling.attempts
     assert ChildHandler(ChildProcesses(["x"]), attempts=ATTEMPTS).handling.attempts == ATTEMPTS
+
+
+class FailingChildren(ChildProcesses):
+    """Children that end whenever they get a batch."""
+
+    async def start_child(self, *_arguments: object) -> None:
+        """Do nothing."""
+
+    async def process_batch(self, *_arguments: object) -> None:
+        raise ChildFault("it exited with status -9")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_child_that_ends_with_its_lease_blames_no_record(lost: bool) -> None:
+    """A child is killed if its lease is lost while it works, which says nothing about its records."""
+    store, records, letters = MemoryStore(), _records(1), list[Record]()
+    row = create_owned_lease(store)
+    holding = Holding(store, row, identity=Identity("ann", "p"), clock=Clock(), write_began=0.0, lease_seconds=10.0)
+    children = FailingChildren(["x"])
+    with ChildHandler(
+        children, attempts=ATTEMPTS, dead_letter=lambda delivery, _error: letters.extend(delivery.records)
+    ) as handler:
+        handling = handler.handling
+        handling.observer("initialize", holding)
+        if lost:
+            holding.lost.set()
+        for _ in range(ATTEMPTS):
+            with pytest.raises(ChildFault):
+                asyncio.run(_awaited(handling, Delivery(records, records[-1].position, None, holding)))
+    assert letters == ([] if lost else records)
+
+
+async def _awaited(handling: Handling, delivery: Delivery) -> None:
+    work = handling.handler(delivery)
+    assert work is not None
+    await work
 
 
 def test_fault_while_ending_children_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

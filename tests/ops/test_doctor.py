@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from attrs import evolve
 from botocore.exceptions import ClientError
+from object_memory import ObjectMemory
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.doctor import app
@@ -35,6 +36,7 @@ from leasehold.adapters.ops.doctor.examination import (
     loads,
     size_finding,
 )
+from leasehold.adapters.ops.doctor.objects import s3_trial
 from leasehold.adapters.sources import urls as sources
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Shard
@@ -44,6 +46,7 @@ from leasehold.stores import urls as stores
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Done, Listing, Malformed, Outcome
+from leasehold.stores.requests import ObjectFields
 from leasehold.stores.writes import Write
 from leasehold_lab.simulator.world.world import ListSource
 
@@ -441,3 +444,19 @@ def test_the_finding_on_size_contains_its_figures() -> None:
         "500 leases a worker are renewed in time if the store responds within 636 ms; "
         "2000 leases x 4 workers are 8,000, of at most some 2,000,000"
     )
+
+
+class CarelessObjects(ObjectMemory):
+    """A bucket that ignores the condition of a write."""
+
+    def put_if_match(self, name: str, fields: ObjectFields, _etag: str) -> str | None:
+        super().put_if_match(name, fields, "")
+        return self._put("over", name, fields)
+
+
+def test_no_object_stays_in_a_bucket_that_ignores_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = CarelessObjects()
+    monkeypatch.setattr("leasehold.stores.objects.s3.S3Objects", lambda *_arguments, **_options: objects)
+    tuple(try_rights(s3_trial("bucket/fleet", {}), read_only=False))
+    assert [line.split()[0] for line in objects.log] == ["list", "get", "over", "delete", "delete"]
+    assert objects.stored == {}
