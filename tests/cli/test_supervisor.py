@@ -217,6 +217,25 @@ def test_a_process_without_a_reader_thread_is_ended(refused: int, monkeypatch: p
     assert [pipe.closed for pipe in (process.stdin, process.stdout, process.stderr) if pipe] == [True] * 3
 
 
+def test_end_of_a_worker_is_noticed_while_its_output_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler may have started a program that inherits the output and goes on."""
+    monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.EXIT_LIMIT_SECONDS", 0.1)
+    code = "import subprocess; subprocess.Popen(['cat'])"
+    supervisor = Supervisor({"a-0": (sys.executable, "-S", "-c", code)}, 30.0, {2})
+    (child_of_it,) = supervisor.create_processes()
+    supervisor.start_or_postpone(child_of_it)
+    threads = [thread for thread in threading.enumerate() if thread.name in {"watch-a-0", "relay-a-0"}]
+    (watching,) = [thread for thread in threads if thread.name == "watch-a-0"]
+    watching.join(WAIT)
+    assert [thread.is_alive() for thread in threads if thread != watching] == [True, True]
+    assert child_of_it.process is not None
+    assert child_of_it.process.stdin is not None
+    child_of_it.process.stdin.close()  # ends the program
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+
 class FullFor:
     """A file that rejects this many writes, taking a few bytes before each rejection."""
 

@@ -167,6 +167,18 @@ def test_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch,
         assert silent_connection.recv(1) == b""
 
 
+def test_task_may_pause_between_two_rows(monkeypatch: pytest.MonkeyPatch, server: RowServer) -> None:
+    """A sink may block for longer than a peer may take to send its request."""
+    monkeypatch.setattr(fetching, "REQUEST_SECONDS", 0.05)
+    part = server.keep_rows(1, 0, [pa.record_batch({"data": [bytes(fetching.SLICE_BYTES)] * 8})])
+    batches = read_task_rows(part)
+    assert next(batches).num_rows == 1
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port), 60.0) as silent_connection:
+            assert silent_connection.recv(1) == b"", "the time for a request is over"
+    assert sum(batch.num_rows for batch in batches) == 7
+
+
 def test_memory_is_freed_with_each_batch() -> None:
     part = rows(*range(10))
     server = RowServer(ADDRESS, 2 * part.nbytes, "/not/here")

@@ -220,6 +220,12 @@ def test_flush_changes_nothing_but_the_text() -> None:
     ]
 
 
+def test_range_within_one_aggregated_record_is_not_empty() -> None:
+    """Its rows are repeated after a crash and checkpointed after a commit, as all others are."""
+    assert is_uncommitted(Offset(3, (("a", Range(Position("7", 1), Position("7", 3), 4)),)), 2)
+    assert not is_uncommitted(Offset(3, (("a", Range(Position("7", 3), Position("7", 3), 4)),)), 2)
+
+
 def test_quiet_shard_keeps_its_range_and_its_text() -> None:
     """The texts of a large stream are not built again for each batch. A new epoch changes the range."""
     position = Position("7")

@@ -259,6 +259,18 @@ def test_new_loop_begins_with_the_unacknowledged_batch() -> None:
         assert shard_and_numbers(next(batches))[1] == [int(record.sequence_number) for record in create_records(4)[2:]]
 
 
+def test_new_loop_leaves_out_a_batch_whose_lease_was_lost() -> None:
+    """Another worker handles its records."""
+    with leasehold.read(stream(2), leases=FaultyStore(), **BEGINNING) as batches:
+        first_batch = _first(batches)
+        thread = batches._iteration.worker_thread  # noqa: SLF001  the public API does not show the worker
+        assert thread is not None
+        assert thread._runner is not None  # noqa: SLF001  likewise
+        (holding,) = [held for held in thread._runner.worker.holdings if held.key == first_batch.lease]  # noqa: SLF001  likewise
+        holding.drop("taken")
+        assert (first_batch.lost, _first(batches).lost) == (True, False)
+
+
 def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
     for batch in batches:
         return batch

@@ -22,7 +22,9 @@ from running import WAIT
 from virtual_fleet import FaultyStore, four_shards
 
 import leasehold
+from leasehold.adapters.api import WorkerThread
 from leasehold.adapters.consumer.handling import DeadLetter, Handler
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.options import Options
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
@@ -180,6 +182,55 @@ def test_call_in_a_closed_loop_dead_letters_no_record() -> None:
     loop_closed.set()
     assert (settled(store), dead_lettered) == (NUMBERS[0], [])
     _close(held_tasks[0].get_coro())
+
+
+def test_arun_drains_however_often_it_is_cancelled() -> None:
+    """The running batch is finished and the lease is released before the task ends."""
+    store = FaultyStore()
+
+    async def main() -> None:
+        batch_started, may_finish = asyncio.Event(), asyncio.Event()
+
+        async def handle(_batch: leasehold.Delivery) -> None:
+            batch_started.set()
+            await may_finish.wait()
+
+        task = asyncio.create_task(leasehold.arun(stream(), handle, leases=store, **BEGINNING))
+        await batch_started.wait()
+        for _ in range(3):
+            task.cancel()
+            await asyncio.wait({task}, timeout=0)
+        may_finish.set()
+        with suppress(asyncio.CancelledError):
+            await task
+        (lease,) = store.list().leases
+        assert (lease.owner, lease.checkpoint.sequence) == (None, NUMBERS[0])
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+
+
+def test_worker_that_begins_while_it_is_stopped_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_called, runner_begun = threading.Event(), threading.Event()
+    on_runner_begun = WorkerThread._on_runner_begun  # noqa: SLF001  between two steps of `stop`
+
+    def begin_during_stop(worker: WorkerThread, runner: Runner) -> None:
+        stop_called.wait(WAIT)
+        on_runner_begun(worker, runner)
+        runner_begun.set()
+
+    class EventAfterBeginning(threading.Event):
+        """An event that is set only after the worker has begun."""
+
+        def set(self) -> None:
+            stop_called.set()
+            runner_begun.wait(WAIT)
+            super().set()
+
+    monkeypatch.setattr(WorkerThread, "_on_runner_begun", begin_during_stop)
+    monkeypatch.setattr("leasehold.adapters.api.Event", EventAfterBeginning)
+    with leasehold.worker(stream(), print, leases=FaultyStore(), **BEGINNING) as worker:
+        worker.stop()
+        assert worker.wait(WAIT)
 
 
 @pytest.mark.parametrize("end", [_close, _collect, None], ids=["close", "collect", "raise"])

@@ -21,6 +21,7 @@ from types_boto3_kinesis import KinesisClient
 from leasehold.adapters.cli.main import COMMANDS
 from leasehold.adapters.cli.produce import _make_key_function
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.producer.producer import RecordFuture
 
 E_ACUTE = b'{"c": "\xc3\xa9"}'
 COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()")
@@ -134,6 +135,22 @@ def test_rejected_record_is_named_and_all_others_are_written(
     status, out, err = _leasehold("produce", "kinesis://s", "--key", "fixed:k", stdin=b"a\nb\n\nbad\nc\n")
     assert (status, client.data, out.split(",")[0]) == (1, [b"a", b"b", b"c"], "3 records written")
     assert (err.count("\n"), err.startswith("leasehold produce: line 4: the record cannot be sent")) == (1, True)
+
+
+def test_signal_while_a_line_is_put_interrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is sent, and the command ends without reading the next one."""
+    client = RecordingClient()
+    producer = producing(client)
+    put = producer.put
+
+    def put_during_signal(data: bytes, key: str) -> RecordFuture:
+        signal.raise_signal(signal.SIGINT)
+        return put(data, key)
+
+    monkeypatch.setattr(producer, "put", put_during_signal)
+    monkeypatch.setattr("leasehold.adapters.cli.produce.open_producer", lambda *_: producer)
+    status, out, _ = _leasehold("produce", "kinesis://s", "--key", "fixed:k", stdin=b"a\nb\n")
+    assert (status, client.data, out.split(",")[0]) == (0, [b"a"], "1 records written")
 
 
 @pytest.mark.services

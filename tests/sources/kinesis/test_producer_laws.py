@@ -22,6 +22,7 @@ from botocore.parsers import ResponseParserError
 from kept_records import RecordingClient, producing, rejection
 from one_shard import SHARD, AcceptingShard, OneShard
 
+from leasehold.adapters.options import ProduceOptions
 from leasehold.adapters.producing import open_producer
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.producer import producer as module
@@ -98,6 +99,13 @@ def test_option_of_the_wrong_type_is_rejected_before_anything_opens(source: Any,
         open_producer(source, options)
     assert str(rejection.value).startswith(("SOURCE", *options))
     assert threading.active_count() == threads
+
+
+def test_each_option_reaches_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasehold.adapters.producing.Producer", lambda _clients, _stream, settings: settings)
+    options = ProduceOptions(linger_ms=50, share=0.5, time_to_live=9, on_late="fail", epoch=7)
+    settings: object = open_producer("kinesis://s?region=eu-west-1", options)
+    assert settings == Settings(linger_seconds=0.05, share=0.5, time_to_live_seconds=9, on_late="fail", epoch=7)
 
 
 # Exceptions of the client
