@@ -189,6 +189,22 @@ def _rows_after_first_late(stream: Stream) -> set[str]:
     return {record.data.decode() for record in rows[first_late_index:]}
 
 
+class StreamSplitMeanwhile(Stream):
+    """A stream that gets another shard while a batch waits for the end of its slice."""
+
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
+        """Add the shard, and return the end."""
+        if len(self.listed) == 1:
+            self.put("b", [2.0])
+        return super().settled(lease, until)
+
+
+def test_batch_includes_shards_that_appear_before_its_end() -> None:
+    ground = Ground(StreamSplitMeanwhile())
+    ground.stream.put("a", [1.0])
+    assert sorted(batch(ground, None, at_timestamp(UNTIL), 1)) == [["a-1"], ["b-1"]]
+
+
 def test_only_few_shards_are_cut_into_parts() -> None:
     """If there are few shards, they are cut so that all cores are busy.
 

@@ -10,6 +10,7 @@ import pytest
 from attrs import frozen
 from standins.in_c import scan
 
+from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.sources.kinesis.aggregation import arrow as aggregation_arrow
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
@@ -114,6 +115,20 @@ def test_rows_match_records(
             plain_batch.last_arrival_time,
         )
     ] * 2
+
+
+def test_tokens_of_rows_within_a_response_match_those_of_records() -> None:
+    """A reader that resumes within a response drops no row that it has not read."""
+    aggregate_builder = Aggregate(1 << 20)
+    for row in range(3):
+        assert aggregate_builder.add(b"data", "k", None, Tag("q", 1, 1, "0", "e", row).context, row)
+    client = cast("KinesisClient", Answers([kinesis_record(10, aggregate_builder.encode())]))
+    records = Poller(client, "s", "shard-0", TRIM_HORIZON, None).read().records
+    arrow_batch = ArrowPoller(client, "s", "shard-0", TRIM_HORIZON, None).read()
+    assert isinstance(arrow_batch, ArrowBatch)
+    assert arrow_batch.trail is not None
+    tokens = [arrow_batch.trail.token_for_row(row) for row in range(3)]
+    assert (tokens, len(set(tokens))) == ([record.token for record in records], 3)
 
 
 def test_trimmed_records_are_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -199,6 +199,16 @@ def test_range_is_read_in_pieces_exactly_to_its_end() -> None:
     assert trial.row.annotation(UNREAD_ANNOTATION) is None
 
 
+def test_range_that_ends_within_an_aggregated_record_is_cut_there() -> None:
+    """The next batch begins with the other user records."""
+    user_records = tuple(Record(b"r", "3", sub) for sub in range(3))
+    script = Script([records(1), Batch(user_records, user_records[-1].position, 0.0, 0.01)])
+    rows = Trial(script, wanted=evolve(WANTED, ends=Position("3", 1))).repetition().read_rows()
+    assert rows is not None
+    assert rows["sequenceNumber"].to_pylist() == ["1", "3", "3"]
+    assert rows["subSequenceNumber"].to_pylist() == [0, 0, 1]
+
+
 def test_longer_pause_of_a_reader_is_honored() -> None:
     """Kinesis allows five reads per second and shard, which all workers share."""
     trial = Trial(Script([evolve(ALL_READ, wait_seconds=7.0), evolve(BEHIND, wait_seconds=0.5), records(3)]))
