@@ -19,8 +19,12 @@ from leasehold.balancer.model import HASH_KEYS
 
 CBOR, JSON = "application/x-amz-cbor-1.1", "application/x-amz-json-1.1"
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/canned"
-FIRST = 49680464258228814498658494596102438859221974134693
-"""The first digits of the sequence numbers in a response."""
+FIRST = 4968046425822881449865849459610243885922197413469
+"""The first digits of the sequence numbers in a response.
+
+The number is one digit shorter than in Kinesis, whose numbers contain the number of the shard. All shards of this
+server have the same records, and a worker rejects records whose number belongs to another shard.
+"""
 NEXT = "n" * 200  # about as long as a real iterator
 
 
