@@ -31,7 +31,7 @@ class StoreError(LeaseholdError):
 class OutcomeUnknown(StoreError):
     """Raised when the store could not be reached or did not respond, so a write may or may not have happened.
 
-    The next consistent read shows which.
+    The next consistent read shows whether the write happened.
 
     Examples:
         >>> from leasehold.stores import OutcomeUnknown, StoreError
@@ -53,7 +53,7 @@ class NotWritten(OutcomeUnknown):
 
 
 class SourceError(LeaseholdError):
-    """Raised when a source cannot be used, because the stream does not exist or credentials are wrong.
+    """Raised when a source cannot be used, for example because the stream does not exist or credentials are wrong.
 
     Examples:
         >>> import leasehold
@@ -115,7 +115,7 @@ class RecordLate(ProducerError):
 
 
 class RecordFailed(ProducerError):
-    """Raised when this record cannot be sent, although others can.
+    """Raised when one record cannot be sent, although others can.
 
     If the record may have been written anyway, the message says so.
 

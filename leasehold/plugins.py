@@ -2,8 +2,8 @@
 
 The entry-point groups are `leasehold.stores`, `leasehold.sources`, `leasehold.rules` and `leasehold.commands`. The name
 of an entry point is the URL scheme, the rule set's name or the command. The built-in stores, sources and rule sets are
-not entry points, because a copy without package metadata, such as a zip that Spark ships, has none. They are listed in
-tables in this package.
+not entry points, because a copy without package metadata, such as a zip that Spark ships, has no entry points. They are
+listed in tables in this package instead.
 """
 
 from collections.abc import Mapping

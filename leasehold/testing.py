@@ -1,6 +1,6 @@
 """Provides tools for your tests: Hypothesis strategies, laws of the planner, the store contract, and simulated fleets.
 
-Install them with `leasehold[testing]`. Each name is imported on first use, so the store contract does not need
+Install the tools with `leasehold[testing]`. Each name is imported on first use, so the store contract does not need
 Hypothesis and the laws do not load the simulator.
 """
 

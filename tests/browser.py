@@ -1,4 +1,4 @@
-"""A headless browser for tests to look at pages with, and the faults that axe-core finds in them."""
+"""A headless browser in which tests open pages, and a check of their accessibility with axe-core."""
 
 import base64
 import json
@@ -25,18 +25,18 @@ class Page:
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
     def evaluate(self, script: str) -> Any:  # noqa: ANN401  any JSON value
-        """Return the value of this JavaScript."""
+        """Evaluate this JavaScript expression, and return its value."""
         response = self._ask("Runtime.evaluate", session=self._session, expression=script, returnByValue=True)
         return response["result"].get("value")
 
     def until(self, script: str) -> Any:  # noqa: ANN401  likewise
-        """Wait until this JavaScript has a truthy value, and return it."""
+        """Wait until this JavaScript expression has a truthy value, and return the value."""
         while not (value := self.evaluate(script)):
-            pass  # the server notifies the page; each call waits for the browser
+            pass  # each call waits for the browser, so no pause is needed
         return value
 
     def drawn(self, width: int, height: int, *, dark: bool) -> bytes:
-        """Return a screenshot of the page on a screen of this size, as PNG."""
+        """Show the page on a screen of this size, and return a screenshot as PNG."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._ask("Emulation.setEmulatedMedia", session=self._session, features=[scheme])
@@ -64,9 +64,11 @@ class Page:
 
 
 def faults_for_readers(page: Page, axe: str) -> list[str]:
-    """Return what violates WCAG 2 level AA on this page: rule, place, and problem.
+    """Return the violations of WCAG 2 level AA on this page, each with its rule, element and problem.
 
-    axe  the source of axe-core
+    Args:
+        page: The page to check.
+        axe: The source of axe-core.
     """
     page.evaluate(axe)
     options = json.dumps(

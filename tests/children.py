@@ -1,4 +1,4 @@
-"""A child process of a test, which ends with it."""
+"""Starts a child process of a test, and ends it with the test."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def child(command: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[str]]:  # noqa: ANN401  Popen's own
-    """Start the process, and kill it if it still runs at the end of the block. A failed test waits for nothing."""
+    """Start a process, and kill it at the end of the block, so that a failed test does not wait for it."""
     with subprocess.Popen(command, text=True, **how) as process:
         try:
             yield process

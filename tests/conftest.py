@@ -1,4 +1,4 @@
-"""Local services, one of each per test process, and their clients."""
+"""Fixtures with local services, one of each per test process, and their clients. Also orders the tests."""
 
 import gc
 import logging
@@ -52,21 +52,21 @@ SHARED = {
     "postgres_service": "postgres",
     "dynamodb_local_url": "dynamodb-local",
 }
-"""What takes seconds of a processor to start or to build, by the group of the tests that use it."""
+"""Fixtures that take seconds of CPU time. Tests that use one of them are put into the group with this name."""
 LONGEST = ("rolling", "java", "spark", "fleets", "runs", "docs")
-"""Groups that take minutes; `runs` are fleets, too, apart so that neither is waited for alone."""
+"""Groups that take minutes. `runs` are fleets, too, in a group of their own that runs next to `fleets`."""
 LONG = ("status_from_outside", "swapped_day", "sleepers", "digests", "flights", "recipes", "compiled", "producer")
-"""Modules, without `test_`, with single tests that take more than a minute: they start before the short ones."""
+"""Modules (without `test_`) with single tests that take more than a minute. They start before the short ones."""
 
-# The speed of a busy machine does not matter for the law under test.
+# Slow examples on a busy machine are no failure.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# Tests that gate a change draw the same examples each time; a plain `pytest` draws new ones.
+# Tests that decide about a change draw the same examples each time. A plain `pytest` draws new ones.
 settings.register_profile("repeatable", settings.get_profile("busy"), derandomize=True, max_examples=50)
-# The inner loop tries fewer, except in tests that set their own number.
+# Quick runs during development try fewer examples, except in tests that set their own number.
 settings.register_profile("quick", settings.get_profile("busy"), max_examples=25)
 settings.load_profile("busy")
 
-# No test must find real credentials or query a machine's metadata service; children inherit this.
+# No test may find real credentials or query a machine's metadata service. Child processes inherit these variables.
 os.environ.update(
     AWS_ACCESS_KEY_ID="testing",
     AWS_SECRET_ACCESS_KEY="testing",  # noqa: S106  stand-ins take any
@@ -79,31 +79,31 @@ for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_RE
     os.environ.pop(variable, None)
 
 
-# Hundreds of AWS sessions are created, and each would spend 0.1 s loading service descriptions.
+# Tests create hundreds of AWS sessions, each of which would take 0.1 s to load service descriptions.
 botocore.session.create_loader = cache(botocore.session.create_loader)
 
-# A shell that starts the tests in the background may have set these to be ignored; tests send them.
+# A shell that starts the tests in the background may have set these signals to be ignored, but tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the inner loop's options."""
+    """Add the options for quick and for shuffled runs."""
     parser.addoption("--quick", action="store_true", help="only what needs no service and little of a processor")
     parser.addoption("--shuffle", metavar="SEED", help="in another order for each seed, file by file")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore modules of which the inner loop would run nothing, since imports take longer than most tests."""
+    """With `--quick`, ignore modules without quick tests, because their imports take longer than most tests."""
     if not config.option.quick or not collection_path.name.startswith("test_"):
         return None
     return bool(LEFT_OUT.search(collection_path.read_text("utf-8"))) or None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the plugin that users have by its entry point.
+    """Load the pytest plugin that users get through its entry point.
 
-    An older editable installation does not know that entry point.
+    An older editable installation does not have that entry point.
     """
     if config.option.quick:
         config.option.markexpr = f"not ({' or '.join(NOT_QUICK)})"
@@ -113,7 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exempt everything that is imported and collected from garbage collection; scanning it takes a second."""
+    """Exempt all imported and collected objects from garbage collection, because scanning them takes a second."""
     gc.disable()
     try:
         return (yield)
@@ -122,19 +122,19 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at groups next
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups after this
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run all tests that use a costly service in one process, and start the longest groups first.
 
-    Tests are shuffled, so that none relies on what the one before it in its file left: a client that knows its
-    service, a log.
+    With `--shuffle`, tests run in random order, so that none relies on what an earlier test in its file left, such as a
+    log or a client that already knows its service.
     """
     _sample(items)
     if config.option.shuffle:
         draw = random.Random(config.option.shuffle)  # noqa: S311  an order, not a secret
         turns = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
         draw.shuffle(items)
-        items.sort(key=lambda item: turns[item.path])  # tests of one file share its setup
+        items.sort(key=lambda item: turns[item.path])  # keep the tests of a file together, because they share its setup
     if not config.getoption("loadgroup", default=False):
         return
     for item in items:
@@ -148,12 +148,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """Restore signal handlers after each test.
 
-    A leftover handler would end a later test that sends a signal, or all of them.
+    A leftover handler would break a later test that sends a signal, or end all tests.
     """
     try:
         return (yield)
     finally:
-        # A command that ran in this process has set log levels; the next test must see its whole log.
+        # A command that ran in this process may have set log levels, but the next test must see all log lines.
         logging.getLogger("leasehold").setLevel(logging.NOTSET)
         wakeup_fd, handler = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -162,9 +162,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 def _sample(items: list[pytest.Item]) -> None:
-    """Mark cases of tests marked `sampled(step)` for `make test-more`, except the first of every `step`.
+    """Mark the cases of tests with `sampled(step)` as `more`, except for the first of every `step` cases.
 
-    If no column of a table has a length that `step` divides, the sample has every value of every column.
+    If `step` divides the length of no column of a table, the sample has every value of every column.
     """
     counted = Counter[tuple[str, int]]()
     for item in items:
@@ -182,7 +182,7 @@ def _group(item: pytest.Item) -> str:
 
 
 def _turn(item: pytest.Item) -> int:
-    """Put groups that take minutes first, then long tests, then other groups, then the rest."""
+    """Return a sort key: groups that take minutes come first, then long tests, then other groups, then the rest."""
     group = _group(item)
     if group in LONGEST:
         return LONGEST.index(group)
@@ -191,26 +191,26 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def amqp_engine() -> None:
-    """Return the engine of the local event hubs, which is built from C if it is installed."""
+    """Skip the test if the engine of the local event hubs, which is built from C, is not installed."""
     if find_spec("cproton_ffi") is None:
         pytest.skip("python-qpid-proton was not built: no C compiler when .venv was set up")
 
 
 @pytest.fixture(scope="session")
 def dynalite_url(leasehold_dynamodb: Service) -> str:
-    """Run tables without transactions whose conditional writes can be trusted."""
+    """Return the URL of dynalite. It has reliable conditional writes, but no transactions."""
     return leasehold_dynamodb.url
 
 
 @pytest.fixture(scope="session")
 def kinesis_url(leasehold_kinesis: Service) -> str:
-    """Run streams that split, merge and end."""
+    """Return the URL of kinesis-local, whose shards split, merge and end."""
     return leasehold_kinesis.url
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Return the browser from Debian's package `chromium`."""
+    """Return the path of the browser from Debian's package `chromium`."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("NO BROWSER: the page was not looked at; apt-get install chromium")
@@ -228,7 +228,7 @@ def axe() -> str:
 
 @pytest.fixture(scope="session")
 def ferrokinesis_url() -> Iterator[str]:
-    """Run streams to subscribe to: six seconds at a time, at most 50 records per event, for tests marked `more`."""
+    """Run streams with fan-out for tests marked `more`. Subscriptions last 6 s, and an event has at most 50 records."""
     try:
         with ferrokinesis(subscription_seconds=6.0, event_records=50) as service:
             yield service.url
@@ -238,7 +238,7 @@ def ferrokinesis_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def versitygw_url() -> Iterator[str]:
-    """Run buckets whose conditional writes hold in a race, for tests marked `more`."""
+    """Run an S3 service that checks conditions correctly under concurrency, for tests marked `more`."""
     try:
         with versitygw() as service:
             yield service.url
@@ -248,7 +248,7 @@ def versitygw_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def gcs_url() -> Iterator[str]:
-    """Run buckets of Google Cloud Storage whose conditional writes hold in a race, for tests marked `more`."""
+    """Run a Google Cloud Storage that checks conditions correctly under concurrency, for tests marked `more`."""
     try:
         with fake_gcs() as service:
             yield service.url
@@ -258,26 +258,26 @@ def gcs_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def azurite_service(leasehold_azurite: Service) -> Service:
-    """Run blob containers."""
+    """Return azurite, the local service for blob containers."""
     return leasehold_azurite
 
 
 @pytest.fixture(scope="session")
 def azurite_connection(azurite_service: Service) -> str:
-    """Return the blob service's connection string, key included."""
+    """Return the connection string of the blob service, with its key."""
     return azurite_connection_string(azurite_service)
 
 
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
-    """Run many services, none of which can judge a race."""
+    """Run moto, which simulates many services of AWS, but does not decide races correctly."""
     with run_moto() as service:
         yield service.url
 
 
 @pytest.fixture(scope="session")
 def postgres_service() -> Iterator[Service]:
-    """Run a PostgreSQL, which can judge races."""
+    """Run a PostgreSQL server, which decides races correctly."""
     try:
         with run_postgres() as service:
             yield service
@@ -287,7 +287,7 @@ def postgres_service() -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def dynamodb_local_url() -> Iterator[str]:
-    """Run Amazon's own tables, for tests marked `more`."""
+    """Run Amazon's DynamoDB Local, for tests marked `more`."""
     if not opted_in():
         pytest.skip(f"DynamoDB Local is opt-in: {OPT_IN}=1 accepts its licence and fetches it")
     with dynamodb_local() as service:
@@ -296,19 +296,19 @@ def dynamodb_local_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def dynalite_client(dynalite_url: str) -> DynamoDBClient:
-    """Return a client of dynalite."""
+    """Return a DynamoDB client for dynalite."""
     return boto3.client("dynamodb", endpoint_url=dynalite_url)
 
 
 @pytest.fixture(scope="session")
 def kinesis_client(kinesis_url: str) -> KinesisClient:
-    """Return a client of kinesis-local."""
+    """Return a Kinesis client for kinesis-local."""
     return boto3.client("kinesis", endpoint_url=kinesis_url)
 
 
 @pytest.fixture(scope="session")
 def dynamodb_local_client(dynamodb_local_url: str) -> DynamoDBClient:
-    """Return a client of DynamoDB Local."""
+    """Return a DynamoDB client for DynamoDB Local."""
     return boto3.client("dynamodb", endpoint_url=dynamodb_local_url)
 
 

@@ -1,4 +1,4 @@
-"""Incidents of a fleet that alarms are for, minute by minute, and the lease table during each."""
+"""Simulates incidents that should raise alarms, minute by minute, and the lease table during each of them."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ MINUTES = 40
 BEGAN = 1_700_000_000.0
 
 Incident = Callable[[int, int], tuple[float, float, int, float]]
-"""By minute and number of the lease: seconds behind, seconds since it was read, switches, KB/s."""
+"""Takes the minute and the lease's number. Returns seconds behind, seconds since the last read, switches and KB/s."""
 
 
 def healthy(_minute: int, _number: int) -> tuple[float, float, int, float]:
@@ -20,7 +20,7 @@ def healthy(_minute: int, _number: int) -> tuple[float, float, int, float]:
 
 
 def overloaded(minute: int, number: int) -> tuple[float, float, int, float]:
-    """Too few workers: every lease is behind, and more so every minute."""
+    """There are too few workers. Every lease is behind, and falls further behind every minute."""
     return 10.0 * minute + number, 0.0, 1, 10.0
 
 
@@ -30,7 +30,7 @@ def hot(minute: int, number: int) -> tuple[float, float, int, float]:
 
 
 def hung(minute: int, number: int) -> tuple[float, float, int, float]:
-    """The reader of one lease never returns, while its owner renews."""
+    """The reader of one lease hangs, while its owner still renews the lease."""
     return (0.0, 60.0 * minute, 1, 10.0) if number == 2 else (0.0, 0.0, 1, 10.0)
 
 
@@ -40,12 +40,12 @@ def slipping(minute: int, number: int) -> tuple[float, float, int, float]:
 
 
 def forgotten(_minute: int, number: int) -> tuple[float, float, int, float]:
-    """One lease is nearly as far behind as the stream keeps records."""
+    """One lease is so far behind that the stream will soon drop its records."""
     return (70_000.0, 0.0, 1, 10.0) if number == 4 else (0.0, 0.0, 1, 10.0)
 
 
 def flapping(minute: int, number: int) -> tuple[float, float, int, float]:
-    """A record that fails sends its lease from worker to worker."""
+    """Because a record fails, its lease moves from worker to worker."""
     return (0.0, 0.0, minute, 10.0) if number == 5 else (0.0, 0.0, 1, 10.0)
 
 
@@ -57,7 +57,7 @@ def down(minute: int, number: int) -> tuple[float, float, int, float]:
 
 
 class ScriptedTable(MemoryStore):
-    """A table at a given minute of an incident."""
+    """The lease table at the minute `minute` of an incident."""
 
     def __init__(self, incident: Incident) -> None:
         super().__init__()

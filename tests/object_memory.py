@@ -1,4 +1,4 @@
-"""An in-memory bucket that logs its calls, and fails or is overtaken on demand."""
+"""An in-memory bucket that logs its calls. A test can make its calls fail, or write just before a call."""
 
 from collections.abc import Callable
 from itertools import count
@@ -11,11 +11,12 @@ from leasehold.stores.requests import ObjectFields, StoredObject
 
 @define
 class ObjectMemory:
-    """Objects under ETags.
+    """Objects with ETags.
 
-    log     every call: the verb and the last two parts of the name
-    before  called with each line of the log before the call is carried out
-    mute    verbs whose writes are applied and whose responses are lost
+    Attributes:
+        log: Each call, as the verb and the last two parts of the object's name.
+        before: Called with each line of the log, before the call is carried out.
+        mute: Verbs of writes that are applied, but whose responses are lost.
     """
 
     stored: dict[str, StoredObject] = field(factory=dict)
@@ -50,7 +51,7 @@ class ObjectMemory:
         return name not in self.stored
 
     def close(self) -> None:
-        """Do nothing; there is nothing to release."""
+        """Do nothing, because there are no resources to release."""
 
     def _ask(self, verb: str, name: str) -> None:
         line = f"{verb} {'/'.join(name.split('/')[-2:])}"

@@ -1,4 +1,4 @@
-"""Values that no codec expects, and leases that every codec must keep, for tests of codecs both ways."""
+"""Values that no codec expects, and leases that every codec must preserve, for tests of encoding and decoding."""
 
 import json
 
@@ -19,10 +19,10 @@ from leasehold.balancer.model import (
 from leasehold.stores.protocol import Malformed
 
 DEEP = "[" * 20_000
-"""Python's JSON gives up on it with a RecursionError."""
+"""A nested list for which Python's JSON parser raises RecursionError."""
 
 LONG = "9" * 5_000
-"""Python makes no number of so many digits."""
+"""A number with more digits than Python's `int()` accepts."""
 
 ODD_TEXTS = (
     "",
@@ -65,7 +65,7 @@ ODD_TEXTS = (
 )
 
 texts = st.text(max_size=8)
-"""What can be written in UTF-8."""
+"""Strings that can be encoded as UTF-8."""
 
 odd_texts = st.sampled_from(ODD_TEXTS) | st.text(st.characters(), max_size=6)
 
@@ -95,11 +95,11 @@ leases = st.builds(
     epoch=counts,
     annotations=st.dictionaries(texts, texts, max_size=2).map(_notes),
 )
-"""Leases that nobody owns, as any worker may have to write them down."""
+"""Leases without an owner, with any values that a worker may have to store."""
 
 
 def assert_said(read: object) -> None:
-    """Assert that this is a lease, nothing, or an error short enough for a line and safe for any screen."""
+    """Assert that this is None, a lease that can be encoded, or an error with a short, printable message."""
     assert read is None or isinstance(read, Lease | Malformed)
     if isinstance(read, Malformed):
         assert len(read.why) < 200
@@ -112,12 +112,12 @@ def assert_said(read: object) -> None:
 
 
 def token_of(lease: Lease) -> tuple[Lease, str]:
-    """Return the lease and the fields that its equality ignores."""
+    """Return the lease with its token, which the comparison of leases ignores."""
     return lease, lease.checkpoint.token
 
 
 def unowned(lease: Lease) -> Lease:
-    """Return the lease as a new row shows it."""
+    """Return the lease without an owner and without a hand-off, as a new row stores it."""
     return evolve(lease, owner=None, next_owner=None, yields=False, leaving=False)
 
 
@@ -144,6 +144,6 @@ SHOWN_BY = {
 
 
 def unsayable(by: str, base: type[BaseException] = Exception) -> BaseException:
-    """Return an exception whose `__str__` and `__repr__` behave as badly as the named one's."""
+    """Return an exception whose `__str__` and `__repr__` misbehave in the way with this name."""
     kind: type[BaseException] = type("Unsayable", (base,), {"__str__": SHOWN_BY[by], "__repr__": SHOWN_BY[by]})
     return kind()

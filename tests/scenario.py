@@ -1,24 +1,24 @@
-"""The language of the scenario files in specs/scenarios: commands in, the decisions of the rules out.
+"""Runs the scenario files in specs/scenarios: they contain commands, and the decisions of the rules.
 
-A file is a list of blocks with blank lines between them. A block is a sentence of intent (#), commands, a line of
-dashes, and the answer. A block without dashes is the file's preamble: its commands come first in every other block.
-Nothing is kept from one block to the next.
+A file is a list of blocks with blank lines between them. A block has a sentence about its purpose (#), commands, a line
+of dashes, and the result. A block without dashes is the file's preamble, whose commands are run before those of every
+other block. Apart from that, blocks are independent.
 
     config rules=kcl max_steals=2      options as in `leasehold plan`
-    layout aab.x- idle=2               one lease per letter: its owner; . never owned, x expired, - given up
+    layout aab.x- idle=2               one lease per letter, which is its owner (. never owned, x expired, - released)
     held a=3 b=3 free=1 expired=2      this many leases each; a*100=5 stands for a-00=5, a-01=5, ...
     lease s-1 owner=a idle=31          one lease, its fields as in `leasehold plan`
     shards 4+ 6<0,1 8<6,7+@0-399       listed shards: + open, < parents, @ hash range (or @0-max)
-    leased 3 4 checkpoint=LATEST       leases for listed shards, held by `other`
-    scan at=0                          one listing of the table, at this second
+    leased 3 4 checkpoint=LATEST       leases for these listed shards, owned by `other`
+    scan at=0                          a listing of the table at this second
     reports j=1 k=7                    the latest reports of a KCL 3.x leader, named first, and its workers
     ranges 0-1 2-max                   leases r-0, r-1, ... that cover these hash keys
-    renew s-1                          its version changes
-    annul s-1, annul-shards 3 4        their rows are gone; they are not listed
-    plan me turn=2                     the actions of `me`, and the counts of leases once moves under way are done
+    renew s-1                          the version of this lease changes
+    annul s-1, annul-shards 3 4        deletes rows; removes shards from the listing
+    plan me turn=2                     the actions of `me`, and the counts of leases before and after them
     dialects me                        the actions of `me` in each dialect of the event-hubs rules
-    settle a b*3 rounds=9              these plan and act in turns until nothing but renewals is left
-    problems, holes                    what is wrong with a listing; what no lease covers
+    settle a b*3 rounds=9              these workers plan and act in turns until only renewals are left
+    problems, holes                    the problems of a listing; the hash keys that no lease covers
 """
 
 import json
@@ -40,7 +40,7 @@ from leasehold.balancer.watch import Reports, Watch
 
 @define
 class Scene:
-    """Everything that one block has set up so far."""
+    """The state that the commands of a block have set up so far."""
 
     config: Config = field(factory=Config)
     leases: dict[str, Lease] = field(factory=dict)
@@ -49,7 +49,7 @@ class Scene:
     reports: Reports = field(factory=Reports)
 
     def run(self, line: str) -> str:
-        """Return the response to one command; empty for one that only sets the scene."""
+        """Run one command, and return its result, which is empty if the command only changes the state."""
         name, *words = line.split()
         plain = [word for word in words if "=" not in word]
         options = {key: _value(value) for key, _, value in (word.partition("=") for word in words if "=" in word)}
@@ -144,9 +144,9 @@ class Scene:
         return "\n".join([*map(_with_alternates, actions), *self._held_then(actions, me.worker)]) or "nothing"
 
     def _held_then(self, actions: Iterable[Action], me: str) -> list[str]:
-        """Return how many leases move, and their owners, which readers can check by hand.
+        """Return the owners' counts of leases before and after these actions, which readers can check by hand.
 
-        A digest decides which ones.
+        The keys of moved leases depend on a digest, which they cannot check.
         """
         leases_after = dict(self.leases)
         for action in actions:
@@ -193,7 +193,7 @@ class Scene:
 
 
 def blocks(text: str) -> Iterable[tuple[list[str], list[str], str]]:
-    """Return each block as its lines above the dashes, the preamble's commands, and its current answer."""
+    """Yield for each block the lines above its dashes, the preamble's commands, and the current result."""
     preamble: list[str] = []
     for block in re.split(r"\n{2,}", text.strip()):
         above = block.partition("\n----")[0].splitlines()
@@ -207,7 +207,7 @@ def blocks(text: str) -> Iterable[tuple[list[str], list[str], str]]:
 
 
 def rewritten(text: str) -> str:
-    """Return the file with the answers that the rules give today."""
+    """Return the text of the file with the results under the current rules."""
     answers = blocks(text)
     whole = []
     for block in re.split(r"\n{2,}", text.strip()):
@@ -245,7 +245,7 @@ def _formatted(action: Action) -> str:
 
 
 def _counts(leases: Iterable[Lease]) -> str:
-    """Count how many workers of each name (up to its last dash) hold how many leases."""
+    """Describe how many workers with the same name (up to its last dash) have the same number of leases."""
     held = Counter(lease.owner or "nobody" for lease in leases)
     alike = Counter((owner.rpartition("-")[0] or owner, count) for owner, count in held.items())
     return ", ".join(
@@ -265,7 +265,7 @@ def _shard(word: str) -> Shard:
 
 
 def _fleet(words: Iterable[str]) -> list[str]:
-    """Expand names; a*3 stands for a-00, a-01 and a-02."""
+    """Expand names: a*3 stands for a-00, a-01 and a-02."""
     fleet = []
     for word in words:
         name, star, count = word.partition("*")

@@ -1,4 +1,4 @@
-"""`leasehold leases` shows a table that has unreadable rows."""
+"""Tests that `leasehold leases` shows a table that has unreadable rows."""
 
 import json
 import sqlite3
@@ -25,7 +25,7 @@ SPOILT = {
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Return a table with one good row, and one of each bad kind."""
+    """Return the URL of a table with one good row, and one bad row of each kind."""
     path = str(tmp_path / "leases.db")
     store = SqliteStore(path)
     for key in ("good", *SPOILT):
@@ -39,7 +39,7 @@ def url(tmp_path: Path) -> str:
 
 
 def ran(app: Typer, *arguments: str) -> str:
-    """Return what the command prints; it must succeed."""
+    """Run the command, check that it succeeds, and return its output."""
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     result.stdout.encode()

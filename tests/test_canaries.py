@@ -1,4 +1,4 @@
-"""Fake credentials as canaries: nothing that leasehold prints, writes or starts repeats one."""
+"""Tests with fake credentials as canaries that leasehold repeats none in its output, files or processes."""
 
 import base64
 import json
@@ -41,7 +41,7 @@ WAIT = 60.0
 
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set every credential of the environment to a canary."""
+    """Set every environment variable that holds a credential to a canary."""
     blob = (
         f"DefaultEndpointsProtocol=https;AccountName=account;AccountKey={AZURE};BlobEndpoint=http://127.0.0.1:1/account"
     )
@@ -55,11 +55,11 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers others
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # boto3 caches a session with other credentials
 
 
 def found_in(output: str | bytes) -> list[str]:
-    """Return the canaries that the text contains, in any case."""
+    """Return the canaries that the output contains, in upper or lower case."""
     text = (output if isinstance(output, str) else output.decode(errors="replace")).lower()
     return [canary for canary in CANARIES if canary.lower() in text]
 
@@ -109,7 +109,7 @@ OF_SOURCES = {
 def test_command_does_not_repeat_credentials_of_a_store_url(
     command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """AWS secrets often contain a slash."""
+    """The parts of an AWS secret that contains slashes, as many do, are not repeated either."""
     monkeypatch.chdir(tmp_path)
     _refused([command, *(word.format(url) for word in OF_STORES[command])], caplog)
 
@@ -133,7 +133,7 @@ def _refused(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("url", [*STORES, *SOURCES])
 def test_opening_a_url_raises_none_of_its_credentials(url: str) -> None:
-    """Applications that embed a store log what it raises."""
+    """Applications that embed a store log its exceptions."""
     for opened in (open_store, open_source):
         with pytest.raises(ValueError, match="URL") as caught:
             opened(url)
@@ -167,7 +167,7 @@ SPARK: dict[str, tuple[Callable[[dict[str, str]], Any], dict[str, str]]] = {
 @pytest.mark.parametrize("kind", SPARK)
 @pytest.mark.usefixtures("planted")
 def test_spark_files_and_tasks_hold_no_credential(kind: str) -> None:
-    """Checkpoint folders have many readers, and a pickle of the reader reaches every executor."""
+    """Many users can read checkpoint folders, and Spark sends a pickle of the reader to every executor."""
     source, options = SPARK[kind]
     spark_source = source({**options, "lease.store": "sqlite://x"})
     reader = spark_source.streamReader(from_arrow_schema(spark_source._parse_source_options()[0].columns.schema))  # noqa: SLF001  its own columns
@@ -181,7 +181,7 @@ def test_spark_files_and_tasks_hold_no_credential(kind: str) -> None:
 def test_worker_and_its_tools_leave_no_credential_anywhere(
     moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logs, events, metrics, the command line, rows and reports have readers who may not read the stream."""
+    """Users who may not read the stream may see logs, events, metrics, command lines, rows and reports."""
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
     kinesis = boto3.client("kinesis", endpoint_url=moto_url, region_name="eu-west-1")
     kinesis.create_stream(StreamName="canaries", ShardCount=1)
@@ -207,7 +207,7 @@ def test_worker_and_its_tools_leave_no_credential_anywhere(
 
 
 def _consumed(arguments: list[str], folder: Path) -> Iterator[str]:
-    """Yield the command line, the events and the log of a worker that has read a record and was stopped."""
+    """Run a worker until it has read a record, and stop it. Yield its command line, its events and its log."""
     out, log = folder / "out", folder / "log"
     command = [sys.executable, "-c", "from leasehold.adapters.cli import run; run()", "consume", *arguments]
     with out.open("w") as stdout, log.open("w") as stderr, child(command, stdout=stdout, stderr=stderr) as worker:

@@ -1,4 +1,4 @@
-"""The errors that users catch have one base, and all can be imported from the root."""
+"""Tests that all errors that users catch have one base class, and can be imported from `leasehold`."""
 
 import ast
 import builtins
@@ -18,7 +18,7 @@ def test_every_error_is_a_leasehold_error_and_exported_by_the_root() -> None:
 
 
 def test_error_of_a_store_source_worker_or_producer_is_in_the_hierarchy() -> None:
-    """A class elsewhere with the name of one of them is derived from one of them."""
+    """No class outside `leasehold.errors` has the name of a public error."""
     root = Path(leasehold.__file__).parent
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -47,11 +47,11 @@ INTERNAL = {
     "stores/aws_calls/pages.py",
     "stores/fields.py",
 }
-"""The modules with exceptions outside the hierarchy, which they or the commands above them catch."""
+"""Modules with exceptions outside the hierarchy. The modules themselves or the commands catch these exceptions."""
 
 
 def test_every_exception_is_in_the_hierarchy_or_caught_inside() -> None:
-    """A new class of exception that callers could meet is derived from LeaseholdError."""
+    """Every exception class that callers could get is derived from LeaseholdError."""
     root, bases, modules = Path(leasehold.__file__).parent, dict[str, set[str]](), dict[str, set[str]]()
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

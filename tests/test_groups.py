@@ -1,10 +1,10 @@
-"""The groups that pytest-xdist keeps in one process each."""
+"""Tests that pytest-xdist runs each group of tests in one process."""
 
 import pytest
 
 
 @pytest.mark.xdist_group("kept")
 def test_tests_of_one_group_share_a_process(request: pytest.FixtureRequest) -> None:
-    """Each process would start its own Spark and services. pytest-xdist has lost its groups silently before."""
-    if request.config.getoption("loadgroup", default=False):  # as processes of `make test` have it
+    """If pytest-xdist ignored groups, as it once did silently, each process would start its own Spark and services."""
+    if request.config.getoption("loadgroup", default=False):  # in the processes of `make test`
         assert request.node.nodeid.endswith("@kept")

@@ -1,4 +1,4 @@
-"""The project's rules that no other tool checks."""
+"""Checks the project's own rules that no other tool checks."""
 
 import ast
 import json
@@ -23,7 +23,7 @@ PROGRAMS = ("benchmarks", "lab/chaos", "lab/fuzz", "lab/mutation", "lab/spark")
 FOLDERS = ("leasehold", "lab", "tests", "benchmarks", "specs", "docs", ".ci")
 GENERATED = "_pb2.py"
 
-# The balancer may import values and arithmetic. Anything else needs a good reason and a line here.
+# The balancer may import only modules for values and arithmetic. Any other import needs a reason and a line here.
 ALLOWED = {
     "attrs",
     "leasehold.balancer",
@@ -39,10 +39,10 @@ ALLOWED = {
     "operator",
     "typing",
 }
-# Built-ins that do input or output, or differ between processes.
+# Built-in functions that do input or output, or whose results differ between processes.
 FORBIDDEN_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "id", "input", "open", "print"}
 
-# Folders of a developer's machine.
+# Paths in folders of a developer's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(work|root|home|Users|tmp)/")
 TEXT_SUFFIXES = {
     "",
@@ -82,7 +82,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _imported(node: ast.AST) -> list[str]:
-    """Return the package that an import names; of our own packages, the one of the three."""
+    """Return the packages that an import statement names. Modules of our own are reduced to their package."""
     match node:
         case ast.Import(names=names):
             return [_package(alias.name) for alias in names]
@@ -98,7 +98,7 @@ def _package(module: str) -> str:
 
 
 def test_imports_do_not_go_through_links() -> None:
-    """A module loaded under two names would have two sets of classes."""
+    """If a module were loaded under two names, there would be two sets of its classes."""
     assert [(ROOT / link).readlink() for link in LINKS] == [Path("leasehold") / link for link in LINKS]
     violations = [
         f"{_name(path)}:{node.lineno} imports {module}"
@@ -124,7 +124,7 @@ def test_balancer_imports_only_what_is_allowed() -> None:
 
 
 def test_balancer_calls_no_forbidden_builtin() -> None:
-    """Decisions neither print nor depend on a process's hash seed."""
+    """The balancer does not print anything, and its decisions do not depend on a process's hash seed."""
     violations = [
         f"{_name(path)}:{node.lineno} calls {node.func.id}"
         for path in _sources("leasehold/balancer")
@@ -160,14 +160,14 @@ def test_every_source_file_opens_with_a_sentence() -> None:
 
 
 def test_public_names_have_one_short_address() -> None:
-    """New public names must be added to the list on purpose."""
+    """Each public name has exactly one address, and a new one must be added to the list on purpose."""
     addresses = {address: import_module(address) for address in PUBLIC}
     own = {address: list(module.__all__) for address, module in addresses.items()}
     names = Counter(chain.from_iterable(own.values()))
-    # A batch is named by those who write a handler; a store of one's own needs its errors beside its protocol.
+    # Authors of handlers need `Delivery` at several addresses. Authors of stores need the errors next to the protocol.
     assert {name for name, count in names.items() if count > 1} == {"Delivery", "OutcomeUnknown", "StoreError"}
     planner = {*own["leasehold"], *own["leasehold.planner"]} & {*balancer.__all__}
-    assert planner == {*balancer.__all__}  # each name of the planner has an address
+    assert planner == {*balancer.__all__}  # each name of the planner is listed
     assert {address: sorted(listed) for address, listed in own.items()} == {
         address: sorted(name for names in reasons.values() for name in names.split())
         for address, reasons in PUBLIC.items()
@@ -178,14 +178,14 @@ def test_public_names_have_one_short_address() -> None:
 
 
 def _caught(tree: ast.Module) -> set[str]:
-    """Return the names of exceptions in a module: where they are caught, and as arguments."""
+    """Return the variables and parameters of a module that hold exceptions."""
     caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
     arguments = (node for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None)
     return caught | {each.arg for each in arguments if "Exception" in ast.unparse(each.annotation or each)}
 
 
 def _shows(node: ast.AST, faults: set[str]) -> bool:
-    """Return whether an exception is shown by its own `__repr__`, or one from any code by its own `__str__`."""
+    """Return whether code formats an exception by its `__repr__`, or one that it does not know by its `__str__`."""
     match node:
         case ast.FormattedValue(value=ast.Name(id=name), conversion=conversion):
             return name in faults and conversion in {ord("r"), ord("a")}
@@ -208,7 +208,7 @@ def _shows(node: ast.AST, faults: set[str]) -> bool:
 
 
 def test_exceptions_are_shown_only_by_error_summary() -> None:
-    """A `__repr__` that raises or never ends would end the thread that reports the exception."""
+    """If an exception's `__repr__` raises or never returns, it ends or blocks the thread that reports the exception."""
     violations = [
         f"{_name(path)}:{node.lineno}"  # type: ignore[attr-defined]  # every node that is shown has a line
         for path in _sources(*PACKAGES)
@@ -221,16 +221,16 @@ def test_exceptions_are_shown_only_by_error_summary() -> None:
 
 
 STARTERS = {"Thread", "Timer", "start_new_thread"}
-"""What begins a thread that nobody hears of when it fails."""
+"""Calls that start a thread whose failure would not be reported."""
 
 THREADS_OF_THEIR_OWN = {
     "leasehold/adapters/threads.py",  # spawn itself
-    "lab/leasehold_lab/standins/guard.py",  # run as a file by a bare interpreter without the project
+    "lab/leasehold_lab/standins/guard.py",  # a script for an interpreter without the project
 }
 
 
 def test_threads_are_started_only_by_spawn() -> None:
-    """`spawn` reports a thread that fails."""
+    """Threads are started by `spawn`, which reports their failures."""
     violations = {
         _name(path)
         for path in _sources(*PACKAGES)
@@ -242,7 +242,7 @@ def test_threads_are_started_only_by_spawn() -> None:
 
 
 def test_signal_handlers_are_set_where_a_fork_restores_them() -> None:
-    """Handlers other than the system's own are set by `signals.py`, which restores those of the program in a child."""
+    """Only `signals.py` sets our own signal handlers, because it restores the program's handlers in child processes."""
     violations = {
         _name(path)
         for path in _sources(*PACKAGES)
@@ -284,7 +284,7 @@ def _names_in(node: ast.ClassDef) -> set[str]:
 
 
 def test_documented_attributes_exist() -> None:
-    """An attribute that is renamed is also renamed in the docstring of its class."""
+    """If an attribute is renamed, its entry in the class's docstring must be renamed, too."""
     missing = [
         f"{_name(path)}: {node.name}.{name}"
         for path in _sources(*PACKAGES, "tests")
@@ -297,7 +297,7 @@ def test_documented_attributes_exist() -> None:
 
 
 def test_tests_patch_nothing_that_other_threads_use() -> None:
-    """`moves.time.sleep` is shared: a thread left by an earlier test would fail this one."""
+    """All threads share functions such as `time.sleep`. A patched one would also affect a thread of an earlier test."""
     through = re.compile(r'"leasehold[\w.]*\.(os|random|shutil|signal|socket|subprocess|sys|threading|time)\.\w+"')
     violations = [
         f"{_name(path)}: {match[0]}"
@@ -308,8 +308,8 @@ def test_tests_patch_nothing_that_other_threads_use() -> None:
 
 
 def test_tests_never_import_moto_in_process() -> None:
-    """Once imported, moto hooks every client that boto3 creates later, and calls would no longer go past boto3."""
-    alone = "tests/standins/iam_server.py"  # a process of its own
+    """When moto is imported, it hooks all clients that boto3 creates later. Their calls then no longer bypass boto3."""
+    alone = "tests/standins/iam_server.py"  # this module runs in a process of its own
     violations = {
         _name(path)
         for path in _sources("tests", *PROGRAMS)
@@ -320,17 +320,17 @@ def test_tests_never_import_moto_in_process() -> None:
 
 
 def test_test_modules_have_unique_names() -> None:
-    """Tests import their neighbors by bare names. If two modules had one name, one would be taken for the other."""
+    """Tests import helper modules by bare names. If two modules had the same name, the wrong one might be imported."""
     names = Counter(path.name for path in _sources("tests", *PROGRAMS) if path.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
 
 
 REPEATED = "tests/sources/kinesis/test_wire_views.py"
-"""Runs the tests of `test_wire.py` once more with the scan in C."""
+"""This module runs the tests of `test_wire.py` again with the scanner in C."""
 
 
 def test_test_modules_are_not_imported_by_others() -> None:
-    """What several test modules use is in a module of its own, which contains no tests."""
+    """Code that several test modules use is in a module without tests."""
     violations = {
         _name(path)
         for path in _sources("tests", *PROGRAMS)
@@ -341,7 +341,7 @@ def test_test_modules_are_not_imported_by_others() -> None:
 
 
 def _named_types(tree: ast.Module) -> Iterator[str]:
-    """Return classes, wherever they are defined, and the type aliases of a module."""
+    """Yield the names of all classes in a module, including nested ones, and of its type aliases."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield node.name.lstrip("_")
@@ -377,7 +377,7 @@ def _node_locks() -> list[Path]:
 
 
 def test_locks_name_no_registry() -> None:
-    """The registry may be a private mirror."""
+    """A lock must not name the registry from which it was made, because that may be a private mirror."""
     locks = [*ROOT.glob("*.lock"), *_node_locks()]
     assert {lock.name for lock in locks} == {
         "requirements.lock",

@@ -1,4 +1,4 @@
-"""The oldest and the newest versions that pyproject.toml allows are installed, and run a part of the tests."""
+"""Runs some tests with the oldest and the newest dependencies that pyproject.toml allows."""
 
 import os
 import subprocess
@@ -11,22 +11,22 @@ from releasing import ROOT, uv
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EXTRAS = ("aws", "azure", "arrow", "cli", "serve", "metrics", "simulate")
-"""All but Spark, whose libraries are built from source where they are old, and the demo, which is Node."""
+"""All extras except for Spark, whose old libraries would be built from source, and the demo, which runs on Node."""
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "pyyaml", "types-boto3[dynamodb,kinesis,s3,cloudwatch]")
 PART = (
     "stores/test_contract_sqlite.py stores/test_contract_memory.py stores/test_dynamodb_rows.py "
     "stores/test_dynamodb_writes.py stores/test_store_urls.py worker/test_worker_turns.py "
     "worker/test_consume_command.py sources/kinesis/test_streams.py"
 )
-"""Stores, workers, sources and commands, without a service."""
+"""Tests of stores, workers, sources and commands that need no service."""
 PRIVATE = "stores/test_aws_calls.py"
-"""The tests of what reads private attributes of boto3; they fail where boto3 makes the calls in our place."""
+"""Tests of code that reads private attributes of boto3. They fail if boto3 lacks them and so makes the calls itself."""
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "lab")))}
 
 
 def _installed(folder: Path, resolution: str) -> str:
-    """Install the dependencies that this resolution chooses, and return the Python that has them."""
+    """Install the dependencies that this resolution selects, and return the path of the Python that has them."""
     versions, environment = folder / "versions.txt", folder / "environment"
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
     chosen = ("--resolution", resolution, "--python-version", "3.11", "--no-emit-index-url")

@@ -1,4 +1,4 @@
-"""The contents of our packages on an index: every file of the repository, and a README whose links work."""
+"""Tests that our packages contain every file of the repository, and a README whose links work on an index."""
 
 import subprocess
 import tomllib
@@ -25,7 +25,7 @@ def test_source_distribution_has_every_top_level_entry() -> None:
 
 
 def test_two_distributions_share_and_require_one_version() -> None:
-    """An extra installs the laboratory of the same version, which has the extra of that name."""
+    """The extras install the laboratory of the same version, with its extra of the same name."""
     product, laboratory = (
         tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         for folder in (".", "lab")
@@ -40,7 +40,7 @@ def test_two_distributions_share_and_require_one_version() -> None:
 
 
 def test_index_readme_has_no_relative_link() -> None:
-    """Links are absolute if the repository has an address, and plain words otherwise."""
+    """If the repository has an address, relative links become absolute. Otherwise, they become plain words."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert RELATIVE_LINK.search(text)
     for repository in ("", "https://example.com/leasehold"):

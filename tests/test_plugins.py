@@ -1,4 +1,4 @@
-"""Other distributions add stores, sources, rule sets and commands by entry points."""
+"""Tests that other distributions can add stores, sources, rule sets and commands by entry points."""
 
 import json
 import os
@@ -62,7 +62,7 @@ QUESTION = {"leases": [{"key": "s-0"}], "me": {"worker": "a"}, "config": {"rules
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return an environment in which the distribution `acme-leases` is installed."""
+    """Return the environment variables of a process in which the distribution `acme-leases` is installed."""
     folder = tmp_path_factory.mktemp("plugins")
     (folder / "acme").mkdir()
     for name, text in {"__init__": "", **MODULES}.items():
@@ -75,7 +75,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def ran(environment: dict[str, str], code: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a program in the environment."""
+    """Run this code in the environment."""
     call = [sys.executable, "-c", code, *words]
     return subprocess.run(call, env=environment, input=stdin, capture_output=True, text=True, check=False)
 
@@ -86,7 +86,7 @@ def command(environment: dict[str, str], *words: str, stdin: str = "") -> subpro
 
 
 def test_entry_points_add_the_schemes_of_stores_and_sources(environment: dict[str, str]) -> None:
-    """URLs of another distribution open what its module opens, and their options are checked; ours do not change."""
+    """Another distribution's module opens the URLs of its schemes, whose options are checked. Our schemes stay ours."""
     output = ran(
         environment,
         """
@@ -124,7 +124,7 @@ def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: d
 
 
 def test_an_entry_point_adds_a_command(environment: dict[str, str]) -> None:
-    """The help lists the command of another distribution, a call runs it, and none of ours is replaced."""
+    """The command of another distribution is listed in the help, and can be run. It does not replace any of ours."""
     assert command(environment, "acme", "word").stdout == "acme word\n"
     shown = command(environment, "--help").stdout
     assert "A command of acme-leases." in shown
@@ -133,7 +133,7 @@ def test_an_entry_point_adds_a_command(environment: dict[str, str]) -> None:
 
 
 def test_doctor_names_a_plugin_store_without_checks(environment: dict[str, str]) -> None:
-    """The error names the scheme, and the command exits with 2."""
+    """For a store that the doctor cannot check, the error names the scheme, and the exit status is 2."""
     result = command(environment, "doctor", "kinesis://orders?region=eu-west-1", "--store", "acme://place")
     assert result.returncode == 2
     assert "doctor has no checks" in result.stderr

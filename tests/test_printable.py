@@ -1,4 +1,4 @@
-"""No value in a row, such as an owner's name, can move the cursor of a terminal."""
+"""Tests that no value in a row, such as an owner's name, can control the terminal."""
 
 import logging
 from pathlib import Path
@@ -27,7 +27,7 @@ SHOWN = r"\x1b]0;mine\x07\x1b[2J"
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Return a table in which a key, an owner, a next owner and a bad row contain terminal escapes."""
+    """Return the URL of a table in which a key, an owner, a next owner and a bad row contain terminal escapes."""
     path = tmp_path / "leases.db"
     store = SqliteStore(str(path))
     row = create_lease_with_owner(
@@ -41,14 +41,14 @@ def url(tmp_path: Path) -> str:
 
 
 def output_of(*arguments: str) -> str:
-    """Return everything that a command has printed."""
+    """Run a command, and return everything that it printed."""
     app = {"leases": leases, "reset": reset, "copy-leases": copy_leases}[arguments[0]].app
     result = CliRunner(env={"COLUMNS": "250"}).invoke(app, arguments[1:])
     return result.output
 
 
 def harmless(text: str) -> bool:
-    """Assert that a terminal only prints it, line by line."""
+    """Return whether each line of the text contains only printable characters."""
     return all(line.isprintable() for line in text.splitlines())
 
 
@@ -110,7 +110,7 @@ def test_every_logger_of_ours_escapes_names() -> None:
     ],
 )
 def test_invisible_characters_are_escaped(text: str, safe: str) -> None:
-    """These are eight-bit escapes, bidirectional controls and lone surrogates."""
+    """Eight-bit escapes, bidirectional controls and lone surrogates are escaped."""
     assert printable(text) == safe
     assert printable_lines(f"one\n{text[:3]}") == f"one\n{printable(text[:3])}"
 
@@ -127,7 +127,7 @@ def test_exception_is_formatted_whatever_its_class_does(by: str, base: type[Base
 
 @pytest.mark.parametrize("by", SHOWN_BY)
 def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A filter runs within the logging call, where an exception would end a worker's thread."""
+    """The filter runs within the logging call. If it raised, the caller, such as a worker's thread, would end."""
     log = make_safe_logger(logging.getLogger("leasehold.printable"))
     fault = unsayable(by)
     log.error("it failed: %s", fault, exc_info=fault)

@@ -1,4 +1,4 @@
-"""Public names change only together with their list and, after a release, with a note for users."""
+"""Tests that public names change only with their list and, after a release, with a note for users."""
 
 import re
 import tomllib
@@ -9,11 +9,11 @@ FRAGMENTS = ROOT / "changelog.d"
 
 
 def _entries(text: str) -> dict[str, str]:
-    """Return each name with its signature and its members."""
+    """Return the signature and the members of each name."""
     entries, name = {}, ""
     for line in text.splitlines():
         if line.startswith("  #"):
-            name = ""  # the reason for the names that follow
+            name = ""  # this line is the reason for the next names
         elif begun := re.match(r"  (?:class |def )?(\w+)", line):
             name = begun[1]
             entries[name] = ""
@@ -23,7 +23,7 @@ def _entries(text: str) -> dict[str, str]:
 
 
 def _unannounced(before: str, now: str, announced: str) -> set[str]:
-    """Return the names that differ between two lists and never appear in backticks."""
+    """Return the names that differ between two lists, and do not appear in backticks in `announced`."""
     old, new = _entries(before), _entries(now)
     changed = {name for name in old | new if old.get(name) != new.get(name)}
     return {name for name in changed if not re.search(rf"`[^`]*\b{name}\b[^`]*`", announced)}
@@ -37,7 +37,7 @@ def test_every_change_of_a_public_name_since_the_last_release_is_announced() -> 
     """A changed public name appears in backticks in a fragment or in the top section of the changelog."""
     fragments = "\n".join(path.read_text() for path in FRAGMENTS.glob("+*.md"))
     top = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
-    before = BEFORE.read_text() if BEFORE.exists() else NOW.read_text()  # nothing was released yet
+    before = BEFORE.read_text() if BEFORE.exists() else NOW.read_text()  # there is no release yet
     assert _unannounced(before, NOW.read_text(), f"{top}\n{fragments}") == set()
 
 
@@ -48,7 +48,7 @@ def test_a_changed_name_counts_as_announced_only_in_backticks() -> None:
 
 
 def test_every_changelog_fragment_has_a_valid_towncrier_name() -> None:
-    """Every file of changelog.d is named +SUBJECT.KIND.md, with a kind that pyproject.toml lists."""
+    """Every file in changelog.d is named +SUBJECT.KIND.md, with a kind from pyproject.toml."""
     kinds = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
     form = re.compile(rf"\+[a-z0-9-]+\.(?:{'|'.join(kind['directory'] for kind in kinds)})\.md|README\.md")
     assert [path.name for path in FRAGMENTS.iterdir() if not form.fullmatch(path.name)] == []

@@ -1,4 +1,4 @@
-"""What `make dist` builds: each extra, alone in an empty environment of each Python, is enough for its purpose."""
+"""Tests the files of `make dist`: in an empty environment of each Python, each extra suffices for its purpose."""
 
 import json
 import os
@@ -39,7 +39,7 @@ IMPORTS = {
     "testing": "testing leasehold_lab.properties.laws leasehold_lab.demo.pytest_plugin",
     "all": "adapters.spark adapters.cli.steer.serve leasehold_lab.commands.what_if",
 }
-"""What each extra, and the command line, must be able to import."""
+"""The modules that must be importable with each extra alone."""
 MISSING = {
     "aws": ("consume", STREAM, "--store", "memory://none", "--events"),
     "azure": ("consume", HUB, "--store", "memory://none", "--events"),
@@ -49,21 +49,21 @@ MISSING = {
     "serve": ("serve", "sqlite://none.db"),
     "dev": ("simulate", "--leases", "4", "--workers", "2"),
 }
-"""A command that needs the extra."""
+"""For each extra, a command that needs it."""
 WITH_SPARK = ("spark", "all")
-"""Extras that need Spark, whose every installation builds a wheel anew and leaves two gigabytes in a cache."""
+"""Extras that need Spark. Each installation of Spark builds a wheel, and leaves two gigabytes in a cache."""
 SPARK = Path(pyspark.__file__).parent
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Build the sources, and the wheel for any Python."""
+    """Build the source distribution and the wheel for any Python, and return their paths."""
     return plain(tmp_path_factory.mktemp("release"))
 
 
 @pytest.fixture(params=PYTHONS)
 def python(request: pytest.FixtureRequest) -> tuple[str, Path]:
-    """Return one Python: its version and its path."""
+    """Return the version and the path of a Python."""
     version = str(request.param)
     if version not in (here := pythons()):
         pytest.skip(f"PYTHON {version} IS NOT TESTED: there is none on the PATH, and pyenv has none")
@@ -71,7 +71,7 @@ def python(request: pytest.FixtureRequest) -> tuple[str, Path]:
 
 
 def command(commands: Path, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command of this environment in its own folder, where no checkout is found."""
+    """Run a command of this environment in the environment's folder, where it cannot find a checkout."""
     environment = {
         "PATH": os.environ["PATH"],
         "AWS_ACCESS_KEY_ID": "test",
@@ -97,7 +97,7 @@ def test_sources_build_the_same_wheel_as_the_checkout(release: tuple[Path, Path]
 
 
 def test_compiled_wheel_is_tagged_for_any_linux(release: tuple[Path, Path], tmp_path: Path, environment: Path) -> None:
-    """An index rejects a wheel that is named after one machine's Linux version."""
+    """The tag names a baseline of Linux, because an index rejects wheels that are tagged for one machine's version."""
     wheel = compiled(release[0], OURS, pythons()[OURS], tmp_path)
     if wheel is None:
         pytest.skip("NO COMPILED WHEEL IS TESTED: there is no C compiler")
@@ -109,7 +109,7 @@ def test_compiled_wheel_is_tagged_for_any_linux(release: tuple[Path, Path], tmp_
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder for an environment, and delete it after the test, since forty of them would fill a disk."""
+    """Yield a folder for an environment, and delete it after the test, because forty environments would fill a disk."""
     yield tmp_path / "environment"
     shutil.rmtree(tmp_path / "environment", ignore_errors=True)
 
@@ -165,7 +165,7 @@ def handle(batch: leasehold.Delivery) -> None:
 
 
 def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, Path], environment: Path) -> None:
-    """The services run in this environment. The other one has the wheel and its extras, and nothing of the lab."""
+    """The services run in this environment. The tested one has only the wheel and its extras, not the laboratory."""
     commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
     folder = commands.parent
     (folder / "app.py").write_text(HANDLER)
@@ -207,7 +207,7 @@ def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, 
 
 
 def handled(folder: Path) -> set[bytes]:
-    """Return what the handler has written."""
+    """Return the lines that the handler has written."""
     path = folder / "handled"
     return set(path.read_bytes().splitlines()) if path.exists() else set()
 

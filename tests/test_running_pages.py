@@ -1,4 +1,4 @@
-"""The files of docs/running work as far as they can be tried, and their numbers are consistent."""
+"""Tests that the files in docs/running work, as far as they can be tried, and that their numbers are consistent."""
 
 import json
 import re
@@ -26,14 +26,14 @@ COMMANDS = {"consume": get_command(consume), "serve": get_command(serve)}
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
-    """Return how the command parses these arguments; raises click's own error for unknown ones."""
+    """Parse these arguments as the command does, and return the parameters. Raises click's error for an unknown one."""
     name, *rest = words
     with COMMANDS[name].make_context(name, rest) as context:
         return context.params
 
 
 def objects() -> list[dict[str, Any]]:
-    """Return the objects that would be passed to Kubernetes."""
+    """Return the Kubernetes objects in the example."""
     return list(yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text()))
 
 
@@ -50,7 +50,7 @@ def unit(key: str) -> str:
 
 
 def test_workers_get_the_time_that_they_need_to_drain() -> None:
-    """The drain ends before the service manager kills the workers."""
+    """The drain must end before the service manager kills the workers."""
     spec = pod("orders-workers")
     params = parsed(spec["containers"][0]["args"])
     assert spec["terminationGracePeriodSeconds"] > params["drain_seconds"] + EXIT_LIMIT_SECONDS
@@ -60,7 +60,7 @@ def test_workers_get_the_time_that_they_need_to_drain() -> None:
 
 
 def test_probe_uses_a_host_name_that_the_page_allows() -> None:
-    """The page rejects other host names."""
+    """The served page rejects requests for other host names."""
     container = pod("orders-page")["containers"][0]
     probe = container["readinessProbe"]["httpGet"]
     params = parsed(container["args"])
@@ -69,11 +69,11 @@ def test_probe_uses_a_host_name_that_the_page_allows() -> None:
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    """Systemd only logs an unknown setting."""
+    """Systemd ignores an unknown setting and only logs it, so the test checks its output."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("THE SYSTEMD UNIT IS NOT TRIED: there is no systemd-analyze")
     here = tmp_path / UNIT.name
-    # The command must exist; it does in the environment of these tests.
+    # Systemd checks that the command exists, so use the command of this environment.
     here.write_text(UNIT.read_text().replace("/opt/orders/bin/leasehold", f"{Path(sys.executable).parent}/leasehold"))
     result = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
     ours = [line for line in result.stderr.splitlines() if UNIT.name in line]
@@ -81,13 +81,13 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Return each instruction of the container file, with its lines joined."""
+    """Return the instructions of the container file, each as its keyword and its joined lines."""
     text = re.sub(r"^#.*\n", "", CONTAINERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
 
 
 def test_container_file_copies_existing_files_and_runs_the_command_directly() -> None:
-    """A shell around the command would not pass SIGTERM on."""
+    """The entry point has no shell, because a shell would not pass SIGTERM on to the command."""
     steps = instructions()
     assert [word for word, _ in steps] == (
         "FROM ARG ARG COPY RUN WORKDIR USER ENTRYPOINT CMD".split()  # noqa: SIM905  as it reads
@@ -103,7 +103,7 @@ def test_container_file_copies_existing_files_and_runs_the_command_directly() ->
 
 
 def test_container_shell_parses_and_drops_digests(tmp_path: Path) -> None:
-    """Pip rejects a wheel that was just built if its constraints have digests."""
+    """The digests are dropped from the constraints. Otherwise, pip would reject the wheel that was just built."""
     run = dict(instructions())["RUN"]
     assert subprocess.run(["sh", "-n", "-c", run], check=False).returncode == 0
     (tmp_path / "requirements.lock").write_text((ROOT / "requirements.lock").read_text())
@@ -144,16 +144,16 @@ def test_the_container_file_builds(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[KubernetesApi]:
-    """Start the API server of an empty cluster, if the user asks for it and it is available."""
+    """Run the API server of an empty cluster, if the user asks for it and it is available."""
     with tried_on_kubernetes("MANIFESTS ARE") as found:
         yield found
 
 
 @pytest.mark.more
 @pytest.mark.services
-@pytest.mark.timeout(2000)  # the first time it is built
+@pytest.mark.timeout(2000)  # the API server may have to be built first
 def test_kubernetes_accepts_the_manifests(api: KubernetesApi) -> None:
-    """Kubernetes silently drops an unknown field, and a probe or a grace period with it."""
+    """By default, Kubernetes silently drops an unknown field, and so perhaps a probe or a grace period."""
     assert [api.create(each) for each in objects()] == [(201, "")] * 4
 
 

@@ -1,4 +1,4 @@
-"""Logging never raises, even if the program's own handlers and filters do."""
+"""Tests that logging never raises, even if the program's own handlers and filters do."""
 
 import ast
 import logging
@@ -23,7 +23,7 @@ ROOT = Path(leasehold.__file__).parent
 
 
 class Raising(logging.Handler):
-    """A handler that raises."""
+    """A log handler that raises an exception for each record."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def log() -> Iterator[SafeLog]:
 def test_log_call_returns_even_if_a_handler_or_filter_raises(
     log: SafeLog, error: Exception, where: str, level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line goes to standard error instead."""
+    """If a handler or a filter raises, the line is written to standard error instead."""
     log.setLevel(logging.DEBUG)
     if where == "handler":
         log.logger.addHandler(Raising(error))
@@ -59,7 +59,7 @@ def test_log_call_returns_even_if_a_handler_or_filter_raises(
 
 
 def test_log_call_returns_without_standard_error(log: SafeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon may have closed it."""
+    """A daemon may have closed its standard error, so the fallback may not be available."""
     log.logger.addHandler(Raising(OSError(28)))
     monkeypatch.setattr(sys, "stderr", None)
     log.warning("lost")
@@ -92,12 +92,12 @@ BARE_LOGGERS = (
     "self.log = log = getLogger('a') if one else getLogger('b')\nlog.info('x')",
     "logging.warning('x')",
 )
-"""Each logs once through a logger that may raise."""
+"""Programs that log once through a logger that may raise."""
 
 
 @pytest.mark.parametrize("source", BARE_LOGGERS)
 def test_unsafe_logger_is_found_wherever_it_is_stored(source: str) -> None:
-    """A logger may be kept in a name, an attribute, a default, or one of several targets."""
+    """A logger may be stored in a variable, an attribute, a default, or one of several targets."""
     assert len(_bare_calls(ast.parse(source))) == 1
 
 
@@ -114,7 +114,7 @@ def test_every_logger_that_logs_is_safe() -> None:
 
 
 def _bare_calls(tree: ast.AST) -> list[int]:
-    """Return the lines that log through a logger which `make_safe_logger` has not wrapped."""
+    """Return the numbers of lines that log through a logger that `make_safe_logger` has not wrapped."""
     nodes = [*ast.walk(tree)]
     names = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
     calls = [(node, node.func) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
@@ -127,7 +127,7 @@ def _bare_calls(tree: ast.AST) -> list[int]:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr | None]]:
-    """Yield each target of an assignment or parameter with a default, and its value."""
+    """Yield each assignment target and each parameter with a default, together with its value."""
     match node:
         case ast.Assign(targets, value):
             for target in targets:
@@ -145,7 +145,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr | None]]:
 
 
 def _kept_as(target: ast.AST) -> str | None:
-    """Return the name of a variable, a parameter or an attribute of any object."""
+    """Return the name of a variable or parameter, or of an attribute of any object."""
     match target:
         case ast.Name(name) | ast.Attribute(attr=name) | ast.arg(name):
             return name
@@ -169,7 +169,7 @@ def _is_bare(value: ast.AST | None) -> bool:
 
 
 RECOVERING = ("adapters/worker", "adapters/consumer", "adapters/sources", "adapters/multilang", "stores")
-"""The folders in which leases are held, read and written."""
+"""The folders with the code that holds, reads and writes leases."""
 
 TELLING = LOGGING_CALLS | {"notify", "unforeseen"}
 
@@ -184,13 +184,13 @@ TOLD_TOO_EARLY = (
 
 @pytest.mark.parametrize("body", TOLD_TOO_EARLY)
 def test_logging_before_recovery_is_found(body: str) -> None:
-    """Recovery may be a call, an assignment, or happen one level further out."""
+    """The recovery after a log line may be a call or an assignment, also in an outer block."""
     tree = ast.parse("try:\n    f()\nexcept Exception:\n" + "\n".join("    " + line for line in body.split("\n")))
     assert len(_told_too_early(tree)) == 1
 
 
 def test_except_clause_recovers_before_it_logs() -> None:
-    """A log handler or an observer may hang or end the thread."""
+    """The recovery comes first, because a log handler or an observer may hang or end the thread."""
     assert [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in RECOVERING
@@ -200,7 +200,7 @@ def test_except_clause_recovers_before_it_logs() -> None:
 
 
 def _told_too_early(tree: ast.AST) -> list[int]:
-    """Return the lines in `except` clauses that log or notify, and are followed by more than leaving."""
+    """Return the numbers of lines in `except` clauses that log or notify before more is done than leaving."""
     clauses = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
     return [line for clause in clauses for line in _early(clause.body, followed=False)]
 
@@ -226,7 +226,7 @@ def _tells(statement: ast.stmt) -> bool:
 
 
 def _only_leaves(statement: ast.stmt) -> bool:
-    """Return whether this changes nothing: it only reports, too, or leaves the clause with existing values."""
+    """Return whether the statement changes nothing: it only logs, or leaves the clause with existing values."""
     match statement:
         case ast.Return(value):
             return value is None or not any(isinstance(each, ast.Call) for each in ast.walk(value))

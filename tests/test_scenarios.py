@@ -1,4 +1,4 @@
-"""Every case of specs/scenarios; `python tests/test_scenarios.py --rewrite` writes today's answers into the files."""
+"""Tests every case in specs/scenarios. `python tests/test_scenarios.py --rewrite` updates the results in the files."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ SCENARIOS = Path(__file__).parents[1] / "specs" / "scenarios"
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
 def test_scenarios(path: Path) -> None:
-    """Each case is a published one, or a decision of ours; a changed answer must be noticed and intended."""
+    """Each case is a published one or a decision of ours, so its result may change only on purpose."""
     assert rewritten(path.read_text()) == path.read_text()
 
 

@@ -1,4 +1,4 @@
-"""The installed wheel contains what was written, and needs only one library."""
+"""Tests that the installed wheel contains exactly our packages, and needs only one library."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def handle(batch):
         print(record.data.decode(), weigh(PRICES["apple"]), *(type(claim).__name__ for claim in claims), flush=True)
 """,
 }
-"""An application that keeps to the hexagonal layout, with packages of the same names as ours."""
+"""An application with a hexagonal layout, whose packages have the same names as ours."""
 
 
 def unpacked(project: Path, folder: Path) -> Path:
@@ -67,7 +67,7 @@ def unpacked(project: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the contents of leasehold's wheel, and attrs."""
+    """Return a folder with the contents of leasehold's wheel, and with attrs."""
     here = unpacked(ROOT, tmp_path_factory.mktemp("wheel"))
     for package in (attr, attrs):
         (here / package.__name__).symlink_to(Path(str(package.__file__)).parent)
@@ -81,7 +81,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with nothing else on its path."""
+    """Run Python with only this folder on its path."""
     return subprocess.run(
         [sys.executable, "-S", *words],
         cwd=installed,
@@ -126,7 +126,7 @@ def test_command_names_the_missing_extra(installed: Path) -> None:
 
 
 def test_testing_module_names_the_missing_extra(installed: Path) -> None:
-    """Importing it costs nothing, and the error names a missing extra."""
+    """`leasehold.testing` can be imported without its extra. The use of a name raises an error that names the extra."""
     result = run(installed, "-c", "import leasehold.testing as t; print(len(t.__all__) > 9); t.leases")
     assert (result.returncode, result.stdout) == (1, "True\n")
     assert result.stderr.splitlines()[-2:] == [
@@ -137,20 +137,20 @@ def test_testing_module_names_the_missing_extra(installed: Path) -> None:
 
 @pytest.fixture
 def wheels(installed: Path, laboratory: Path) -> Wheels:
-    """Build both wheels, as `leasehold[testing]` installs them."""
+    """Return the folders of both wheels, which `leasehold[testing]` installs."""
     return installed, laboratory
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Return a user's project: a folder with only the files that the page shows."""
+    """Return a folder with a user's project, which contains only the files that the page shows."""
     for code in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", PAGE, re.DOTALL):
         (tmp_path / code[1]).write_text(code[0])
     return tmp_path
 
 
 def in_project(wheels: Wheels, project: Path, files: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest with the installed wheels, whose entry point brings the plugin; few examples are drawn."""
+    """Run pytest with the installed wheels, whose entry point loads the plugin. Only a few examples are drawn."""
     few = wheels[0].parent / "few"
     few.mkdir(exist_ok=True)
     (few / "few.py").write_text(FEW)
@@ -200,7 +200,7 @@ def test_planted_fault_fails_as_the_page_shows(wheels: Wheels, project: Path) ->
 @pytest.mark.more
 @pytest.mark.services
 def test_testing_page_fixtures_provide_a_stream_and_a_table(wheels: Wheels, project: Path) -> None:
-    """The entry point brings the plugin, without a conftest."""
+    """The wheel's entry point loads the plugin, so the project needs no conftest.py."""
     result = in_project(wheels, project, ["test_worker.py"], "-q")
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -210,7 +210,7 @@ def test_testing_page_fixtures_provide_a_stream_and_a_table(wheels: Wheels, proj
 def test_application_may_use_our_package_names(
     installed: Path, kinesis_url: str, kinesis_client: "KinesisClient", tmp_path: Path
 ) -> None:
-    """Users with an `adapters` package of their own can import a worker, and a handler from their package."""
+    """A user whose project has its own `adapters` package can import our worker, and a handler from that package."""
     for name, text in APPLICATION.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

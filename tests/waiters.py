@@ -1,4 +1,4 @@
-"""Time in tests: a clock that the test moves, waiting for other threads, and boto3's waiters."""
+"""Helpers for time in tests: a clock that the test moves, waits for other threads, and settings of boto3's waiters."""
 
 import time
 from collections.abc import Callable
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from types_boto3_kinesis.type_defs import WaiterConfigTypeDef
 
 WAIT = 120
-"""Seconds: no test needs them, and one that fails may take as long on a busy machine."""
+"""The limit of a wait in seconds. Only failing tests reach it, even on a busy machine."""
 
-# Stand-ins create a stream in milliseconds, but a waiter's default minimum delay is a second.
-# The test's time limit bounds the number of attempts.
+# Local services create a stream in milliseconds, but waiters of boto3 normally wait for seconds. The test's time limit
+# ends the attempts.
 AT_ONCE: "WaiterConfigTypeDef" = {"Delay": 0, "MaxAttempts": 100_000}
 
 
@@ -27,7 +27,7 @@ class Clock:
         return self.now
 
     def monotonic(self) -> float:
-        """The clock under the name that the module `time` uses."""
+        """The current time, under the name that the module `time` uses."""
         return self.now
 
     def monotonic_ns(self) -> int:
@@ -38,7 +38,7 @@ class Clock:
 
 
 def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  any value
-    """Call it until it returns something, and return that; if it takes too long, raise with the last result."""
+    """Call `look` until it returns a truthy value, and return the value. Raises AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (result := look()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"

@@ -1,4 +1,4 @@
-"""Provides a folder for an SQLite lease file. Its disk can be filled up, and the file can be locked."""
+"""Provides a folder for an SQLite lease file. The disk of the folder can be filled up, and the file can be locked."""
 
 import sqlite3
 import subprocess
@@ -31,7 +31,7 @@ class Disk:
 
     @contextmanager
     def mount_folder(self) -> Iterator[Self]:
-        """Make the folder, and remove it after the block."""
+        """Create the folder, and yield this object. After the block, unmount the small disk if there is one."""
         self.folder.mkdir(parents=True)
         mount_command = ("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(self.folder))
         with suppress(OSError):

@@ -1,7 +1,4 @@
-"""The producer of a chaos run.
-
-It puts records continuously, and remembers the acknowledged records with their times.
-"""
+"""Puts records continuously during a chaos run, and remembers the acknowledged records with their times."""
 
 import time
 from collections.abc import Collection

@@ -76,7 +76,7 @@ RESHARD_PAUSE_NAMES = frozenset(kind.what for kind in PAUSES_DURING_RESHARD)
 STORE_SILENT_MESSAGE = "the store does not respond yet"
 ORPHAN_SECONDS = 10.0
 DELETED_SECONDS = 30.0
-"""How many seconds other workers have to finish a paused worker's closed shards and delete their leases.
+"""How many seconds other workers have to finish the closed shards of a paused worker and to delete their leases.
 
 The time starts when the pause of the worker should end.
 """
@@ -151,7 +151,7 @@ class Fleet(Stage):
     _written: list[Tail[WriteAnswer]] = field(factory=list)
     _closed_shards: dict[Fault, tuple[str, ...]] = field(factory=dict)
     _denied: set[str] = field(factory=set)
-    """Processes that were denied threads, memory or the lease file. They may end for this reason, even later."""
+    """Processes that were denied threads, memory or the lease file. They may end because of this, even later."""
 
     @property
     def table(self) -> Table:
@@ -196,7 +196,7 @@ class Fleet(Stage):
         self._record_denial(worker)
 
     def _write_properties_file(self, worker: str) -> Path:
-        """Write the properties file of a daemon. `unruly_daemon` gets the source and the store as arguments instead."""
+        """Write a daemon's properties file. `unruly_daemon` gets the URLs of the source and the store as arguments."""
         properties = {
             "executableName": f"{sys.executable} {CHILD}",
             "streamName": self.stream.name,
@@ -222,7 +222,7 @@ class Fleet(Stage):
             )
 
     def list_process_groups(self) -> dict[str, int]:
-        """Return the process groups of the workers by id, and that of the operator's command."""
+        """Return the process group of each worker, by worker id, and that of the operator's command."""
         groups = {
             worker: self._children[process].pid
             for worker, process in list(self.processes.items())
@@ -254,8 +254,9 @@ class Fleet(Stage):
     def finish_swap(self, within_seconds: float) -> None:
         """Let the operator finish the swap, and record a fault if the swap does not end or is incomplete.
 
-        This first waits until no worker is draining. A worker that joined after the swap would get the message that its
-        store has been replaced.
+        The swap may finish only once no worker is draining. A draining worker is replaced by a new process, and if that
+        process
+        joined after the swap, it would get the message that its store has been replaced.
         """
         if self.operator is None:
             return
@@ -284,7 +285,9 @@ class Fleet(Stage):
         """Return whether the process had started to work, so that its exit status matters.
 
         Before a process logs anything, Python is still loading, and a signal ends the process abnormally. The same
-        happens while a store does not respond when it is opened. The process then holds no leases yet.
+        happens
+        while the process waits for a store that does not respond when it is opened. In both cases it holds no leases
+        yet.
         """
         log_text = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
         return bool(log_text) and (
@@ -322,7 +325,7 @@ class Fleet(Stage):
             if not any(service and service.paused for service in services):
                 super()._read_table_and_events()
                 return
-        except (OutcomeUnknown, StoreError):  # over a line without faults
+        except (OutcomeUnknown, StoreError):  # the line to the store has no faults
             note = "the store itself did not answer"
             self.history.incidents.append(Incident(begin_time, "trouble", "", time.time() - begin_time, note))
         for file_tail in self._tails:
@@ -413,7 +416,7 @@ class Fleet(Stage):
                 (self.folder / f"{worker}.orders").write_text(order.removeprefix("handler "))
 
     def _reshard_worker(self, worker: str, what: str) -> tuple[str, ...]:
-        """Split or merge an open shard of this worker, and return the shards that are closed by that.
+        """Split or merge an open shard of this worker, and return the shards that are closed as a result.
 
         While the stream is paused, no shard is closed, and the fault is only a pause of the worker.
         """
@@ -428,7 +431,7 @@ class Fleet(Stage):
     def wait_for_deletion(self, fault: Fault) -> tuple[str, ...]:
         """Wait until the leases of the shards closed during this fault are deleted, and return the shards.
 
-        Return none if the wait exceeds DELETED_SECONDS, or if the stream is paused.
+        Return () if the wait exceeds DELETED_SECONDS, or if the stream is paused.
         """
         shards = self._closed_shards.get(fault, ())
         leases_deleted = self.until(lambda: not {lease.shard for lease in self.leases} & set(shards), DELETED_SECONDS)
@@ -468,7 +471,7 @@ class Fleet(Stage):
         return worker
 
     def _find_service_and_lines(self, fault: Fault) -> tuple[ServiceControl | None, Lines | SharedWire | None]:
-        """Return the service that the fault affects, and the workers' lines to it, unless they lead to a stream."""
+        """Return the service that the fault affects, and the workers' lines to it (None if it is a stream)."""
         if fault.kind.line == "stream":
             return self.ground.control, None
         table_with_lines = self.places.get(fault.kind.line)

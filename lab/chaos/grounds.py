@@ -34,7 +34,7 @@ KEYS = tuple(f"sensor-{number:02}" for number in range(32))
 WATCHER = "watcher"
 """The name of the driver's own lines, which never fail. The driver puts records and reads the table over them."""
 SAVE_SECONDS = 2.5
-"""Long enough for the stand-in to save its streams, which it does every second."""
+"""A time in seconds in which the stand-in certainly saves its streams, because it does so every second."""
 ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
 """The stream is deleted and recreated. Records that were put before that need not arrive."""
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
@@ -59,7 +59,7 @@ class Ground(Protocol):
 
     Attributes:
         kinds: The kinds of faults of the stream and of the lines to it.
-        dated: Whether the stream or its client rejects signatures and tokens of a very different time.
+        dated: Whether the stream or its client rejects signatures and tokens whose time differs much from its own.
     """
 
     kinds: Sequence[FaultKind]
@@ -78,7 +78,7 @@ class Ground(Protocol):
         ...
 
     def feed_leased_shards(self, shards: set[str]) -> None:
-        """Put records into these shards, which have leases, from now on."""
+        """From now on, put records into these shards, which have leases."""
         ...
 
     def source(self, worker: str) -> str:
@@ -111,7 +111,7 @@ class Ground(Protocol):
 
 @define
 class NumberedRecords:
-    """Makes records that contain their key and their number within the key."""
+    """Makes records. Each contains its key and its number among the records of that key."""
 
     counts: Counter[str] = Factory(Counter)
 
@@ -216,7 +216,7 @@ def _read_whole_file(file: Path) -> bytes:
 
 @contextmanager
 def open_kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[ChaosKinesisStream]:
-    """Make a stream in a service of its own."""
+    """Create a stream in a separate service, and yield it."""
     (folder / "kinesis").mkdir()
     control = ServiceControl(partial(run_kinesis_local, folder / "kinesis"))
     with ExitStack() as stack:
@@ -303,7 +303,7 @@ class ChaosHubStream:
         return worker
 
     def end(self, what: str, worker: str) -> None:
-        """End the fault. A worker has only one fault of its connections at a time."""
+        """End the fault. All faults of a worker end in the same way, because it has only one at a time."""
         if what == HUBS_UNREACHABLE.what:
             self.wire.mend()
         else:
@@ -324,7 +324,7 @@ class ChaosHubStream:
 
 @contextmanager
 def open_hub_ground(find_worker_at_port: Callable[[int], str]) -> Iterator[ChaosHubStream]:
-    """Create a hub in a process of its own.
+    """Create a hub in a separate process, and yield it.
 
     `find_worker_at_port` returns the name of the worker whose connection has a given local port.
     """

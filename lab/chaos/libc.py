@@ -1,4 +1,4 @@
-"""Steps the clocks of workers and makes their disk read-only, by a library that is preloaded only into the workers."""
+"""Steps the clocks of workers and makes their disk read-only, with a library preloaded only into the workers."""
 
 import mmap
 import shutil

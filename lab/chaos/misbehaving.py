@@ -22,7 +22,7 @@ SLOW_SECONDS, LOOK_SECONDS = 3.0, 0.1
 
 
 class MisbehavingEventLines(EventLines):
-    """Reads its order before each batch. If it raises an exception, no event lines of the batch are written."""
+    """Reads the current order before each batch. If ordered to raise an exception, it writes no lines of the batch."""
 
     orders = Path()
 

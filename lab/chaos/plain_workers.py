@@ -113,7 +113,7 @@ class RunOutcome:
         faults: The number of faults of each kind.
         faulty_requests: The number of requests that failed because of a faulty line.
         writes: The number of writes with each outcome.
-        slow: How often the driver found that a service was slow without a fault.
+        slow: The number of times that the driver found a service slow although it had no fault.
         longest: The record that waited longest, with the explanation.
         swap: A summary of the operator's swap commands.
     """
@@ -304,13 +304,13 @@ def list_fault_kinds(fleet: Fleet, report: Callable[[str], None]) -> list[FaultK
 
 
 def measure_notice_seconds() -> float:
-    """Return the seconds that the machine's recent load adds until a lease has a new owner."""
+    """Return by how many seconds the machine's recent load delays a change of owner."""
     min_seconds, max_seconds = NOTICE_SECONDS
     return min(max(min_seconds, min_seconds * os.getloadavg()[1] / (os.cpu_count() or 1)), max_seconds)
 
 
 def compute_limits(workers: Sequence[str], capabilities: Capabilities) -> JudgeLimits:
-    """Return the judge's limits for these workers and this table layout, at the machine's recent load."""
+    """Return the judge's limits for these workers and this table layout, given the machine's recent load."""
     notice_wait_seconds = measure_notice_seconds()
     return JudgeLimits(
         lease_seconds=dict.fromkeys(workers, CONFIG.lease_seconds),

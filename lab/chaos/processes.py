@@ -10,11 +10,11 @@ from typing import Self
 PROC = Path("/proc")
 PIDS_CONTROLLER = Path("/sys/fs/cgroup/pids")
 LOCAL_COLUMN, INODE_COLUMN = 1, 9
-"""The columns of /proc/net/tcp with the local address and the inode of the socket."""
+"""The indexes of the columns of /proc/net/tcp that contain the local address and the inode of the socket."""
 
 
 def list_processes_in_group(group: int) -> Iterator[int]:
-    """Yield the processes of this group."""
+    """Yield the ids of the processes in this group."""
     for process_folder in PROC.iterdir():
         with suppress(ValueError, ProcessLookupError):
             if os.getpgid(int(process_folder.name)) == group:
@@ -22,7 +22,7 @@ def list_processes_in_group(group: int) -> Iterator[int]:
 
 
 def list_descendants(ancestor: int) -> Iterator[int]:
-    """Yield the descendants of a process, parents before their children."""
+    """Yield the ids of a process's descendants, parents before their children."""
     children_by_parent: dict[int, list[int]] = {}
     for process_folder in PROC.iterdir():
         with suppress(ValueError, OSError):
@@ -38,7 +38,7 @@ def list_descendants(ancestor: int) -> Iterator[int]:
 
 
 def list_processes_with_setting(setting: str) -> Iterator[int]:
-    """Yield the running processes that were started with this `NAME=value` in their environment."""
+    """Yield the ids of the running processes that were started with this `NAME=value` in their environment."""
     for process_folder in PROC.iterdir():
         with suppress(ValueError, OSError):
             if f"\0{setting}\0".encode() in b"\0" + (process_folder / "environ").read_bytes() + b"\0":
@@ -67,7 +67,7 @@ class ThreadLimit:
     """A control group that prevents the processes of a worker from starting more threads."""
 
     def __init__(self, group: int) -> None:
-        """Make the control group. Raises OSError if this user may not."""
+        """Create the control group. Raises OSError if this user may not create one."""
         self._folder = PIDS_CONTROLLER / f"leasehold-chaos-{group}"
         self._folder.mkdir()
         self._move_processes(list_processes_in_group(group), self._folder)

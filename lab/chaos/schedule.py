@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 SPACING_SECONDS = (1.0, 3.0)
 REST_SECONDS = 2.0
-"""The seconds after a fault in which the same worker, or the services, have no other fault."""
+"""The number of seconds after the end of a fault before the same worker, or any service, has the next fault."""
 
 
 @frozen
@@ -80,7 +80,7 @@ def draw_schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers
 
 
 def _is_allowed(fault: Fault, busy_until: Mapping[str, float], busy_workers: int, workers: int) -> bool:
-    """Return whether the fault would be the only one of a service, or spare more than half of the workers."""
+    """Return whether the fault may occur: only one service at a time, or fewer than half of the workers, are faulty."""
     if fault.kind.common:
         return busy_until.get("", 0.0) <= fault.at
     return bool(fault.worker) and 2 * (busy_workers + 1) < workers

@@ -51,7 +51,7 @@ class ServiceControl:
         self.service = self._stack.enter_context(self.begin())
 
     def pause(self) -> None:
-        """Stop the service's processes, so that it responds to no request."""
+        """Stop the service's processes, so that it does not respond to requests."""
         self.paused = True
         self._signal_processes(signal.SIGSTOP)
 
@@ -69,7 +69,7 @@ class ServiceControl:
 
     def restart(self, while_stopped: Callable[[], object] = lambda: None) -> None:
         """Stop the service, call `while_stopped`, and start the service again on another port."""
-        if self.service.name == "postgres":  # at other signals, it waits until all clients have disconnected
+        if self.service.name == "postgres":  # at SIGTERM, it would wait until all clients have disconnected
             os.kill(next(list_descendants(self.service.pid)), signal.SIGINT)
         self._stack.close()
         while_stopped()
@@ -125,7 +125,7 @@ def open_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator
             table = Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
         else:
             (data_folder := folder / store).mkdir(parents=True)
-            if store == "postgres":  # if we are root, it runs as another user, which cannot read this folder
+            if store == "postgres":  # for root, PostgreSQL runs as another user, who cannot read this folder
                 data_folder = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-chaos-")))
                 data_folder.chmod(0o755)
             try:

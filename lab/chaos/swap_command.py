@@ -65,7 +65,7 @@ class SwapOperator:
 
     @property
     def progress(self) -> str:
-        """The latest line about its progress that a command printed, or "no look"."""
+        """The latest progress line that a command printed, or "no look" if there is none."""
         output_texts = [
             file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)
         ]

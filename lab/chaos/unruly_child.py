@@ -1,6 +1,7 @@
 """A child process of `leasehold multilang` that records its messages, and misbehaves on orders from a file.
 
-It is a separate program, like a record processor in another language. It writes event lines for the judge. The line of
+This is a separate program, like a record processor in another language. It writes event lines for the judge. The line
+of
 a record is written before anything else is done with the record. CHAOS_EVENTS is the path of the event file of the
 daemon's process, and CHAOS_ORDERS the path of the order file of the worker.
 """
@@ -21,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tests" / "multilang"))
 from unruly import checkpoint, misbehave, send
 
 TRUE_CLOCK = 5
-"""CLOCK_REALTIME_COARSE, as in `written`."""
+"""Linux's CLOCK_REALTIME_COARSE, which chaos does not step."""
 SLOW_SECONDS = 2.0
 GONE_SECONDS = 10.0
 CHANCE = 0.3
@@ -37,7 +38,7 @@ class EventFile:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, event: str, records: list[dict[str, Any]] | None = None) -> None:
-        """Write one event, or one event per record. A single write keeps the lines of several children apart."""
+        """Write one event, or one event per record. A single write keeps the lines of several children from mixing."""
         event_lines = [{"event": event}] if records is None else [_build_record_fields(record) for record in records]
         common_fields = {"t": round(time.clock_gettime(TRUE_CLOCK) * 1000), "worker": "", "shard": self._shard}
         os.write(self._file, "".join(json.dumps(common_fields | line) + "\n" for line in event_lines).encode())
@@ -80,7 +81,7 @@ def _is_running(group: int) -> bool:
 
 
 def main(event_path: Path, orders: Path) -> None:
-    """Respond to every message, except as ordered."""
+    """Respond to every message, but misbehave at random if the order file requests it."""
     rng = random.Random()  # noqa: S311  when to misbehave
     event_file, outcome, last_sequence_number = None, "", None
     for line in sys.stdin:
@@ -120,7 +121,7 @@ def main(event_path: Path, orders: Path) -> None:
 
 
 def try_checkpoint(number: str | None, *, at_end: bool) -> str:
-    """Checkpoint at this number, or at the end of the shard if it is None. Return "stored" if it was stored.
+    """Checkpoint at `number`, or at the end of the shard if that is None. Return "stored" on success, otherwise "".
 
     With `at_end`, retry if the store throttles or does not respond, because this is the last chance to checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Runs `leasehold multilang` on the stream and the store of a run. A .properties file cannot name them.
+"""Runs `leasehold multilang` on the stream and the store of a run, whose URLs no .properties file can contain.
 
     python lab/chaos/unruly_daemon.py WRITES SOURCE STORE CYCLE_SECONDS FILE …
 
@@ -23,7 +23,7 @@ if __name__ == "__main__":
     writes, source, store, cycle_seconds = (sys.argv.pop(1) for _ in range(4))
 
     def check_options_of_run(_source: str, _store: str, handling: Any, options: Options, named: Any) -> Consumption:  # noqa: ANN401  as in the function that it replaces
-        """Return the consumption with the run's stream, store and cycle time, which also reads recreated streams."""
+        """Return the consumption with the run's stream, store and cycle time, and with the option `if_recreated`."""
         options = options | {"set": {"cycle_seconds": float(cycle_seconds)}, "if_recreated": "TRIM_HORIZON"}
         return consuming.check_consumption_options(source, store, handling, options, named)
 

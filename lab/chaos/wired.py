@@ -1,4 +1,4 @@
-"""A proxy of all workers for a service whose requests it does not parse. Faults affect the bytes of one worker."""
+"""A proxy between all workers and a service whose requests it does not parse. A fault affects one worker's bytes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ class SharedWire:
 
     wire: Wire
     met: int = 0
-    """Requests are not counted."""
+    """Always 0, because requests are not counted."""
 
     @classmethod
     @contextmanager
@@ -46,7 +46,7 @@ class SharedWire:
         self.wire.to = urlsplit(url).port or 0
 
     def begin(self, what: str, worker: str) -> None:
-        """Begin a fault of WIRE_FAULTS or ONE_WAY, or LOST_RESPONSES, for this worker."""
+        """Begin a fault for this worker: one of WIRE_FAULTS or ONE_WAY, or LOST_RESPONSES."""
         match what:
             case "late":
                 self.wire.delay(worker, LATE_SECONDS)

@@ -79,6 +79,6 @@ def record_writes(to: Path) -> Iterator[None]:
 
 
 def parse_answer(line: bytes, process: str) -> WriteAnswer:
-    """Return the write that this line describes."""
+    """Return the write that a line of a `RecordingStore` contains."""
     entry = json.loads(line)
     return WriteAnswer(process=process, **entry | {"checkpoint": tuple(entry.get("checkpoint", (0, 0, 0)))})

@@ -213,7 +213,7 @@ def _event(document: object) -> None:
     event = EventData._from_message(cast("Any", None), message)
     record = convert_event(event)
     assert isinstance(record.data, bytes)
-    record.position.order  # noqa: B018  it can be compared
+    record.position.order  # noqa: B018  this checks that the position can be compared
 
 
 def _connection(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Defines a fuzz target, with a parser, a corpus of its inputs, and generated values near them.
+"""Defines a fuzz target: a parser, a corpus of inputs for it, and generated values that resemble these inputs.
 
 Samples are in `corpus/NAME.jsonl`, one per line. Bytes are written as `{"base64": "…"}`.
 """
@@ -34,7 +34,8 @@ class FuzzTarget:
     Attributes:
         name: The name of the corpus.
         covers: The modules (below leasehold/) whose parsing this target reaches.
-        parse: Parses a value like the samples, or its bytes if there is `pack`. It also asserts facts about the result.
+        parse: Parses a value like the samples, or its bytes if `pack` is given. The function also asserts facts about
+        the result.
         refuses: The documented errors. A ValueError must be of exactly that class, because Python's own functions raise
             subclasses of ValueError whose messages name no field.
         says: Prefixes separated by "|". The message of an error must start with one of them, so that it names the
@@ -61,8 +62,9 @@ class FuzzTarget:
     def values(self) -> st.SearchStrategy[Any]:
         """Draws samples that are changed in a few places.
 
-        If the target has `pack`, some values are packed after the change, and others are changed after packing, digests
-        included.
+        If the target has `pack`, some values are packed after the change, and others are changed after packing,
+        including their
+        digests.
         """
         changed_values = near(self.samples)
         if self.pack is None:
@@ -71,7 +73,7 @@ class FuzzTarget:
         return packed_values | near([self._pack(sample) for sample in self.samples])
 
     def replay(self) -> Iterator[Any]:
-        """Run every sample unchanged."""
+        """Return an iterator over all samples, unchanged."""
         return iter([sample if self.pack is None else self._pack(sample) for sample in self.samples])
 
     def add_to_corpus(self, value: Any) -> None:  # noqa: ANN401  of any kind
@@ -85,8 +87,8 @@ class FuzzTarget:
             return self._pack(value)
         return None
 
-    def _pack(self, value: Any) -> bytes:  # noqa: ANN401  A value that was changed after packing is in the corpus as
-        # bytes, and must not be packed again.
+    def _pack(self, value: Any) -> bytes:  # noqa: ANN401  of any kind
+        # A value that was changed after packing is in the corpus as bytes, and must not be packed again.
         assert self.pack is not None
         return value if isinstance(value, bytes) and not isinstance(self.samples[0], bytes) else self.pack(value)
 
@@ -112,7 +114,7 @@ def _is_documented(exc: Exception, refuses: tuple[type[Exception], ...]) -> bool
 
 @contextmanager
 def forbid_repeating(secret: str) -> Iterator[None]:
-    """Raise AssertionError for an error that repeats the secret."""
+    """Raise AssertionError if an error message contains the secret."""
     try:
         yield
     except ValueError as exc:
@@ -127,7 +129,7 @@ class CpuTimeExceeded(BaseException):
 
 @contextmanager
 def limit_cpu_seconds(seconds: float) -> Iterator[None]:
-    """Raise CpuTimeExceeded if the block uses more CPU time than this. This works in the main thread only."""
+    """Raise CpuTimeExceeded if the block uses more than `seconds` of CPU time. This works in the main thread only."""
     former_handler = signal.signal(signal.SIGVTALRM, _raise_too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:

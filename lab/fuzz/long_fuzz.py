@@ -120,7 +120,7 @@ def list_targets(engine: str) -> tuple[FuzzTarget, ...]:
         module = importlib.import_module("fuzz_targets")
     else:
         instrumented_imports = importlib.import_module("atheris").instrument_imports(include=["leasehold"])
-        with redirect_stderr(io.StringIO()), instrumented_imports:  # it prints the name of each module
+        with redirect_stderr(io.StringIO()), instrumented_imports:  # atheris prints the name of each module
             module = importlib.import_module("fuzz_targets")
     all_targets: tuple[FuzzTarget, ...] = module.TARGETS
     return all_targets

@@ -26,7 +26,7 @@ class FleetChange:
     Attributes:
         add: The names of the workers that join.
         remove: The names of the workers that leave.
-        ending: Whether the leaving workers drain or crash.
+        ending: How the leaving workers end: "leave" lets them drain, and "crash" kills them.
         cycles: The number of cycles to simulate after the change.
         seed: The seed of all random numbers.
     """

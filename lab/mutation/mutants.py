@@ -100,7 +100,7 @@ class Mutant:
 
 @frozen
 class Excuse:
-    """The reason why the mutants of a function that have these changed lines behave exactly like the original."""
+    """Explains why the mutants of a function with these changed lines behave exactly like the original."""
 
     module: str
     function: str
@@ -213,10 +213,10 @@ def _run(folder: Path, *names: str) -> None:
 
 
 def retest_survivors(group: Group) -> Path:
-    """Test the survivors of the last run again. mutmut plants new mutants only in what has changed since."""
+    """Test the survivors of the last run again. mutmut plants new mutants only in code that has changed since then."""
     folder = ROOT / "build" / "mutants" / group.name
     _copy(folder)
-    if not group.parts:  # otherwise it would also plant mutants outside all parts
+    if not group.parts:  # otherwise mutmut would also plant mutants outside these parts
         _run(folder)
     survivors = [name for name, result in _read_results(folder).items() if result in ALIVE]
     if survivors:
@@ -225,7 +225,7 @@ def retest_survivors(group: Group) -> Path:
 
 
 def last_run_folder(group: Group) -> Path:
-    """Return the folder with these modules' last mutants. Raises SystemExit if the modules have changed since."""
+    """Return the folder with the mutants of the last run. Raises SystemExit if the modules have changed since then."""
     folder = ROOT / "build" / "mutants" / group.name
     for module in group.modules:
         module_copy = folder / module

@@ -73,7 +73,7 @@ class Reason:
 
 
 def read_reasons(only: str = "") -> tuple[Reason, ...]:
-    """Return the listed reasons, of one room if it is named."""
+    """Return the listed reasons, or only those of the room `only` if it is given."""
     entries_by_room = tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
     return tuple(
         Reason(room, **{**entry, "tests": tuple(entry.get("tests", ()))})

@@ -49,7 +49,7 @@ BUILD = ROOT / "build" / "statements"
 AT_ONCE = 8
 """The number of faults to test at the same time.
 
-It may exceed the number of cores, because tests with a fault mostly wait for something that never happens.
+The number may exceed that of the cores, because tests with a fault mostly wait for something that never happens.
 """
 TEST_SECONDS = 60.0
 """The time limit of one test in seconds, in place of the 300 s of `make test`.
@@ -74,7 +74,7 @@ ARGUMENTS = (
         f"timeout={TEST_SECONDS}",
         "-W",
         "ignore::pytest.PytestAssertRewriteWarning",
-    ),  # everything is imported before that
+    ),  # The modules are imported before pytest could rewrite them.
 )
 FAST, SLOW = "not (more or services or spark or slow)", "not (more or services or spark)"
 SLOW_TEST_PREFIX = "slow:"
@@ -220,7 +220,7 @@ def _is_reset(statement: ast.stmt) -> bool:
 
 def _drop_statements(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
     lines = source.splitlines(keepends=True)
-    if first is last and not hasattr(first, "body"):  # its names remain, so variables of closures exist
+    if first is last and not hasattr(first, "body"):  # The names remain, so closures still find their variables.
         lines[first.lineno - 1] = f"{' ' * first.col_offset}if 0: {lines[first.lineno - 1].lstrip()}"
     else:
         lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}pass\n"]
@@ -353,7 +353,7 @@ def plant_fault(module: str, fault: Fault) -> None:
 
 
 def _find_function_code(code: CodeType, line: int) -> CodeType:
-    """Return the outermost function around this line."""
+    """Return the code of the outermost function around this line."""
     code_candidates = [each for each in code.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
     innermost_code = max(code_candidates, key=attrgetter("co_firstlineno"))
     return innermost_code if innermost_code.co_flags & CO_OPTIMIZED else _find_function_code(innermost_code, line)
@@ -439,7 +439,7 @@ def plant_in_room(name: str, modules: dict[str, list[str]], verdicts: Verdicts) 
 def _test_faults(
     module: str, tests: list[str], untested_faults: list[Fault], verdicts: Verdicts
 ) -> Iterator[tuple[Fault, bool]]:
-    """Plant these faults until the time is over, and yield each fault with whether a test noticed it."""
+    """Plant these faults until the time limit is reached, and yield each fault with whether a test noticed it."""
     if not untested_faults:
         return
     with redirect_stdout(StringIO()):  # this imports the tests

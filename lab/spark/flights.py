@@ -116,12 +116,12 @@ class Feed:
 def run(
     kinesis: str, dynamodb: str, rows: Sequence[Row], *, rate: int, plain: int, report: Callable[[str], None]
 ) -> RunVerdict:
-    """Send the rows through a stream and a table of their own, and return the verdict."""
+    """Send the rows through a new stream with a new lease table, and return the verdict."""
     with (
         ThreadPoolExecutor(1) as pool,
         open_stage(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
     ):
-        stage.stream.url += "&misplaced=drop"  # our producer sends the whole aggregate again
+        stage.stream.url += "&misplaced=drop"  # safe, because our producer sends the whole aggregate again
         feed = Feed(kinesis, stage.stream.name, rows, rate, plain)
         stage.watched = Progress(feed, report)
         try:
@@ -158,7 +158,7 @@ def _cause_faults(stage: Stage, feed: Feed, feed_future: Future[None], row_count
 
 
 class Progress:
-    """Prints a line every few seconds."""
+    """Prints the progress of a run every few seconds."""
 
     def __init__(self, feed: Feed, report: Callable[[str], None]) -> None:
         self._feed, self._report, self._began, self._next_report = feed, report, time.monotonic(), 0.0

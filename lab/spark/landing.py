@@ -1,4 +1,4 @@
-"""A plain Python worker that writes its records to files next to those of the Spark applications, in the same columns.
+"""A plain Python worker that writes its records to files next to those of the Spark applications, with equal columns.
 
 python lab/spark/landing.py SOURCE_URL STORE_URL FOLDER NAME SECONDS
 """
@@ -9,8 +9,8 @@ import sys
 from itertools import count
 from pathlib import Path
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types, either
+import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from leasehold import Delivery, run
 from leasehold.adapters.options import Options

@@ -1,4 +1,4 @@
-"""Runs a Spark application in a process with a Java process of its own, which can be killed or stopped."""
+"""Runs Spark applications, each with its own Java process, so that they can be killed or stopped."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class Application(Child):
     """A process of `leasehold pipeline`, with its Java process and the processes that Java started."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, cores: int = 1) -> None:
-        # Read by this process's child, which starts Java.
+        # The child of this process that starts Java reads the variable.
         submit_arguments = f"--master local[{cores}] --driver-java-options '{SOON}' pyspark-shell"
         with patch.dict(os.environ, {"PYSPARK_SUBMIT_ARGS": submit_arguments}):
             super().__init__(name, ("-m", "leasehold.adapters.cli.main", "pipeline", *arguments), folder)
@@ -89,7 +89,7 @@ def list_descendants(pid: int) -> Mapping[int, str]:
 
 
 def measure_resident_mib(pid: int) -> int:
-    """Return the resident memory of a process."""
+    """Return the resident memory of a process in MiB."""
     process_list = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True)
     return int(process_list.stdout) // 1024
 

@@ -53,7 +53,7 @@ class BlockedResult:
         lost: The number of leases that the other worker took from the query without a hand-off, by a steal or after
             expiry.
         gap_seconds: The longest time between two writes to one of the query's leases, as seen by reading the table.
-        runner_mib: The memory of the process that reads ahead, when the sink was blocked and at the end.
+        runner_mib: The memory, in MiB, of the process that reads ahead: when the sink was blocked, and at the end.
     """
 
     blocked_seconds: float

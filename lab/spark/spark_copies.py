@@ -5,8 +5,8 @@
 A query reads files, one per batch, and writes their lines to a stream. There are three cases:
 
 - options    The checkpointLocation is copied, and queries run on both at once. Each names its location in an option.
-- session    The same, but the locations are in the settings of the session, where a sink cannot see them.
-- restored   The query continues. Then its checkpointLocation is replaced by the earlier copy, and it continues again.
+- session    As in "options", but the locations are in the settings of the session, where a sink cannot see them.
+- restored   The query continues. Then its checkpointLocation is replaced by the earlier copy, and the query continues.
 
 The query on the copy reads two files per batch, so its batches have the same numbers but other rows. No row may be
 lost. Rows that are delivered more than once are counted, and so are the rows that the reader reports as possible

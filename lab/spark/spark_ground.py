@@ -48,7 +48,7 @@ class Kinesis:
 
     @property
     def url(self) -> str:
-        return f"{self.stream.url}&misplaced=drop"  # our producer sends the whole aggregate again
+        return f"{self.stream.url}&misplaced=drop"  # safe, because our producer sends the whole aggregate again
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Kinesis:
 
 @contextmanager
 def open_kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
-    """Create a stream and a lease table in two running services."""
+    """Create a stream and a lease table in two running services, and yield them."""
     name = f"flights-{uuid4().hex[:8]}"
     store = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
     with closing(Stream(kinesis, name, SHARDS)) as stream, closing(open_store(store)) as table:
@@ -146,7 +146,7 @@ class Hub:
                 self.hubs.put(self.hub, str(partition), partition_bodies)
 
     def split(self) -> bool:
-        """Do nothing, because partitions cannot be split."""
+        """Return False, because partitions cannot be split."""
         return False
 
     def put(self, data: bytes) -> Mapping[str, int]:

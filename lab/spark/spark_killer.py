@@ -28,7 +28,7 @@ BATCHES_BEFORE_APPLICATION_KILL = 3
 MARK = "LEASEHOLD_KILLS"
 """The environment variable with the run's folder, set in each process of an application."""
 END_TIMEOUT_SECONDS, QUIET_SECONDS = 90.0, 1.0
-"""How long an application may take to end, and for how long none of its processes must be visible before it has ended.
+"""How long an application may take to end, and for how long none of its processes may be visible until it has ended.
 
 A process that was just started may not have the mark in its environment yet.
 """
@@ -87,7 +87,7 @@ class Killer:
 
 
 def read_kills(folder: Path) -> list[list[Any]]:
-    """Return each kill with the kind of process, the moment and the batch."""
+    """Return the kills. Each consists of the kind of the killed process, the moment, and the number of the batch."""
     return read_json_lines(folder / "kills.jsonl")
 
 
@@ -97,7 +97,7 @@ def read_leftovers(folder: Path) -> list[str]:
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """Return the lines of a JSON file, or nothing if it does not exist."""
+    """Return the values in a file of JSON lines, or an empty list if the file does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

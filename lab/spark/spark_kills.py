@@ -64,7 +64,7 @@ COLUMNS = {
 
 @define
 class Sink:
-    """Writes each batch to a file named after its number. If the file exists, only compares the batch with it.
+    """Writes each batch to a file named after its number. If the file exists, the batch is only compared with it.
 
     Attributes:
         kill: Called for each new batch with the number of the batch and a moment. The moment is "before" if the
@@ -174,7 +174,7 @@ def run_kills(
     seed: int | None = None,
     master: str = "",
 ) -> KillsResult:
-    """Kill processes this often, or once more, and return the result.
+    """Kill processes `kills` times, or once more, and return the result.
 
     Args:
         environment: The stream and the lease table.

@@ -123,7 +123,7 @@ def run_application(folder: Path, source: dict[str, str], sink: dict[str, str], 
 
 @frozen
 class Received:
-    """What a reader received.
+    """The rows that a reader received, compared with those that were sent.
 
     Attributes:
         rows: The number of rows that the reader received.

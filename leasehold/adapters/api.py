@@ -7,9 +7,9 @@ raises ValueError with the message that the command prints. `consuming` opens an
 
 `read` returns an iterator over batches. Its worker has no threads for handlers. Each batch waits in a `BatchQueue`
 until the iterating program asks for it. Only then do we check that the lease is still held, and call the handler, which
-passes the batch to the program. The handler's call ends when the program asks for another batch, which acknowledges
-this one. If the program stops iterating, the call ends with `Withdrawn`, and the batch is not acknowledged. Therefore
-all guarantees of `LeaseReader` also hold for iterations.
+passes the batch to the program. When the program asks for another batch, the handler's call ends, and its batch is
+acknowledged. If the program stops iterating, the call ends with `Withdrawn`, and the batch is not acknowledged. All
+guarantees of `LeaseReader` therefore hold for iterations, too.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.printable import error_summary, make_safe_logger
 from leasehold.stores.protocol import Store
 
-if TYPE_CHECKING:  # extras bring these
+if TYPE_CHECKING:  # these packages are optional
     from boto3 import Session
 
     from leasehold.adapters.sources.kinesis.producer.producer import Producer
@@ -55,12 +55,12 @@ def run(
 ) -> SliceVerdict | None:
     """Run a worker until SIGTERM or Ctrl-C, then finish the running batches and release its leases.
 
-    Signals are handled only if this is called in the main thread. To stop a worker without a signal, use `worker` or
+    Signals are handled only if `run` is called in the main thread. To stop a worker without a signal, use `worker` or
     `arun`.
 
     Args:
         source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
-        handler: Called with each batch: a plain or async function, its `module:function`, or a `Handling`.
+        handler: A plain or async function to call with each batch, its `module:function`, or a `Handling`.
         leases: Where to keep the leases, as a URL such as `dynamodb://orders-app`, or a `Store`.
         options: The options of `leasehold consume`, with the same names and `_` for `-`.
 
@@ -68,7 +68,7 @@ def run(
         How much of the time range was read, if `until` is given; otherwise None.
 
     Raises:
-        ValueError: An option is wrong; the message names it.
+        ValueError: An option is wrong. The message names the option.
         WorkerError: The worker cannot continue.
         StoreError: The lease table cannot be used.
         SourceError: The stream cannot be used.
@@ -93,7 +93,7 @@ def run(
 async def arun(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> SliceVerdict | None:
-    """Run a worker in this event loop, alongside other tasks, until its task is cancelled; then drain it.
+    """Run a worker in this event loop, alongside other tasks, and drain the worker if the calling task is cancelled.
 
     An `async def` handler runs in this loop, so it can use connections that belong to the loop. A plain handler is
     called in a thread. If the program does not handle SIGTERM itself, the signal drains the worker, and this function
@@ -102,7 +102,7 @@ async def arun(
 
     Args:
         source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
-        handler: Called with each batch: a plain or async function, its `module:function`, or a `Handling`.
+        handler: A plain or async function to call with each batch, its `module:function`, or a `Handling`.
         leases: Where to keep the leases, as a URL such as `dynamodb://orders-app`, or a `Store`.
         options: The same as for `run`.
 
@@ -110,7 +110,7 @@ async def arun(
         How much of the time range was read, if `until` is given; otherwise None.
 
     Raises:
-        ValueError: An option is wrong; the message names it.
+        ValueError: An option is wrong. The message names the option.
         LeaseholdError: The error that ended the worker.
 
     Examples:
@@ -158,13 +158,13 @@ async def arun(
 def worker(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> Generator["WorkerThread"]:
-    """Run a worker in the background during a `with` block, and drain it at the end. Useful in tests and notebooks.
+    """Run a worker in the background during a `with` block, and drain it at the end, for example in tests or notebooks.
 
     Inside the block, call `wait(seconds)` to wait until the worker has ended by itself, or `stop()` to end it sooner.
 
     Args:
         source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
-        handler: Called with each batch: a plain or async function, its `module:function`, or a `Handling`.
+        handler: A plain or async function to call with each batch, its `module:function`, or a `Handling`.
         leases: Where to keep the leases, as a URL such as `dynamodb://orders-app`, or a `Store`.
         options: The same as for `run`.
 
@@ -172,7 +172,7 @@ def worker(
         The worker.
 
     Raises:
-        ValueError: An option is wrong; the message names it.
+        ValueError: An option is wrong. The message names the option.
         LeaseholdError: The error that ended the worker, raised at the end of the block.
         WorkerError: The block ended in a forked child.
 
@@ -206,9 +206,9 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     acknowledged. The leases are then released, and the next reader gets that batch again. Only one batch is returned at
     a time, whichever shard it comes from.
 
-    Only one thread or task may iterate. While it has a batch or waits for one, a step in another thread or task raises
-    RuntimeError, because that step would acknowledge a batch that is still being handled. A step in a forked child
-    raises WorkerError.
+    Only one thread or task may iterate. While the first one has a batch or waits for one, a step in another thread or
+    task raises RuntimeError, because that step would acknowledge a batch that is still being handled. A step in a
+    forked child raises WorkerError.
 
     Args:
         source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
@@ -219,7 +219,7 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
         An iterator of `Delivery`, which is also a context manager.
 
     Raises:
-        ValueError: An option is wrong; the message names it.
+        ValueError: An option is wrong. The message names the option.
 
     Examples:
         >>> import leasehold
@@ -238,7 +238,7 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
 def produce(source: str, *, session: "Session | None" = None, **options: Unpack[ProduceOptions]) -> "Producer":
     """Open a producer, which keeps the records of each partition key in order.
 
-    Use it in a `with` block. It is drained at the end of the block.
+    Use the producer in a `with` block, which drains it at the end.
 
     Args:
         source: The stream to write to, as a URL such as `kinesis://orders`. The URL's options `profile`, `role_arn` and
@@ -250,7 +250,7 @@ def produce(source: str, *, session: "Session | None" = None, **options: Unpack[
         A producer, whose `put(data, partition_key)` returns a future.
 
     Raises:
-        ValueError: An option is wrong; the message names it.
+        ValueError: An option is wrong. The message names the option.
         SourceError: The stream cannot be used, or a package is missing.
         SourceUnavailable: The stream does not respond.
 
@@ -262,7 +262,7 @@ def produce(source: str, *, session: "Session | None" = None, **options: Unpack[
         'shardId-000000000000'
     """
     try:
-        from leasehold.adapters.producing import open_producer  # noqa: PLC0415  an extra
+        from leasehold.adapters.producing import open_producer  # noqa: PLC0415  an optional dependency
     except ModuleNotFoundError as missing:
         raise SourceError(f"this stream needs {missing.name}; install leasehold[aws]") from missing
     return open_producer(source, options, session=session)
@@ -317,7 +317,7 @@ class WorkerThread:
         return True
 
     def result(self) -> SliceVerdict | None:
-        """Wait until the worker has ended; return how much of a slice was read, or raise the error that ended it."""
+        """Wait until the worker has ended. Return how much of its slice was read, or raise the error that ended it."""
         self.wait()
         fault, self._raised_error = self._raised_error, None
         if fault is not None:
@@ -383,7 +383,7 @@ def _stop_with_loop(loop: asyncio.AbstractEventLoop, worker_thread: WorkerThread
 
 
 class _LoopCaller:
-    """Calls the user's functions, and awaits the awaitables that they return in this loop.
+    """Calls the user's functions. If they return awaitables, these are awaited in the given event loop.
 
     If the event loop is closed, a handler call ends with `Withdrawn` and does not count as a failure of its records.
     """
@@ -464,7 +464,7 @@ def _drain_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None])
 
 
 class BatchQueue:
-    """The executor of an iteration, which calls a handler only when the consumer takes the next batch."""
+    """The executor of an iteration. It calls a handler only when the iterating program takes the next batch."""
 
     stuck = False
 
@@ -530,7 +530,7 @@ class BatchQueue:
 class _IterationState:
     """The state of an iteration.
 
-    Threads refer to this object, not to the iterator, so that it can be garbage-collected.
+    Threads refer to this object instead of the iterator, so that the iterator can be garbage-collected.
     """
 
     def __init__(self, settings: Consumption) -> None:
@@ -604,7 +604,7 @@ class _IterationState:
 
 @frozen
 class _IteratingConsumer:
-    """The thread that iterates, and the asyncio task if one iterates."""
+    """The thread that iterates and, if the iteration runs in an asyncio task, this task."""
 
     thread: "weakref.ref[Thread] | None" = None
     task: "weakref.ref[asyncio.Task[Any]] | None" = None
@@ -630,7 +630,7 @@ class _IteratingConsumer:
 
 
 class Batches:
-    """An iterator over the batches of a worker's shards, one at a time, as `read` returns it.
+    """An iterator over the batches of a worker's shards, one at a time, as returned by `read`.
 
     The first step starts the worker. Each further step acknowledges the previous batch. After `close`, the end of a
     `with` block, `break` or an exception, the current batch is not acknowledged. The leases are then released, and the
@@ -639,7 +639,7 @@ class Batches:
     """
 
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
-        """Raises ValueError if an option is wrong; the message names it."""
+        """Raises a ValueError that names the option if an option is wrong."""
         # The lambda is a placeholder that passes the checks of handlers. `_IterationState` replaces it.
         self._iteration = _IterationState(check_consumption_options(source, leases, lambda _batch: None, options))
         self._resumed = self._closed = False
@@ -695,7 +695,7 @@ class Batches:
         if self._closed:
             raise StopIteration
         if resumed and iteration.batch is not None and not iteration.batch.lost:
-            return iteration.batch  # not acknowledged when the loop was left by `break`
+            return iteration.batch  # this batch was not acknowledged when `break` left the loop
         iteration.settle_batch()
         if not iteration.batch_queue.ended:
             iteration.start_worker()

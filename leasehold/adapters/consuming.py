@@ -52,7 +52,7 @@ from leasehold.stores.protocol import Store
 from leasehold.stores.swap import SwapStore, check_tables_differ, open_tables
 from leasehold.stores.urls import display_name, open_store, split_store_url
 
-if TYPE_CHECKING:  # an extra brings it
+if TYPE_CHECKING:  # boto3 is an optional dependency
     from boto3 import Session
 
 log = make_safe_logger(logging.getLogger("leasehold.consume"))
@@ -60,11 +60,11 @@ log = make_safe_logger(logging.getLogger("leasehold.consume"))
 
 @frozen
 class Consumption:
-    """The checked configuration of a worker, which is not opened yet.
+    """The checked configuration of a worker that is not opened yet.
 
     Attributes:
         source: A URL, which `open_worker` opens and closes, or an object, which the caller closes.
-        leases: Likewise, a URL or an object.
+        leases: A URL, which `open_worker` opens and closes, or an object, which the caller closes.
         me: The worker's id.
         config: The configuration of the rules.
         handling: The handler and its policy.
@@ -86,10 +86,10 @@ class Consumption:
 
     @contextmanager
     def open_worker(self, stop_requested: Event | None = None) -> Iterator[Worker]:
-        """Open the store and the source that are given as URLs, yield the worker, and close them again.
+        """Open the store and the source if they are given as URLs, yield a worker, and close what was opened.
 
         Args:
-            stop_requested: Set this to end the wait for a store that does not respond.
+            stop_requested: An event that the caller sets to end the wait for a store that does not respond.
 
         Raises:
             ValueError: A URL is wrong.
@@ -108,7 +108,7 @@ class Consumption:
                     try:
                         if (to := self.options["to"]) is None:
                             store = open_store(store, session=self.sessions[1], **store_options)
-                        else:  # the leases may move to another table, so both are needed
+                        else:  # the leases may move to another table, so both tables are needed
                             tables = open_tables(store, to, sessions=self.sessions[1:], **store_options)
                             store = SwapStore(tables, display_name(to))
                     except OutcomeUnknown as fault:
@@ -142,7 +142,7 @@ class Consumption:
 
         Args:
             worker: The worker, as `open_worker` yields it.
-            executor: Where handlers are called, as for `Runner`.
+            executor: Calls the handlers, as for `Runner`.
             on_runner_started: Called with the runner before it runs.
 
         Returns:
@@ -154,7 +154,8 @@ class Consumption:
             SourceError: The stream cannot be used.
         """
         if not self.options["wait"]:
-            # A running worker would keep trying. Without `wait`, an error at the start must end it instead.
+            # Without `wait`, an error at the start must end the worker. Request the shards and the leases here, because
+            # a running worker would retry these requests forever.
             worker.source.shards()
             worker.store.list()
         metrics = self.options["metrics"]
@@ -239,7 +240,7 @@ def check_consumption_options(
     dead_letter = values["dead_letter"]
     if isinstance(dead_letter, str):
         dead_letter = open_dead_letter(dead_letter, source, leases, option_label)
-    # A `ParallelFunction` itself ends a call that takes too long, which fails the batch. If `Handling` enforced the
+    # If a call takes too long, a `ParallelFunction` itself ends it and fails the batch. If `Handling` enforced the
     # limit, the shard would be given up instead, and a record at which the function hangs would go from worker to
     # worker and never to the dead letter.
     enforced_options = {"handler_seconds"} if isinstance(lambda_handler, ParallelFunction) else set[str]()
@@ -264,7 +265,7 @@ def check_consumption_options(
     return Consumption(
         source=source,
         leases=leases,
-        me=make_worker_id() if values["worker"] is None else values["worker"],  # an empty id is refused at the start
+        me=make_worker_id() if values["worker"] is None else values["worker"],  # the worker rejects an empty id
         config=config,
         handling=handling,
         time_slice=time_slice,
@@ -281,7 +282,7 @@ def _make_lambda_handler(handler: str, given_options: Mapping[str, Any]) -> Lamb
 
 
 def _with_whole_aggregates(source: str | Source, option: str) -> str | Source:
-    """Return the source with de-aggregation turned off. Lambda's event source mappings also pass on whole aggregates.
+    """Return the source with de-aggregation turned off, because Lambda's event source mappings pass on aggregates, too.
 
     Raises ValueError for a source that no mapping can read.
     """
@@ -329,7 +330,7 @@ def _parse_initial_position(values: Mapping[str, Any], option_label: Callable[[s
     return {"initial_position": initial_position.sequence, "timestamp_ms": initial_position.sub or None}
 
 
-def _time_as_text(time_: object) -> Any:  # noqa: ANN401  `parse_time_ms` and `parse_initial_position` reject whatever is no string
+def _time_as_text(time_: object) -> Any:  # noqa: ANN401  the parsers of times reject other types
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
@@ -339,7 +340,10 @@ _IDENTIFYING_OPTIONS = ("region", "endpoint", "prefix", "eventhub", "group", "ta
 def open_dead_letter(
     text: str, source: str | Source, leases: str | Store, option_label: Callable[[str], str] = str
 ) -> DeadLetter:
-    """Return the dead letter that this URL or `module:function` names. Raises ValueError and DeadLetterError."""
+    """Return the dead letter that this URL or `module:function` names.
+
+    Raises ValueError if the name is wrong, and DeadLetterError if the dead letters cannot be stored there.
+    """
     if "://" not in text:
         return load_function(text)
     if not isinstance(source, str) or not isinstance(leases, str):

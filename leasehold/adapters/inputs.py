@@ -39,7 +39,7 @@ TIME_FORMATS = "a time such as 2026-11-22T06:00Z, now, now-2h, or milliseconds s
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration; a bare number is in seconds. Raises ValueError for any other string."""
+    """Parse a duration, and return it in seconds. A bare number is in seconds. Raises ValueError for other strings."""
     normalized, seconds = text.strip().lower(), math.nan
     if _NUMBER_PATTERN.fullmatch(normalized):
         seconds = float(normalized)
@@ -48,7 +48,7 @@ def parse_duration(text: str) -> float:
     elif iso := _ISO_DURATION.fullmatch(normalized):
         amounts_by_unit = zip(iso.groups(), "wdhms", strict=True)
         seconds = sum(float(number) * SECONDS_PER_UNIT[unit] for number, unit in amounts_by_unit if number is not None)
-    if not math.isfinite(seconds):  # or infinite, if it has too many digits for a float
+    if not math.isfinite(seconds):  # NaN, or infinite if a number has too many digits for a float
         raise ValueError(f"{text!r} is not {DURATION_FORMATS}")
     return seconds
 
@@ -57,7 +57,7 @@ def parse_seconds_option(value: object, option: str) -> float:
     """Return the seconds of an option's value, a number or a duration string. Raises ValueError, naming the option."""
     try:
         seconds = parse_duration(value) if isinstance(value, str) else float(cast("float", value))
-        if isinstance(value, bool | bytes | bytearray):  # which Python would convert to numbers
+        if isinstance(value, bool | bytes | bytearray):  # Python would convert these to numbers
             seconds = math.nan
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{option}: {value!r} is not {DURATION_FORMATS}") from None
@@ -89,7 +89,7 @@ SETTING_LIMITS = {
     "renew_seconds": DurationLimits(0.05, 200.0, "a lease that is not renewed in time goes to another worker"),
     "grace_seconds": DurationLimits(0.0, 3600.0, "a lease that was given up waits that long for a worker that joins"),
 }
-"""The limits of the planner's settings that are durations. The least value is 0 only if no wait depends on it."""
+"""The limits of the planner's settings that are durations. A setting may be 0 only if no wait depends on it."""
 
 
 def check_duration(limits: DurationLimits, seconds: float, option_label: str) -> str:
@@ -97,7 +97,7 @@ def check_duration(limits: DurationLimits, seconds: float, option_label: str) ->
 
     Args:
         limits: The limits of the option.
-        seconds: Its value.
+        seconds: The option's value.
         option_label: The option as the user writes it.
 
     Returns:
@@ -187,15 +187,15 @@ PLAUSIBLE_MS_MIN, PLAUSIBLE_MS_MAX, YEAR_10000_MS = 10**11, 10**13, 253_402_300_
 
 
 def check_time_ms(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:
-    """Return this time if it is plausible as milliseconds since 1970, or 0, which stands for the beginning.
+    """Return this time if it is plausible as milliseconds since 1970. The time 0, the beginning, is always accepted.
 
     Args:
         milliseconds: The time.
         option: The option as the user writes it.
-        in_seconds: Whether the user gave the time in seconds. This only changes the message.
+        in_seconds: Whether the user gave the time in seconds. This affects only the error message.
 
     Raises:
-        ValueError: The time is before 1973 or after 2286; the message names the option.
+        ValueError: The time is before 1973 or after 2286. The message names the option.
     """
     if milliseconds == 0 or PLAUSIBLE_MS_MIN <= milliseconds < PLAUSIBLE_MS_MAX:
         return milliseconds
@@ -218,7 +218,7 @@ def parse_initial_position(text: str, now: float, field: str) -> Position:
         field: The name of the option, for error messages.
 
     Raises:
-        ValueError: An option is wrong; the message names it.
+        ValueError: The text is not a position. The message names the option.
     """
     position_name = find_named_position(text)
     if position_name == "AT_TIMESTAMP":
@@ -272,13 +272,13 @@ def config_from_settings(fields: dict[str, Any]) -> Config:
 
 
 HUB_LEASE_SECONDS = 120.0
-"""After how many seconds without an update most Azure SDKs take over a partition. The Python SDK waits 180 s."""
+"""Most Azure SDKs take over a partition after this many seconds without an update. The Python SDK waits 180 s."""
 
 HUB_CYCLE_SECONDS = 30.0
 """The interval at which most workers of Azure's SDKs read the ownerships, in seconds."""
 
 HUB_RENEW_SECONDS = 20.0
-"""The interval at which to renew.
+"""The interval, in seconds, at which to renew leases of event hubs.
 
 Workers in JavaScript and Go take over ownerships after 60 s, whatever we set here.
 """
@@ -287,7 +287,7 @@ Workers in JavaScript and Go take over ownerships after 60 s, whatever we set he
 def with_event_hub_times(config: Config, given_names: Container[str]) -> Config:
     """Return the configuration with the Event Hubs defaults for the times that are not in `given_names`.
 
-    Workers of the Azure SDKs, which are slow by design, may be in the same group. These defaults suit them.
+    The defaults suit workers of the Azure SDKs, which are slow by design and may be in the same group.
     """
     lease_seconds = (
         config.lease_seconds if "lease_seconds" in given_names else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
@@ -302,6 +302,6 @@ def with_event_hub_times(config: Config, given_names: Container[str]) -> Config:
 
 
 def config_for_source(source: str, fields: dict[str, Any]) -> Config:
-    """Return the configuration for this source. Event hubs have other default times, which suit Azure's SDK workers."""
+    """Return the configuration for this source. Event hubs have default times that suit Azure's SDK workers."""
     config = config_from_settings(fields)
     return with_event_hub_times(config, fields) if source.startswith("eventhubs:") else config

@@ -45,7 +45,7 @@ NUMBER_MAX = 1e12
 
 
 class BadJsonField(ValueError):
-    """A field is missing, unknown or wrong. The message begins with its path."""
+    """A field is missing, unknown or wrong. The message begins with the field's path."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
@@ -77,30 +77,30 @@ def parse_json_document(text: bytes) -> "JsonValue":
 class JsonValue:
     """A value and its path in the document.
 
-    Each method returns it as one type, or raises BadJsonField if it has another.
+    Each method returns the value as one type, or raises BadJsonField if the value has a different type.
     """
 
     path: str
     raw_value: Any
 
     def make_error(self, expected: str) -> BadJsonField:
-        """Return the error for a value that is not of the wanted kind."""
+        """Return an error with the message that this value is not `expected`."""
         try:
             found_json = json.dumps(self.raw_value, default=str)
-        except RecursionError:  # the parser, a few stack frames further out, was just able to parse it
+        except RecursionError:  # the value is nested so deeply that it can be parsed but not formatted
             found_json = "a value of a thousand levels"
         if len(found_json) > 60:  # noqa: PLR2004  one line
             found_json = found_json[:57] + "..."
         return BadJsonField(f"{self.path}: {found_json} is not {expected}")
 
     def parse_text(self) -> str:
-        """Return a string."""
+        """Return the value, which must be a string."""
         if not isinstance(self.raw_value, str):
             raise self.make_error("a string")
         return self.raw_value
 
     def parse_name(self) -> str:
-        """Return a string of at least one character."""
+        """Return the value, which must be a string of at least one character."""
         if not self.parse_text():
             raise self.make_error("a name")
         return self.parse_text()
@@ -113,13 +113,13 @@ class JsonValue:
         return self.raw_value
 
     def parse_flag(self) -> bool:
-        """Return true or false."""
+        """Return the value, which must be true or false."""
         if not isinstance(self.raw_value, bool):
             raise self.make_error("true or false")
         return self.raw_value
 
     def parse_number(self, least: float = 0.0, most: float = NUMBER_MAX) -> float:
-        """Return a finite number."""
+        """Return the value, which must be a number from `least` to `most`."""
         if isinstance(self.raw_value, bool) or not isinstance(self.raw_value, int | float):
             raise self.make_error("a number")
         if not least <= self.raw_value <= most:
@@ -127,7 +127,7 @@ class JsonValue:
         return float(self.raw_value)
 
     def parse_integer(self, least: int = 0, most: float = NUMBER_MAX) -> int:
-        """Return an integer."""
+        """Return the value, which must be an integer from `least` to `most`."""
         if isinstance(self.raw_value, bool) or not isinstance(self.raw_value, int):
             raise self.make_error("a whole number")
         if not least <= self.raw_value <= most:
@@ -135,9 +135,9 @@ class JsonValue:
         return self.raw_value
 
     def parse_decimal(self, most: int) -> int:
-        """Return an integer from a decimal string.
+        """Return the integer in the value, which must be a decimal string.
 
-        Unlike a JSON number, the string keeps all digits of a large integer.
+        Unlike a JSON number, a string keeps all digits of a large integer.
         """
         text = self.parse_text()
         if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
@@ -145,13 +145,13 @@ class JsonValue:
         return int(text)
 
     def items(self) -> list["JsonValue"]:
-        """Return the elements of a list."""
+        """Return the elements of the value, which must be a list."""
         if not isinstance(self.raw_value, list):
             raise self.make_error("a list")
         return [JsonValue(f"{self.path}[{index}]", element) for index, element in enumerate(self.raw_value)]
 
     def fields(self) -> "UnreadFields":
-        """Return the fields of an object."""
+        """Return the fields of the value, which must be an object."""
         if not isinstance(self.raw_value, dict):
             raise self.make_error("an object")
         return UnreadFields("" if self.path == "input" else f"{self.path}.", dict(self.raw_value))
@@ -176,13 +176,13 @@ class UnreadFields:
     allowed_names: set[str] = field(factory=set)
 
     def take_required_field(self, name: str) -> JsonValue:
-        """Return a required field."""
+        """Remove a required field from the unread fields, and return it. Raises BadJsonField if it is missing."""
         if name not in self.unread:
             raise BadJsonField(f"{self.prefix}{name}: is missing")
         return JsonValue(f"{self.prefix}{name}", self.unread.pop(name))
 
     def take_optional_field(self, name: str, parse: Callable[[JsonValue], T], default: T) -> T:
-        """Return an optional field."""
+        """Remove an optional field from the unread fields, and return its parsed value or the default."""
         self.allowed_names.add(name)
         return parse(self.take_required_field(name)) if name in self.unread else default
 
@@ -200,7 +200,7 @@ _OPTIONAL_LEASE_FIELDS = (
 _DEFAULT_LEASE_CELLS = lease_to_cells(Lease(""))
 
 JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle", "annotations": "notes"}
-"""The fields of a lease that have another name in JSON."""
+"""The fields of a lease that have a different name in JSON."""
 
 
 def format_lease_json(lease: Lease) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _build_from_fields(
         kind: The class.
         fields: The written fields.
         is_complete: Whether all fields must have been read afterwards.
-        attributes: Attributes that the caller has made, because each depends on several fields.
+        attributes: Attributes that the caller has already built, because each depends on several fields.
     """
     forms = FORMS[kind]
     fields.allowed_names.update(forms)
@@ -377,7 +377,7 @@ def _form_of_pairs(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tupl
 def _parse_count(value: JsonValue) -> int:
     """Parse a count up to the largest number that a row may contain.
 
-    With AT_TIMESTAMP, `sub` is a time in milliseconds.
+    The count `sub` can be large, because with AT_TIMESTAMP it is a time in milliseconds.
     """
     return value.parse_integer(most=10**COUNT_DIGITS - 1)
 
@@ -394,7 +394,7 @@ def _parse_hash_range(value: JsonValue) -> HashRange:
 
 
 def _form_for_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set declares
-    """Return the form for the declared type of a rule set's option. The rule set itself checks anything else."""
+    """Return the form for the declared type of a rule set's option. The rule set itself checks all other types."""
     if get_origin(kind) is Literal:
         return lambda value: value.parse_one_of(*get_args(kind))
     if kind in {bool, float}:
@@ -500,7 +500,7 @@ def plan_from_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
 def format_action_json(action: Action) -> dict[str, Any]:
     """Return the action as JSON values.
 
-    In the document, `from` is the owner that loses the lease, and `to` the next one.
+    In the document, `from` is the owner that loses the lease, and `to` is the next owner.
     """
     document: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
     match action:

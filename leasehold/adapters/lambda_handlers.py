@@ -43,7 +43,7 @@ BATCH_SIZE = 100
 INVOCATION_SECONDS_MAX = 900.0
 """Lambda's limit for one invocation.
 
-If `handler_seconds` is infinite, the remaining time is computed from this limit.
+If `handler_seconds` is infinite, the remaining time of a call is computed from this constant.
 """
 
 
@@ -87,7 +87,7 @@ class FunctionSettings:
 
 
 def parse_function_settings(text: str) -> FunctionSettings:
-    """Parse the name of a Lambda function with its options. Raises ValueError."""
+    """Parse the name of a Lambda function with its options. Raises ValueError if it is not valid."""
     target, _, query = text.removeprefix(LAMBDA_PREFIX).partition("?")
     module, _, function = target.replace("/", ".").rpartition(".")
     if ":" in target or not all((*module.split("."), function)):
@@ -179,14 +179,14 @@ class LambdaFunction:
         self._source = source if isinstance(source, SourceWithArns) else None
 
     def close(self) -> None:
-        """Free what the calls need."""
+        """Free the resources that calls need. Calls in this process need none."""
 
     def arn(self, delivery: Delivery) -> str:
         """Return the ARN of the batch's stream, or "" if it has none."""
         return "" if self._source is None else self._source.arn(delivery.stream)
 
     def __call__(self, delivery: Delivery) -> None:
-        """Call the function. Raises what the function raises, and ReportedFailure."""
+        """Call the function. Raises the function's exception, or ReportedFailure if a record or the batch failed."""
         records = delivery.records
         failed_index = self.call_and_find_failure(delivery.shard, self.arn(delivery), records)
         if failed_index is not None:
@@ -197,7 +197,7 @@ class LambdaFunction:
     def call_and_find_failure(self, shard: str, arn: str, records: Sequence[Record]) -> int | None:
         """Call the function with these records, and return the index of the first one that it reports as failed.
 
-        Raises what the function raises, and ReportedFailure.
+        Raises the function's exception, or ReportedFailure if the whole batch failed.
         """
         event = {"Records": make_lambda_events(records, shard=shard, arn=arn, role=self.settings.role)}
         self._set_event_loop()
@@ -239,7 +239,7 @@ class LambdaFunction:
 def make_lambda_function(
     text: str, import_function: Callable[[str], Callable[..., object]], handler_seconds: float
 ) -> LambdaFunction:
-    """Return the handler for the Lambda function named in `text`. Raises ValueError.
+    """Return the handler for the Lambda function named in `text`. Raises ValueError if `text` is not valid.
 
     Args:
         text: The function, as `lambda:file.function` with options.
@@ -293,7 +293,8 @@ def make_lambda_events(records: Iterable[Record], *, shard: str, arn: str, role:
 def _make_change_event(record: Record, arn: str) -> dict[str, Any]:
     """Return the event of a change.
 
-    It has the API's fields, `userIdentity` with lower-case names, and the stream's ARN.
+    The event contains the API's fields and the stream's ARN. The field names in `userIdentity` begin with a lower-case
+    letter.
     """
     event: dict[str, Any] = json.loads(record.data)
     if (identity := event.pop("userIdentity", None)) is not None:

@@ -5,8 +5,8 @@ The calls run in processes because few Lambda functions are thread-safe. On Lamb
 own process.
 
 1. A key always goes to the same process. Its records are handled one call after another, in order.
-2. The checkpoint moves to just before the lowest sequence number that failed in any part, and the batch fails from
-   there. Later records that have succeeded in another part are not repeated while this worker holds the lease.
+2. The checkpoint moves to just before the lowest sequence number that failed in any part, and the rest of the batch
+   fails. Later records that have succeeded in another part are not repeated while this worker holds the lease.
 3. If a process ends during a call, its part of the batch fails. The next call starts another process.
 4. If a call takes longer than `handler_seconds`, its process is killed and its part of the batch fails. As on Lambda,
    the time starts once the function is loaded, so a slow import does not use it up.
@@ -78,8 +78,8 @@ class FunctionReply:
     """The result of a call.
 
     Attributes:
-        failed: The index of the first record that failed; None if all succeeded.
-        why: The reason why the call failed. It omits the message of an exception, which may contain a record.
+        failed: The index of the first record that failed; None if all records succeeded.
+        why: The reason why the call failed, without the message of an exception, which may contain a record.
         trace: The traceback of the exception.
     """
 
@@ -167,7 +167,7 @@ class FunctionProcess:
                 self.loaded = self.loaded or isinstance(reply, FunctionLoaded)
                 return reply
         except (EOFError, OSError):
-            pass  # it has ended
+            pass  # the process has ended
         return FunctionReply(0, f"the process of its function has ended with status {self.kill_process()}")
 
     def kill_process(self) -> int | None:
@@ -202,7 +202,7 @@ class ParallelFunction(LambdaFunction):
 
     concurrency: int = field(kw_only=True)
     _processes: list[FunctionProcess] = field(init=False, factory=list)
-    # For each lease whose batch failed: its fencing number, and the positions of records that must not be repeated.
+    # Maps each lease whose batch failed to its fencing number and the positions of records that must not be repeated.
     _succeeded_by_lease: dict[str, tuple[int | None, frozenset[PositionKey]]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -211,7 +211,7 @@ class ParallelFunction(LambdaFunction):
         self._processes = [FunctionProcess(setup) for _ in range(self.concurrency)]
 
     def __call__(self, delivery: Delivery) -> None:
-        """Call the function for each part. Raises ReportedFailure."""
+        """Call the function for each part of the batch. Raises ReportedFailure if any part failed."""
         epoch, succeeded_orders = self._succeeded_by_lease.pop(delivery.lease, (None, frozenset[PositionKey]()))
         if epoch != delivery.epoch:
             succeeded_orders = frozenset()  # another worker had the lease in between, and the lease may have been reset
@@ -283,18 +283,18 @@ class ParallelFunction(LambdaFunction):
 
 
 def _slot_for_key(key: str, slot_count: int) -> int:
-    # Do not use MD5, by which Kinesis chooses shards. The MD5 hashes of all keys of one shard are in the same range.
+    # Do not use MD5, because Kinesis chooses shards by it: the MD5 hashes of one shard's keys are all in one range.
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % slot_count
 
 
 def serve_function_calls(descriptor: int, lifeline: int) -> None:
-    """Call the function for each `FunctionCall` that this connection receives, and exit when it is closed.
+    """Call the function for each `FunctionCall` that this process receives, and exit when the connection is closed.
 
     Args:
-        descriptor: The connection.
-        lifeline: A pipe from the worker, which ends this process when it is closed.
+        descriptor: The file descriptor of the connection for calls and replies.
+        lifeline: The file descriptor of a pipe from the worker. This process ends when the pipe is closed.
     """
-    import fcntl  # noqa: PLC0415  Windows has none, and no such processes
+    import fcntl  # noqa: PLC0415  not available on Windows
 
     os.set_inheritable(descriptor, False)
     os.set_inheritable(lifeline, False)

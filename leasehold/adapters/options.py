@@ -38,12 +38,12 @@ class Option:
         help: What the option does, as a sentence that begins with a verb.
         default: The value if the option is omitted; None if it then has no value.
         unset: A description of what happens if the option is omitted, unless `default` shows it.
-        limits: The limits, if the option is a duration. Every duration needs them.
+        limits: The limits of the value, if the option is a duration. Every duration needs limits.
         least: The smallest allowed whole number.
         most: The largest allowed whole number.
-        check: Returns why a value is wrong, or "". Called only for types that are not checked here.
+        check: Returns why a value is wrong, or "". Called only for types that `Option` does not check by itself.
         flags: The flags on the command line. By default, the only flag is the name with `-` instead of `_`.
-        in_command: Whether the command has a flag for it. If not, only Python code can set the option.
+        in_command: Whether the command has a flag for the option. If not, only Python code can set the option.
         name: The name of the option in the table.
         types: The types in Python, according to the table, except None.
     """
@@ -66,7 +66,7 @@ class Option:
         return get_args(self.types[0]) if get_origin(self.types[0]) is Literal else ()
 
     def parse_and_check(self, value: object, option_label: str) -> Any:  # noqa: ANN401  each option has its own type
-        """Check and return the value, with a duration in seconds.
+        """Check the value and return it. A duration is returned in seconds.
 
         Raises ValueError with a message that begins with `option_label`.
         """
@@ -123,7 +123,7 @@ def check_options(
         those that are not given.
 
     Raises:
-        ValueError: An option is wrong; the message names it.
+        ValueError: An option is wrong. The message names the option.
         TypeError: There is no such option.
     """
     options, checked_values = options_by_name(table), dict[str, Any]()

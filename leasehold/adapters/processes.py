@@ -1,8 +1,8 @@
 """Detects forks, ends forked copies of a program, and calls functions at the exit of a process.
 
-A fork copies all objects, but of the threads only the one that forked. In the child, a copy of a worker or producer
-must not wait for threads that were not copied. It must not write to the lease table either, because the original worker
-in the parent still does.
+A fork copies all objects, but only one thread, the one that forked. In the child, the copy of a worker or producer must
+not wait for threads that were not copied. The copy must not write to the lease table either, because the original
+worker in the parent still does.
 """
 
 import atexit

@@ -25,7 +25,7 @@ def open_producer(
     *,
     session: boto3.Session | None = None,
 ) -> Producer:
-    """Check the options and open the producer that they describe, which reads its stream's description first.
+    """Check the options, and open the producer that they describe. Opening it requests the stream's description.
 
     Args:
         source: The stream to write to, as a URL.

@@ -27,7 +27,7 @@ def replace_handler(number: int, handler: SignalHandler) -> SignalHandler:
 
 
 def restore_handler(number: int, handler: SignalHandler) -> None:
-    """Set a handler that `replace_handler` returned."""
+    """Set the previous handler of a signal again, as `replace_handler` returned it."""
     signal.signal(number, handler)
     if number in _previous_handlers and _previous_handlers[number] == handler:
         del _previous_handlers[number]

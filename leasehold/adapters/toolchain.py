@@ -29,7 +29,7 @@ class ServiceError(Exception):
 def cache_folder(*, shared: bool = False) -> Path:
     """Return the folder for caches.
 
-    This is LEASEHOLD_CACHE if set, `.local` in a checkout unless `shared`, and otherwise the user's cache folder.
+    The folder is LEASEHOLD_CACHE if set, `.local` in a checkout unless `shared`, and otherwise the user's cache folder.
     """
     if configured := os.environ.get("LEASEHOLD_CACHE"):
         return Path(configured).absolute()
@@ -51,7 +51,7 @@ def fill_once(name: str, fill: Callable[[Path], None], *, shared: bool = False) 
     if marker.exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    # The lock is next to the folder, because `fill` may empty it first. A process that ends releases the lock.
+    # Place the lock next to the folder, because `fill` may empty the folder. A process that ends releases the lock.
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not marker.exists():
@@ -62,7 +62,7 @@ def fill_once(name: str, fill: Callable[[Path], None], *, shared: bool = False) 
 
 @functools.cache
 def find_java_home() -> Path:
-    """Return the home of the first Java of version 17 or later. Spark uses it if JAVA_HOME is set to it.
+    """Return the home of the first Java of version 17 or later. To make Spark use this Java, set JAVA_HOME to the home.
 
     Raises ServiceError if there is no such Java.
     """
@@ -102,6 +102,6 @@ exec {shlex.quote(str(runtime / "bin" / "java"))} "$@"
 """)
         java.chmod(0o755)
 
-    # Named after the runtime's path, because several virtual environments may share one cache.
+    # Name the folder after the runtime's path, because several virtual environments may share one cache.
     name = re.sub(r"\W+", "-", str(runtime)).strip("-")
     return fill_once(f"java/{name}", write_wrapper)

@@ -1,4 +1,4 @@
-"""Prints plans of every rule set over random listings. The output must not depend on the hash seed."""
+"""Prints the plans of every rule set for random listings. The output must not depend on the hash seed."""
 
 from random import Random
 
@@ -20,7 +20,7 @@ RULES: tuple[RuleSet, ...] = (
 
 
 def main() -> None:
-    """Print the plans of one worker for forty listings under every rule set."""
+    """Print the plans that one worker makes for forty listings under every rule set."""
     random = Random(11)  # noqa: S311  the same listings in every process
     for turn in range(40):
         names = [f"s-{number}" for number in range(30)]

@@ -1,4 +1,4 @@
-"""Prints the results of the planner, the simulator, the checker and the commands once `toy` is in the list."""
+"""Adds the rule set `toy` to the list, and prints results of the planner, simulator, checker and commands."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A fleet of six workers and eighteen leases with a lookout, for tests of when workers read the table."""
+"""A fleet of six workers with a lookout and eighteen leases, for tests of when workers read the table."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from leasehold.balancer.rules.minimal import Minimal
 CONFIG = Config(rules=Minimal())
 HEARING = BulletinState(latest=Bulletin(7, 2, 1), acts_read=2)
 QUIET = History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=HEARING)
-"""The history of a worker that has just read one row without news."""
+"""The history of a worker that has just read one row, and found no news in it."""
 
 FULL = evolve(QUIET, full_still=0.0)
 """The history of a worker that has just listed the whole table."""

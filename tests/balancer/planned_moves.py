@@ -1,8 +1,8 @@
-"""Runs hand-offs between real workers whose writes fail, are applied without a response, or are followed by a death.
+"""Runs hand-offs between real workers whose writes fail or get no response, or who die after a write.
 
 `python tests/balancer/planned_moves.py` tries every fault alone and in pairs on all cores, and prints each breach. The
-checker tests the decisions of the rules under every interleaving. This script tests that no record is lost or repeated
-when workers execute these decisions.
+checker tests the decisions of the rules in every possible order of events. This script tests that no record is lost or
+repeated when workers carry out these decisions.
 """
 
 import logging
@@ -31,17 +31,17 @@ from leasehold_lab.simulator.world.world import SimulatedHistory
 GIVER, TAKER = "a-0", "b-0"
 CALM, SETTLED, SECONDS = 30.0, 110.0, 130.0
 STARTS = (3.0, 4.1, 5.2, 6.3, 7.4)
-"""When the taker joins, at different points of the giver's cycle."""
+"""The times at which the taker joins: different points in the giver's cycle."""
 
 app = typer.Typer(add_completion=False)
 
 FAULTS = ("pause + raise unanswered", "do + pause + raise unanswered", *DEATHS)
-"""Faults of a write: the request is lost, the response is lost, or the process dies, and may be restarted."""
+"""Faults of a write: the request or the response is lost, or the process dies and may be restarted."""
 
 
 @frozen
 class MoveScenario:
-    """An owner of two leases, a worker that starts and takes one of them, and the faults of their writes."""
+    """A worker that owns two leases, another one that joins and takes one of them, and the faults of their writes."""
 
     starts: float
     call_faults: tuple[CallFault, ...] = ()
@@ -56,7 +56,7 @@ class MoveScenario:
 
 
 def breaches(scenario: MoveScenario) -> tuple[str, ...]:
-    """Return the breaches in this scenario. Unless a worker dies, a record handled twice is a breach too."""
+    """Return the breaches in this scenario. A record that is handled twice is a breach, too, unless a worker died."""
     history = scenario.told()
     has_death = any(incident.what == "crash" for incident in history.incidents)
     limits = JudgeLimits(dict.fromkeys((GIVER, TAKER), Config().lease_seconds), SETTLED, duplicates=has_death)
@@ -85,7 +85,7 @@ def alone(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
 def pairs(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
     """Yield the scenarios with two faults. The second fault may affect any write after the first one.
 
-    They are needed because a hand-off takes more writes after a first fault.
+    Pairs are needed because a hand-off takes additional writes after a first fault.
     """
     for scenario in alone(starts):
         yield from _with_later_fault(scenario)

@@ -1,4 +1,4 @@
-"""When the lookout, its stand-ins and the other workers read the table."""
+"""Tests when the lookout, its stand-ins and the other workers read the table."""
 
 import math
 from typing import Any
@@ -48,7 +48,7 @@ from leasehold_lab.properties.strategies import WORKERS, bulletin_states, config
 
 
 def test_ranks_contain_only_our_living_workers() -> None:
-    """C3: Only living workers that write bulletins are ranked, so a dead worker or a peer never becomes the lookout."""
+    """C3: Only living workers of ours are ranked. No dead worker or worker of another library becomes the lookout."""
     java = Lease("j-1", owner="java", annotations=(("process", "p/w-9"),))
     dead = row("d-1", "w-8", idle=11.0)
     assert lookout_ranks((*TABLE, java, dead), CONFIG).ranks == (LOOKOUT, NEXT, *THIRDS, READER, LAST)
@@ -67,7 +67,7 @@ def test_ranks_are_equal_in_all_versions() -> None:
 
 
 def test_bulletin_row_is_not_the_first_that_newcomers_request() -> None:
-    """C4: A join does not move the bulletin's row, which would send every worker to the table."""
+    """C4: A join does not move the bulletin's row. Otherwise, every worker would have to list the table."""
     assert BOARD is not None
     joined_table = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
     steals = [
@@ -108,7 +108,7 @@ def test_lookout_frees_leases_of_dead_workers() -> None:
 
 
 def test_lookout_calls_workers_to_leases_that_become_readable() -> None:
-    """C6, M1: A merge child whose slower parent has ended gets a reader without waiting another cycle."""
+    """C6, M1: A merge child gets a reader soon after its slower parent has ended, without a wait for the next cycle."""
     recent_history = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0", "p-1"))
     parents = (
@@ -168,7 +168,7 @@ def test_stand_in_stays_on_duty_while_the_lookout_is_stuck() -> None:
 
     stuck_table = (*TABLE, own_row)
     assert (stays_on_duty(NEXT, stuck_table), stays_on_duty(THIRDS[0], stuck_table)) == (True, False)
-    for bulletin in ("9 2 1", "0 0 0"):  # the lookout reads the table again, or it is new and has not read it yet
+    for bulletin in ("9 2 1", "0 0 0"):  # the lookout reads again, or is new and has not read yet
         leases = tuple(
             row(lease.key, LOOKOUT, bulletin=bulletin) if lease.owner == LOOKOUT else lease for lease in stuck_table
         )
@@ -223,12 +223,12 @@ def test_applied_claim_causes_no_listing() -> None:
 def test_worker_that_may_take_more_reads_the_table_soon(
     rows: list[tuple[str | None, float]], me: Me, config: Config, hearing: BulletinState
 ) -> None:
-    """C10: M9 takes one lease per turn.
+    """C10: A worker reads the table again soon if it may take more leases.
 
-    Because of this, two leases that a small worker could not hold were once unowned for minutes.
+    M9 takes only one lease per turn. Once, two leases were without an owner for minutes because of this.
 
-    If a worker would take more of the remaining leases once the wait for joiners is over, it reads the table again
-    within the wait after a steal, or polls the leases that it has requested.
+    A worker that would take more leases after the wait for joiners reads the table again soon: at the latest after the
+    wait that follows a steal. Or it polls the leases that it has requested.
     """
     table = tuple(row(f"s-{place}", owner, idle) for place, (owner, idle) in enumerate(rows))
     history = evolve(me.history, full_still=0.0, hearing=hearing)
@@ -261,9 +261,9 @@ def test_worker_with_requests_lists_again_only_if_it_lacks_more() -> None:
 
 
 def test_newcomer_with_its_share_does_not_wait_for_joiners() -> None:
-    """C10: A newcomer that has its share makes no listing after the wait.
+    """C10: A newcomer that has its share does not list the table after the wait.
 
-    The lookout calls it if it should take more.
+    If it should take more leases, the lookout calls it.
     """
     joining_history = evolve(FULL, owners_still=2.0, fleet_still=2.0)
     assert BOARD is not None
@@ -294,7 +294,7 @@ def test_start_does_not_depend_on_lease_seconds() -> None:
 
 
 def test_newcomers_wait_for_joiners_before_they_steal() -> None:
-    """C10: Newcomers wait for other joiners before they steal leases, which saves a third of the moves."""
+    """C10: Newcomers wait for other joiners before they steal leases. This saves a third of the moves."""
     joined_table = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
     joining_history = evolve(FULL, owners_still=2.0, fleet_still=2.0)
     assert plan(joined_table, None, Me("new", history=joining_history), CONFIG) == ()
@@ -303,7 +303,7 @@ def test_newcomers_wait_for_joiners_before_they_steal() -> None:
     seldom_history = evolve(joining_history, hearing=None, full_apart=20.0)
     assert (
         plan(joined_table, None, Me("new", history=seldom_history), CONFIG) != ()
-    )  # a worker that reads once per cycle has already waited long enough
+    )  # a worker that reads the table once per cycle has already waited
     table_after_long = (evolve(joined_table[0], held=21.0), *TABLE[1:])
     assert plan(table_after_long, None, Me("new", history=joining_history), CONFIG) != ()
 
@@ -394,9 +394,9 @@ def test_fleet_with_uneven_groups_is_called_once_per_cycle() -> None:
 
 
 def test_fleet_with_uneven_loads_is_called_once_per_cycle() -> None:
-    """M13: The worker that should relieve the fullest one looks within a cycle.
+    """M13: A worker that should take a lease from the fullest worker reads the table within a cycle.
 
-    A lease too hot to move calls no one.
+    If the only uneven lease is too hot to move, no worker is called.
     """
     even_table = tuple(evolve(lease, weight=10_000) for lease in TABLE)
     hot_key = next(lease.key for lease in even_table if lease.owner == READER)
@@ -459,7 +459,7 @@ def test_reads_are_timed_by_our_own_clock() -> None:
 
 
 def test_each_counter_is_timed_separately() -> None:
-    """C1: The idle time of each counter in the bulletin depends only on that counter."""
+    """C1: For each counter in the bulletin, the time since its last change is measured separately."""
     watch, idle_times = Watch(bulletins=BulletinTracker()), []
     for began, bulletin in (
         (0.0, "0 0 0"),
@@ -485,7 +485,7 @@ def test_each_counter_is_timed_separately() -> None:
 
 
 def test_single_read_does_not_change_owners_seen_in_a_listing() -> None:
-    """C7: A read of the owner's row alone does not send the reader to the whole table."""
+    """C7: If only a partial read shows a new owner, the reader does not list the whole table because of it."""
     watch, _ = Watch(bulletins=BulletinTracker()).look((row("s-0", "a"),), began=0.0, ended=1.0)
     watch, _ = watch.look((row("s-0", "b"),), began=10.0, ended=11.0)
     for owner, began, turned in (("b", 20.0, False), ("c", 30.0, True), ("c", 40.0, True)):
@@ -501,7 +501,7 @@ def test_counter_has_at_most_eighteen_digits(looks: str, heard_as: int) -> None:
 
 
 def test_worker_polls_all_candidates_of_its_request() -> None:
-    """A worker whose first choice was requested by another one notices that its second choice was released to it."""
+    """A worker polls both choices of its request, so it also notices when the second one is given to it."""
     first_request, second_request = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
     decision = look(READER, TABLE, FULL, evolve(first_request, alternates=(second_request,)))
     assert (decision.seconds, decision.keys) == (0.125, ("s-00", "s-01"))

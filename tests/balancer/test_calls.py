@@ -1,4 +1,4 @@
-"""Which workers the lookout calls, to which rows, and what the called workers do."""
+"""Tests which workers the lookout calls, to which rows, and what the called workers do."""
 
 import pytest
 from attrs import evolve
@@ -49,14 +49,14 @@ FREE = (*TABLE, row("s-x", None), row("s-y", None))
 
 
 def called(*called_workers: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
-    """Return the call that a worker reads if it has not listed the table since the counter *acts* changed."""
+    """Return the history of a worker that has read this call, but has not listed the table since `acts` changed."""
     call_text = " ".join((f"8 0 {row}", *called_workers))
     return heard(latest=NEWS, acts_read=acts_read, looks_still=1.0, call=call_text)
 
 
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=24), st.sampled_from((None, 4)))
 def test_future_owners_are_called_to_free_leases(owners: list[int], most: int | None) -> None:
-    """C6: The lookout calls the workers that would claim free leases, so they need not wait for their next listing."""
+    """C6: The lookout calls the workers that would claim the free leases, so they do so before their next listing."""
     table = tuple(row(f"s-{place:02}", f"w-{owner}" if owner else None) for place, owner in enumerate(owners))
     config = evolve(CONFIG, rules=Minimal(max_leases=most))
     present_workers = sorted({lease.owner for lease in table if lease.owner is not None})
@@ -225,7 +225,7 @@ def test_call_round_trips(names: dict[str, list[str]], looks: int, seconds: floa
 
 
 def test_call_that_does_not_fit_calls_all_workers() -> None:
-    """C6: If keys contain spaces, or there are too many for the row, all workers are called."""
+    """C6: If keys contain spaces, or are too many for a row, the call names all workers."""
     many_keys = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_LENGTH_MAX // 20)}
     for names in (many_keys, {"a": ["s 1"]}, {"a": ["s,1"]}):
         ((_, text),) = call_annotation(8, 0.0, ["s-0"], names)
@@ -234,7 +234,7 @@ def test_call_that_does_not_fit_calls_all_workers() -> None:
 
 
 def test_lease_that_stays_free_calls_all_workers() -> None:
-    """C6, M9: If the called worker does not take a lease for long, all workers are called to it."""
+    """C6, M9: If a lease stays free for long although a worker was called to it, all workers are called."""
     history = evolve(FULL, hearing=evolve(HEARING, acts_still=21.0), fleet_still=90.0)
     long_free_table: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=31.0))
     short_free_table: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=29.0))

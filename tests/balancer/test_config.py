@@ -1,4 +1,4 @@
-"""Settings that cannot work are rejected with the name of the field."""
+"""Tests that an invalid setting is rejected with the name of its field."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""L14: contradictions between the listing and the table are named, and leases are recreated in a safe order."""
+"""L14: Tests that contradictions between listing and table are named, and that leases are recreated in a safe order."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SPLIT = (create_shard("0", 0, 99, open=False), create_shard("1", 0, 49, "0"), cr
 
 
 def _kept(shards: tuple[Shard, ...], incarnation: str) -> dict[str, Lease]:
-    """Return the leases of a fleet that has read all these shards for a while."""
+    """Return the leases of a fleet that has read all of these shards for a while."""
     annotations = ((INCARNATION, incarnation),) if incarnation else ()
     return {
         shard_of_stream.id: Lease(
@@ -138,7 +138,7 @@ def test_recreation_completes_after_interruptions(
     some_unnoted: bool,
     data: st.DataObject,
 ) -> None:
-    """If a worker dies at any step of the recreation, no row of the old stream looks like one of the new stream."""
+    """Even if a worker dies during the recreation, no row of the old stream looks like one of the new stream."""
     table = _kept(before, OLD)
     if some_unnoted and len(table) > 1:
         last_key = max(table)

@@ -1,4 +1,4 @@
-"""Small fleets, simulated turn by turn and compared with an algorithm that is slow but simple."""
+"""Simulates small fleets turn by turn, and compares the results with a slow but simple algorithm."""
 
 from itertools import combinations_with_replacement
 

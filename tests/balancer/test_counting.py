@@ -1,4 +1,4 @@
-"""Which workers count as alive, which leases count for the shares, and which owners are ours, for single listings."""
+"""Tests for single listings which workers are alive, which leases count for shares, and which owners are ours."""
 
 import pytest
 from attrs import evolve
@@ -16,7 +16,7 @@ ME = Me("me")
 
 
 def test_child_does_not_count_while_its_parent_is_read() -> None:
-    """M1: A child counts for the shares only after its parent has ended, so counts are even then."""
+    """M1: A child counts for the shares only after its parent has ended, so that counts are even after that."""
     parent, held_child = Lease("0", owner="a"), Lease("3", owner="b", parents=("0",))
     waiting_child, orphan_child = Lease("1", parents=("0",)), Lease("2", parents=("gone",))
     census = take_census([parent, waiting_child, orphan_child, held_child], ME, CONFIG)
@@ -42,7 +42,7 @@ def test_lease_at_its_expiry_limit_is_owned() -> None:
 
 
 def test_slow_owner_expires_after_three_of_its_gaps() -> None:
-    """An owner with longer renewal intervals keeps its leases for three of these intervals."""
+    """An owner that renews seldom keeps its leases for three of its own renewal intervals."""
     me = Me("me", history=History(gaps=(("a", 6.0), ("me", 5.3))))
     assert slow_owners(me, CONFIG) == ()
     me = Me("me", history=History(gaps=(("a", 7.0), ("me", 5.3))))
@@ -52,7 +52,7 @@ def test_slow_owner_expires_after_three_of_its_gaps() -> None:
 
 
 def test_pause_of_the_store_does_not_count_as_owners_gap() -> None:
-    """A time in which our own leases were not renewed either does not make other owners look slow."""
+    """If our own leases were not renewed during the same time, the owners of other leases do not look slow."""
     gaps = (("a", 25.0), ("b", 31.0), ("me", 20.0))
     assert slow_owners(Me("me", history=History(gaps=gaps)), CONFIG) == (("b", 31.0),)
     assert late_owners(Me("me", history=History(paces=gaps)), CONFIG) == {"b"}
@@ -74,7 +74,7 @@ def test_lease_given_by_a_leader_expires_after_two_limits() -> None:
 
 
 def test_led_worker_counts_while_others_wait() -> None:
-    """M14: A led worker counts for the shares as long as it may still be given leases."""
+    """M14: A led worker counts for the shares as long as it may still get leases."""
     limit = CONFIG.rules.overdue_seconds(10.0, 20.0)
     assert limit == 70.0
     assert take_census([], Me("me", history=History(led=(("k", 70.0),))), CONFIG).led == ("k",)

@@ -1,4 +1,4 @@
-"""The Python dialect of the Event Hubs rules, compared with the class of the installed SDK."""
+"""Compares the Python dialect of the Event Hubs rules with the class of the installed SDK."""
 
 import time
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""How long exactly a newcomer waits for other joiners (C10)."""
+"""Tests exactly how long a newcomer waits for other joiners (C10)."""
 
 import pytest
 from attrs import evolve
@@ -12,7 +12,7 @@ CONFIG = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
 LONG = Config(rules=Minimal(), lease_seconds=60.0, cycle_seconds=20.0)
 HEARD = BulletinState()
 OFTEN = Me("a", history=History(full_apart=1.0))
-"""The history of a worker that has read the table twice in a second."""
+"""A worker that has read the table twice within a second."""
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_newcomer_waits_until_the_fleet_is_still(history: History, config: Confi
 
 
 def test_wait_ends_a_cycle_after_the_first_lease() -> None:
-    """A newcomer waits at most a cycle, so a fleet that workers keep joining is still balanced."""
+    """A newcomer waits for at most a cycle. So the fleet is balanced even if workers keep joining."""
     others = Lease("1", owner="b", held=90.0)
     assert awaits_joiners([Lease("0", owner="a", held=19.9), others], OFTEN, CONFIG)
     assert not awaits_joiners([Lease("0", owner="a", held=20.0), others], OFTEN, CONFIG)

@@ -1,4 +1,4 @@
-"""The laws that every rule set keeps for every listing."""
+"""Tests the laws that every rule set keeps for every listing."""
 
 import math
 import os
@@ -39,7 +39,7 @@ def test_fleet_comes_to_rest_under_every_rule_set(kind: type[RuleSet]) -> None:
 
 
 def evolve_known(rules: RuleSet, **options: object) -> RuleSet:
-    """Set those of the options that these rules have."""
+    """Set these options, except for those that the rule set does not have."""
     known: dict[str, Any] = {name: value for name, value in options.items() if name in fields_dict(type(rules))}
     return evolve(rules, **known)
 
@@ -90,7 +90,7 @@ def test_expired_leases_are_freed_in_key_order(
 
 @pytest.mark.parametrize("seed", ["0", "1", "42"])
 def test_plans_are_equal_under_every_hash_seed(seed: str) -> None:
-    """The order of a set differs between processes. If a plan depended on it, the plan could not be repeated."""
+    """The order of a Python set differs between processes. If plans depended on it, they could not be reproduced."""
     probe = Path(__file__).with_name("hash_seed_probe.py")
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, probe], env=environment, capture_output=True, text=True, check=True)
@@ -101,5 +101,5 @@ def test_plans_are_equal_under_every_hash_seed(seed: str) -> None:
 
 
 def test_infinite_idle_time_can_be_planned() -> None:
-    """A new table can be planned, because an infinite idle time compares like any other number."""
+    """The leases of a new table have an infinite idle time, which compares like any other number."""
     assert plan([Lease("s-0", idle=math.inf)], None, Me("a"), Config()) == (Claim(Lease("s-0", idle=math.inf), "M5"),)

@@ -1,4 +1,4 @@
-"""Balancing by throughput: a fleet reaches the band with few moves, and then no more leases move (M13)."""
+"""Tests balancing by throughput: A fleet reaches the band with few moves, and then no more leases move (M13)."""
 
 from collections import Counter
 from random import Random
@@ -34,13 +34,13 @@ def loads(leases: dict[str, Lease]) -> dict[str, int]:
 
 
 def plans(leases: dict[str, Lease], turn: int) -> list[tuple[str, Action]]:
-    """Return the plans of all workers for one listing."""
+    """Return the workers' planned actions for one listing."""
     return [(worker, action) for worker in WORKERS for action in plan(leases.values(), None, Me(worker, turn), CONFIG)]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_loads_reach_the_band_and_stay(seed: int) -> None:
-    """S9: loads reach the band with few moves, unless a single lease is too heavy. Then no more leases move."""
+    """S9: Loads reach the band with few moves, unless a single lease is too heavy. After that, no lease moves."""
     leases = fleet(seed)
     move_count = 0
     for turn in range(20):
@@ -67,7 +67,7 @@ def unmeasured(leases: list[Lease], first: int, last: int) -> list[Lease]:
 
 
 def test_counts_decide_if_many_weights_are_unknown() -> None:
-    """In a fleet with peers that measure nothing, leases are balanced by count."""
+    """If many leases belong to workers that do not measure throughput, leases are balanced by count."""
     leases = [*fleet(1).values()]
     assert count_tolerance(leases, 20) == count_tolerance(unmeasured(leases, 0, 30), 20) == 10
     assert count_tolerance(unmeasured(leases, 0, 31), 20) == count_tolerance(unmeasured(leases, 200, 231), 20) == 0
@@ -91,7 +91,7 @@ def test_split_in_a_balanced_fleet_moves_no_leases() -> None:
 
 
 def test_counts_decide_without_traffic() -> None:
-    """A newcomer to an idle stream gets its share of leases."""
+    """If the stream has no traffic, leases are balanced by count, so a newcomer gets its share."""
     assert count_tolerance([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
 
 
@@ -100,7 +100,7 @@ def test_counts_decide_without_traffic() -> None:
     [(10_000, False, 10), (9_999, False, 0), (9_999, True, 10), (5_000, True, 10), (4_999, True, 0), (0, True, 0)],
 )
 def test_counts_decide_below_a_hundredth_of_a_shards_capacity(each: int, uneven: bool, tolerance: int) -> None:
-    """M13: Leases are balanced by count if traffic is low. Traffic near the limit does not move them back and forth."""
+    """M13: With low traffic, leases are balanced by count. Traffic near the limit does not move them back and forth."""
     leases = [evolve(lease, weight=each) for lease in fleet(1).values()]
     assert Counter(lease.owner for lease in leases) == dict.fromkeys(WORKERS, 20)
     if uneven:
@@ -110,7 +110,7 @@ def test_counts_decide_below_a_hundredth_of_a_shards_capacity(each: int, uneven:
 
 
 def test_gain_below_the_noise_moves_no_lease() -> None:
-    """Small differences between measured loads move no leases."""
+    """Differences between loads that are smaller than the noise of the measurements move no leases."""
     held = {"a": [Lease("big", weight=100_000), Lease("small", weight=500)], "b": [Lease("b-1", weight=70_000)]}
     assert load_moves(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {}
     held["a"] += [Lease("more", weight=20_000)]
@@ -118,7 +118,7 @@ def test_gain_below_the_noise_moves_no_lease() -> None:
 
 
 def test_gain_at_the_limit_moves_a_lease() -> None:
-    """M13: A lease moves if the gain is exactly at the limit, in all versions alike."""
+    """M13: In all versions, a lease moves even if the gain is exactly at the limit."""
     held = {"a": [Lease("heavy", weight=218), Lease("light", weight=4)], "b": [Lease("b-1", weight=193)]}
     held |= {worker: [Lease(f"{worker}-1", weight=195)] for worker in "cde"}
     unlimited_room = dict.fromkeys(held, 9)
@@ -159,7 +159,7 @@ def test_counts_decide_beside_workers_of_other_libraries() -> None:
     assert count_tolerance(owned_leases, 20) == 10
     assert (
         count_tolerance([evolve(owned_leases[0], owner="j"), *owned_leases[1:]], 20) == 0
-    )  # the worker kept the attribute of the previous owner
+    )  # worker j has kept the annotation of the previous owner
     assert count_tolerance([evolve(owned_leases[0], owner=None), *owned_leases[1:]], 20) == 10
     assert (
         count_tolerance(
@@ -175,7 +175,7 @@ def test_counts_decide_beside_workers_of_other_libraries() -> None:
 
 
 def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Shares:
-    """Return the shares of these leases if counts may differ by one in order to balance loads."""
+    """Return the shares in a fleet with these leases. Counts may differ by one so that loads can be balanced."""
     census = evolve(take_census(leases, Me("a"), CONFIG), led=led)
     counts = {**dict(census.counts), **expected}
     return Shares(census, CONFIG, counts, len(leases) // len(counts), 0, None, len(leases), 1, non_bulletin_last=False)
@@ -183,7 +183,7 @@ def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Sha
 
 @pytest.mark.parametrize(("weight", "loaded"), [(45, True), (44, False), (None, True)])
 def test_worker_near_the_mean_load_takes_no_lease_for_its_count(weight: int | None, loaded: bool) -> None:
-    """M13: a worker near the mean load takes no lease, because it would lose it again when measurements vary.
+    """M13: A worker near the mean load takes no lease, because it might have to give it back when measurements vary.
 
     Unmeasured leases count with the average weight.
     """
@@ -192,7 +192,7 @@ def test_worker_near_the_mean_load_takes_no_lease_for_its_count(weight: int | No
 
 
 def test_moving_lease_counts_for_its_next_owner() -> None:
-    """H1: A lease that is being handed off counts for its next owner only, in counts and in loads."""
+    """H1: A lease that is being handed off counts only for its next owner, in counts and in loads."""
     moving_lease = Lease("b-1", owner="b", weight=45, next_owner="a", yields=True)
     shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=45), moving_lease)
     assert (shares.loaded("a"), shares.loaded("b")) == (True, True)

@@ -1,4 +1,4 @@
-"""What a worker does exactly at each of the limits that determine when it reads the table.
+"""Tests what a worker does exactly at the limits that determine when it reads the table.
 
 If workers of different versions or languages treated a limit differently, they would read the table at different times.
 """
@@ -37,14 +37,14 @@ assert BOARD is not None
 KEYS = (BOARD.key,)
 LOUD, SILENT = bulletin_annotations(Bulletin(8, 3, 1)), bulletin_annotations(Bulletin(8, 2, 1))
 LATELY = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
-"""A history in which workers were called a second ago."""
+"""A history in which the last call was a second ago."""
 
 NOT_CALLED_FOR_A_CYCLE = evolve(FULL, hearing=evolve(HEARING, acts_still=CONFIG.cycle_seconds))
-"""A history in which no worker was called for a cycle."""
+"""A history in which the last call was a cycle ago."""
 
 
 def leases_of_former_lookout(acts_read: int) -> tuple[tuple[Lease, ...], History]:
-    """Return the leases and the state of READER, if it was the lookout until now and has read this value of `acts`."""
+    """Return the table and the history of READER, which was the lookout until now and has read this value of `acts`."""
     former_table = tuple(
         evolve(lease, annotations=row("", READER, bulletin="9 2 1").annotations) if lease.owner == READER else lease
         for lease in TABLE
@@ -53,7 +53,7 @@ def leases_of_former_lookout(acts_read: int) -> tuple[tuple[Lease, ...], History
 
 
 def test_abdicating_lookout_writes_a_last_bulletin() -> None:
-    """C3: A replaced lookout writes one last bulletin immediately, so its readers need not wait for its silence."""
+    """C3: A replaced lookout writes a last bulletin immediately, so its readers need not wait until it looks silent."""
     annotations = told(10, 3, 1)
     former_table, history = leases_of_former_lookout(acts_read=2)
     assert look(READER, former_table, history) == Look(2.5, keys=KEYS, annotations=annotations, stale_ok=True)
@@ -96,7 +96,7 @@ def test_single_row_is_read_by_key_in_a_table_of_twelve() -> None:
 
 @pytest.mark.parametrize(("fleet_still", "keys"), [(15.0, 2), (15.25, 1)])
 def test_owner_watches_for_requests_for_fifteen_seconds(fleet_still: float, keys: int) -> None:
-    """C7: An owner reads its rows for as long as a newcomer may send requests."""
+    """C7: An owner reads its own rows as long as a newcomer may request leases."""
     polled_keys = look(READER, (*TABLE, row("n-0", "new")), evolve(QUIET, fleet_still=fleet_still)).keys
     assert polled_keys is not None
     assert len(polled_keys) == keys
@@ -108,7 +108,7 @@ def test_worker_with_its_share_does_not_watch_for_requests() -> None:
 
 
 def test_worker_with_only_a_request_counts_for_shares() -> None:
-    """C6: A newcomer that has only requested leases counts, so owners watch for its next requests."""
+    """C6: A newcomer that has only requested leases counts as a worker, so owners watch for its next requests."""
     requested_table = tuple(evolve(lease, next_owner="new") if lease.key == KEYS[0] else lease for lease in TABLE)
     decision = look(READER, requested_table, evolve(QUIET, fleet_still=14.0))
     assert decision.seconds == 0.5
@@ -116,7 +116,7 @@ def test_worker_with_only_a_request_counts_for_shares() -> None:
 
 
 def test_silence_since_the_last_listing_causes_no_listing() -> None:
-    """C8: The silence of the bulletin's row is counted from the last listing of the worker."""
+    """C8: The silence of the bulletin's row counts only from the reader's last listing on."""
     idle_table = table_with_idle_owner(5.0)
     assert [look(READER, idle_table, evolve(QUIET, full_still=seconds)).keys is None for seconds in (5.0, 5.25)] == [
         False,
@@ -130,7 +130,7 @@ def test_silence_since_the_last_listing_causes_no_listing() -> None:
 
 
 def test_every_worker_lists_as_a_last_resort() -> None:
-    """C11: In a fleet of six, each worker lists the table after 120 seconds."""
+    """C11: In a fleet of six, each worker lists the table at least every 120 seconds."""
     assert [look(READER, TABLE, evolve(QUIET, full_still=seconds)).keys for seconds in (120.0, 120.25)] == [KEYS, None]
 
 
@@ -155,7 +155,7 @@ def test_owner_that_is_just_due_is_not_suspected() -> None:
 
 
 def test_each_rank_stands_in_at_its_own_time() -> None:
-    """C8: Stand-ins start one after another, so the table is not read twice."""
+    """C8: Stand-ins start one after another, so that only one of them lists the table."""
     assert not on_duty(NEXT, table_with_idle_owner(2.5))
     longer_config = evolve(CONFIG, lease_seconds=20.0)
     ranks = lookout_ranks(table_with_idle_owner(8.0), longer_config)
@@ -180,7 +180,7 @@ def test_lease_taken_in_the_same_turn_is_not_announced() -> None:
 
 @pytest.mark.parametrize(("idle", "notes"), [(29.75, LOUD), (30.0, SILENT)])
 def test_released_lease_is_announced_for_half_a_minute(idle: float, notes: object) -> None:
-    """C6: A lease is announced for 30 s after it was released, or after its reader's parent shard has ended."""
+    """C6: A lease is announced until 30 s after its release, or after the end of its shard's parent."""
     assert look(LOOKOUT, (*TABLE, row("s-x", None, idle=idle)), LATELY).annotations[:1] == notes
     parent = evolve(row("p-0", None, idle=idle), checkpoint=SHARD_END)
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0",), checkpoint=TRIM_HORIZON)
@@ -230,7 +230,7 @@ def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
 
 
 def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
-    """Return whether the lookout calls all workers of a fleet with these leases, in which nothing else happens."""
+    """Return whether the lookout calls all workers of a quiet fleet because of these leases."""
     history = evolve(
         NOT_CALLED_FOR_A_CYCLE, hearing=evolve(HEARING, latest=Bulletin(), acts_still=CONFIG.cycle_seconds)
     )
@@ -239,13 +239,13 @@ def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
 
 
 def test_counts_may_differ_by_half_a_share_for_loads() -> None:
-    """M13: With eight leases on two workers of even load, 7 and 1 are too far apart; 6 and 2 are not."""
+    """M13: Two workers with even loads share eight leases. Counts of 7 and 1 cause a call, and 6 and 2 do not."""
     assert called(weighed(a=(1,) * 7, b=(7,)))
     assert not called(weighed(a=(1,) * 6, b=(3, 3)))
 
 
 def test_uneven_loads_without_room_cause_no_call() -> None:
-    """M13: the fleet is not called if no worker has room for the lease that would even out the loads."""
+    """M13: The fleet is not called if no worker has room for the lease that would even out the loads."""
     full_table = weighed(a=(1,) * 6, b=(50, 50), c=(30, 30))
     assert not called(full_table)
     assert called(full_table[1:])

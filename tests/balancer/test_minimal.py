@@ -1,4 +1,4 @@
-"""Single turns of the rule set `minimal` at its limits: which workers lose leases, which keep them, and how long."""
+"""Tests single turns of the rule set `minimal` at its limits: which workers take, keep or lose leases, and when."""
 
 import math
 
@@ -13,7 +13,7 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.minimal import Minimal
 
 STILL = History(owners_still=90.0, fleet_still=90.0)
-"""A history without changes for longer than three cycles of twenty seconds. Workers then act in place of others."""
+"""A history without changes for more than three cycles of twenty seconds, after which workers act for others."""
 
 LATELY = History(owners_still=30.0, fleet_still=30.0)
 
@@ -23,7 +23,7 @@ def config(**rules: object) -> Config:
 
 
 def held(owner: str, *weights: int | None) -> list[Lease]:
-    """Return leases with these weights in units of 10 kB/s. With less traffic, only counts would decide."""
+    """Return leases with these weights in units of 10 kB/s. With less traffic, leases would be balanced by count."""
     weights_in_bytes = (None if weight is None else 10_000 * weight for weight in weights)
     return [Lease(f"{owner}-{index}", owner=owner, weight=size) for index, size in enumerate(weights_in_bytes)]
 
@@ -38,7 +38,7 @@ def free(number: int, idle: float) -> list[Lease]:
 
 
 def turn(leases: list[Lease], history: History = LATELY, worker: str = "b", **rules: object) -> list[tuple[str, str]]:
-    """Return what this worker takes or releases, as pairs of the rule and the owner."""
+    """Return the planned actions of this worker, each as its rule and the lease's owner."""
     actions = plan(leases, None, Me(worker, history=history), config(**rules))
     return [(action.rule, action.lease.owner or "") for action in actions]
 
@@ -67,7 +67,7 @@ def test_worker_with_its_share_gives_no_lease_to_a_newcomer() -> None:
 
 
 def test_newcomer_requests_from_four_donors() -> None:
-    """Newcomers request from different owners, so that fifty of them do not compete for the leases of four."""
+    """Newcomers request from different owners, so that fifty newcomers do not compete for the leases of four owners."""
     donors = [f"d-{number}" for number in range(12)]
     table = [lease for donor in donors for lease in count(donor, 9)]
     requested_donors = set()
@@ -118,7 +118,7 @@ def test_leases_of_missing_expected_workers_are_taken() -> None:
 
 
 def test_request_names_the_next_owner_that_it_replaces() -> None:
-    """A request names the next owner that it replaces, because the store replaces no other one."""
+    """A request names the next owner that it replaces, because the store rejects it if another one is stored."""
     table = [evolve(lease, yields=True, next_owner="gone", next_owner_idle=90.0) for lease in count("a", 2)]
     request = first(plan(table, None, Me("b", history=LATELY), config()))
     assert isinstance(request, RequestHandoff)
@@ -130,7 +130,7 @@ def test_request_names_the_next_owner_that_it_replaces() -> None:
 
 @pytest.mark.parametrize(("idle", "rules"), [(70.0, []), (70.1, ["M9"]), (math.inf, [])])
 def test_lease_that_stays_free_is_taken_after_patience(idle: float, rules: list[str]) -> None:
-    """A lease in another worker's share is taken only when that worker's time is over, and only one per turn."""
+    """A lease in another worker's share is taken only after that worker's time is over, and only one per turn."""
     table = [*count("a", 3), *count("b", 3), *count("c", 1), *free(2, idle)]
     assert [rule for rule, _ in turn(table, worker="b")] == rules
 
@@ -152,7 +152,7 @@ def test_full_worker_never_takes_a_lease() -> None:
     ("most", "still", "stolen"), [(6, 90.0, True), (6, 60.0, False), (5, 90.0, False)], ids=["apart", "early", "near"]
 )
 def test_fullest_worker_is_relieved_beside_a_zombie(most: int, still: float, stolen: bool) -> None:
-    """If three workers hold 6, 4 and 1 leases and the third is a zombie, the second takes one from the first."""
+    """Three workers hold 6, 4 and 1 leases, and the third one is a zombie. The second one takes one from the first."""
     table = [*count("a", most), *count("b", 4), *count("z", 1)]
     actions = turn(table, History(owners_still=still, fleet_still=90.0))
     assert actions == ([("M9", "a")] if stolen else [])
@@ -168,7 +168,7 @@ def test_overloaded_worker_releases_only_if_configured(release: bool, still: flo
     assert turn(table, history, release=release) == ([("M11", "b")] if goes else [])
 
 
-# Loads (M13): 24 leases on three workers, so that counts may be four apart
+# Loads (M13): there are 24 leases on three workers, so counts may differ by four
 
 
 def spread(total: int, number: int) -> list[int]:
@@ -201,7 +201,7 @@ def test_release_for_count_requires_counts_far_off(fullest: int, rest: int, goes
 
 
 def test_reader_of_a_hot_shard_takes_no_lease_for_its_count() -> None:
-    """A worker whose load is in one lease takes no others for its count."""
+    """A worker whose single lease brings its full share of the load takes no others for its count."""
     assert turn([*held("a", *[10] * 7), *held("b", 100)]) == []
 
 
@@ -227,9 +227,9 @@ def test_loads_respect_max_leases() -> None:
 
 
 def test_leases_for_led_workers_are_released_in_order() -> None:
-    """Free leases go to the workers that come earlier in the order.
+    """Free leases count for the workers that come first in the order.
 
-    Otherwise an owner would release one lease too many, or too few.
+    Otherwise, an owner would release one lease too many or too few.
     """
     history = evolve(LATELY, led=(("j", 0.0),))
     table = [*count("a", 5), *count("b", 4), *free(1, 1.0)]

@@ -1,4 +1,4 @@
-"""Hand-offs in progress, for single leases and listings: which worker acts, and when none does."""
+"""Tests for hand-offs in progress which worker acts, and when no worker does."""
 
 import pytest
 from attrs import evolve
@@ -68,13 +68,13 @@ def test_next_owner_steals_after_the_time_to_drain() -> None:
 
 
 def test_steps_are_in_key_order() -> None:
-    """Two workers that have read the same table write in the same order."""
+    """Steps are in the order of keys, so workers that have read the same table write in the same order."""
     leases = [evolve(ASKED, key=key, shard=key) for key in ("s-2", "s-0", "s-1")]
     assert [step.lease.key for step in steps("ann", *leases)] == ["s-0", "s-1", "s-2"]
 
 
 def test_lease_taken_back_is_requested_again() -> None:
-    """A next owner that accepted a given lease too late requests it again."""
+    """A next owner that was too late to accept the lease, so that the giver took it back, requests it again."""
     stored_lease = evolve(ASKED, next_owner=None)
     assert renew_request(ASKED, stored_lease) == RequestHandoff(stored_lease, "ann", "H4")
 
@@ -119,7 +119,7 @@ def test_counts_without_moves_are_those_of_the_table() -> None:
 def test_request_counts_while_its_next_owner_is_alive() -> None:
     """A newcomer's first request counts. If the newcomer died before it got a lease, the request stops counting.
 
-    The request is given up one cycle after the next owner may steal: 10 s of lease, 30 s to drain, and a cycle of 20 s.
+    The request stops counting a cycle after the next owner may steal: 10 s of lease, 30 s to drain, and 20 s of cycle.
     """
     under_way = {"s-0": ("ann", "bob")}
     assert moves(evolve(ASKED, next_owner_idle=59.9)) == under_way
@@ -129,7 +129,7 @@ def test_request_counts_while_its_next_owner_is_alive() -> None:
 
 
 def test_lease_of_dead_owner_is_no_move() -> None:
-    """The next owner is not counted with a lease that any worker may claim."""
+    """A lease that any worker may claim does not count for its next owner."""
     assert moves(evolve(ASKED, idle=DEAD), Lease("s-1", owner="ann")) == {}
     # The death of another worker does not affect this move.
     assert moves(ASKED, Lease("s-1", owner="cyd", idle=DEAD)) == {"s-0": ("ann", "bob")}

@@ -1,4 +1,4 @@
-"""After a stream was read, no outage skips a record that is still listed, however many shards expired meanwhile."""
+"""Tests that a fleet that has read a stream skips no listed record after an outage, however many shards expired."""
 
 from attrs import evolve, frozen
 from hypothesis import given
@@ -36,7 +36,7 @@ class Lineage:
 
 @st.composite
 def lineages(draw: st.DrawFn) -> Lineage:
-    """Draw up to three first shards and up to six reshards, each of which splits a shard or merges two neighbors."""
+    """Draw up to three initial shards, and up to six reshards. Each reshard splits a shard or merges two neighbors."""
     root_count, has_hash_ranges = draw(st.integers(1, 3)), draw(st.booleans())
     edges = [number * (HASH_KEYS[1] + 1) // root_count for number in range(root_count + 1)]
     shards = {f"s{n:02}": Shard(f"s{n:02}", hash_range=(edges[n], edges[n + 1] - 1)) for n in range(root_count)}
@@ -62,7 +62,7 @@ def lineages(draw: st.DrawFn) -> Lineage:
 
 @frozen
 class Outage:
-    """A lineage, those of its shards that are still listed, and the leases at the time when all workers stopped."""
+    """A lineage, the shards in it that are still listed, and the leases at the time when all workers stopped."""
 
     lineage: Lineage
     listed: tuple[Shard, ...]
@@ -70,7 +70,7 @@ class Outage:
 
     @property
     def due(self) -> dict[str, Shard]:
-        """The listed shards that are not ancestors of a leased shard."""
+        """The listed shards that have no leased descendants."""
         ancestors_of_leases = self.lineage.ancestors({lease.key for lease in self.leases})
         return {shard.id: shard for shard in self.listed if shard.id not in ancestors_of_leases}
 
@@ -84,8 +84,8 @@ class Outage:
 def outages(draw: st.DrawFn, *, orderly: bool) -> Outage:
     """Draw an outage.
 
-    If it is orderly, any closed shards have expired together with their ancestors, and each part of the stream had a
-    lease.
+    In an orderly outage, closed shards have expired only together with their ancestors, and each part of the stream had
+    a lease.
     """
     lineage = draw(lineages())
     closed = [shard.id for shard in lineage.shards if not shard.open]
@@ -157,7 +157,7 @@ def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataO
 
 @given(outages(orderly=True), st.data())
 def test_no_listed_record_is_skipped_once_the_stream_was_read(outage: Outage, data: st.DataObject) -> None:
-    """Each listed shard that precedes no lease is read once, after its parents, from its beginning or checkpoint."""
+    """Each listed shard without leased descendants is read once, after its parents, from its start or checkpoint."""
     shards_to_read = outage.due
     outcome = settled(outage.listed, outage.leases, data)
     assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
@@ -171,7 +171,7 @@ def test_no_listed_record_is_skipped_once_the_stream_was_read(outage: Outage, da
 
 @given(outages(orderly=False))
 def test_shard_that_outlived_its_children_is_read_from_the_start(outage: Outage) -> None:
-    """Whatever subset of the shards has expired, each listed shard that is not an ancestor of a leased one is read."""
+    """Whichever shards have expired, each listed shard without leased descendants is read."""
     outcome = settled(outage.listed, outage.leases)
     assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
     assert outage.due.keys() <= set(outcome.order)

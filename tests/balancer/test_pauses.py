@@ -1,4 +1,4 @@
-"""A pause of the store does not extend the leases of workers that die afterwards."""
+"""Tests that a pause of the store does not extend the leases of workers that die after it."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from leasehold.balancer.watch import Watch
 CONFIG = Config(rules=Minimal(), lease_seconds=10.0)
 OWNERS = ("me", "a", "b")
 EVERY = 1.0
-"""Seconds between two reads of the table."""
+"""The seconds between two reads of the table."""
 
 
 def renewed(pauses: Sequence[tuple[float, float]], phase: float, interval: float, until: float) -> list[float]:
@@ -33,7 +33,7 @@ def renewed(pauses: Sequence[tuple[float, float]], phase: float, interval: float
 
 
 def table(renewal_times: dict[str, list[float]], t: float) -> list[Lease]:
-    """Return one lease of each owner. The version of a lease is its number of renewals until `t`."""
+    """Return a table with one lease of each owner. A lease's version is the number of its renewals until `t`."""
     return [
         Lease(f"s-{owner}", owner=owner, version=Version(str(sum(renewed_at <= t for renewed_at in times))))
         for owner, times in renewal_times.items()
@@ -43,7 +43,7 @@ def table(renewal_times: dict[str, list[float]], t: float) -> list[Lease]:
 def lived(
     renewal_times: dict[str, list[float]], pauses: Sequence[tuple[float, float]], until: float
 ) -> tuple[float, set[str]]:
-    """Return the time when the lease of "a" first counted as expired, and the workers that were reported as slow."""
+    """Return the time at which a's lease first counted as expired, and the workers that were reported as slow."""
     watch, t, reported_slow = Watch(), 0.0, set[str]()
     while t < until:
         if not any(begin <= t < end for begin, end in pauses):
@@ -126,7 +126,7 @@ def test_clock_step_of_the_store_is_not_an_owners_interval() -> None:
 
 
 def test_gap_shared_with_this_worker_does_not_count() -> None:
-    """A gap in which this worker could not renew either is not counted against other owners."""
+    """If this worker could not renew its own leases during a gap, the gap does not count against other owners."""
     pauses = [(40.0, 70.0), (76.0, 106.0), (112.0, 142.0)]
     renewal_times = {owner: renewed(pauses, 1.0 + index, 7.0, 300.0) for index, owner in enumerate(OWNERS)}
     assert lived(renewal_times, pauses, 260.0)[1] == set()

@@ -1,4 +1,4 @@
-"""Which leases move to balance loads, and in which order (M13)."""
+"""Tests which leases move to balance loads, and in which order (M13)."""
 
 from random import Random
 
@@ -23,7 +23,7 @@ def test_hot_lease_that_would_only_swap_loads_stays() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_worker_that_gains_gives_no_lease_in_the_same_series(seed: int) -> None:
-    """In one series of moves, a worker either gains or gives leases, because each worker executes its own part."""
+    """In a series of moves, a worker either gains or gives leases, because workers carry out their own parts alone."""
     random = Random(seed)  # noqa: S311  a seed, not a secret
     held = {
         worker: [Lease(f"{worker}/{index}", weight=round(1024 * random.lognormvariate(0, 1))) for index in range(5)]
@@ -68,19 +68,19 @@ def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
 @pytest.mark.parametrize(
     ("held", "room", "spare", "taken"),
     [
-        # Its count must not fall below its share. So it gives leases that leave it above the mean, and not the 21,
-        # which would even out the loads best.
+        # The count of a must not fall below its share. So it gives leases after which its load is still above the mean,
+        # and not the 21, which would even out the loads best.
         (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 0), {"a-10": "b", "a-9": "b"}),
         (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 1), {"a-21": "b"}),
-        # After one lease, its count must not fall further.
+        # After c has given one lease, its count must not fall further.
         (weighed(a=(), b=(), c=(2, 8, 4)), {"a": 3, "b": 1, "c": 3}, {"a": 0, "b": 1, "c": 1}, {"c-8": "a"}),
-        # Moving the 40 would leave 20 and 50; moving the 20 leaves 40 and 30.
+        # After a move of the 40, the loads would be 20 and 50. After a move of the 20, they are 40 and 30.
         (weighed(a=(40, 20), b=(10,)), ROOM, ROOM, {"a-20": "b"}),
-        # A lease of nine tenths of the mean or more must not move; a lighter one may.
+        # A lease that weighs nine tenths of the mean or more must not move. A lighter one may.
         (weighed(a=(38, 2), b=()), ROOM, ROOM, {"a-2": "b"}),
-        # Exactly a tenth above the mean.
+        # Loads that are exactly a tenth above the mean cause no move.
         (weighed(a=(10, 1), b=(10, 1), c=(8,)), dict.fromkeys("abc", 3), dict.fromkeys("abc", 3), {}),
-        # There is room for two more, for one more, and for none.
+        # The taker has room for two more leases, for one more, and for none.
         (weighed(a=(10, 9, 8, 7, 6), b=()), {"a": 3, "b": 2}, ROOM, {"a-10": "b", "a-9": "b"}),
         (weighed(a=(), b=(2, 7, 3)), {"a": 1, "b": 0}, {"a": 0, "b": -1}, {"b-3": "a"}),
         (weighed(a=(9, 9), b=()), {"a": 3, "b": 0}, ROOM, {}),
@@ -91,7 +91,7 @@ def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
 def test_each_limit_of_a_move_holds(
     held: dict[str, list[Lease]], room: dict[str, int], spare: dict[str, int], taken: dict[str, str]
 ) -> None:
-    """A move respects all limits, so leases do not follow noise, and no worker is left with hardly any leases."""
+    """Moves respect all limits. So leases do not follow the noise, and no worker is left with hardly any leases."""
     assert load_moves(held, room, spare) == taken
 
 

@@ -1,4 +1,4 @@
-"""Which led workers count as alive according to their reports (M14)."""
+"""Tests which led workers count as alive, according to their reports (M14)."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_no_lease_is_given_after_a_missed_report() -> None:
 
 
 def test_no_lease_is_given_to_a_joiner_that_may_have_ended() -> None:
-    """A joiner that may have ended while it waited gets no lease."""
+    """While a joiner waits for a lease, it may have ended. Then no lease is released for it."""
     reports = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     reports = reports.after(reported(j="1", k="1"), (J,), ended=9)
     reports = reports.after(reported(j="2", k="1", n="1"), (J,), ended=40)
@@ -95,7 +95,7 @@ def test_ended_leases_do_not_count() -> None:
 
 
 def test_silence_counts_from_the_last_report() -> None:
-    """Counted from the first report, the minute would end before the leader gives up a worker that reported since."""
+    """A worker is given up a minute after its last report, not after its first, because its leader does the same."""
     reports = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     reports = reports.after(reported(j="1", k="2"), (J, K), ended=31)
     reports = reports.after(reported(j="2", k="2"), (J,), ended=60)

@@ -1,4 +1,4 @@
-"""The limits of the rules of other libraries and of groups."""
+"""Tests the limits of other libraries' rules and of groups."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
 
 
 def test_last_allowed_lease_may_be_stolen() -> None:
-    """R2: A kcl-rust worker that may hold one lease gets it from a worker that holds two."""
+    """R2: Under kcl-rust, a worker that may hold one lease steals it from a worker that holds two."""
     assert [type(action) for action in did(KclRust(max_leases=1), "bb")] == [Steal]
     assert did(KclRust(max_leases=1), "abbb") == []
 
@@ -40,19 +40,19 @@ def test_steals_are_spread_over_the_fullest_workers() -> None:
 
 
 def test_gist_has_no_greedy_mode() -> None:
-    """The note describes no greedy mode, so no such dialect is offered."""
+    """The document behind the dialect `gist` describes no greedy mode, so there is no dialect `gist-greedy`."""
     dialects = {"gist", "dotnet", "java", "python"}
     assert set(EventHubs.variants()) == {"event-hubs", *dialects, "dotnet-greedy", "java-greedy", "python-greedy"}
 
 
 def test_ownership_is_renewed_three_times_before_it_expires() -> None:
-    """E7: A single failed write does not lose a partition."""
+    """E7: A partition is renewed often enough that a single failed write does not lose it."""
     assert [EventHubs().renew_seconds(seconds) for seconds in (30.0, 60.0, 120.0)] == [10.0, 20.0, 20.0]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 120.0])
 def test_ownership_of_dotnet_and_java_expires_exactly_at_its_limit(seconds: float) -> None:
-    """A worker and its peers decide in the same way whether the worker still owns a partition."""
+    """A worker and its peers must decide in the same way whether the worker still owns a partition."""
     expires = {dialect: EventHubs(dialect).expires_above(seconds) for dialect in ("dotnet", "java", "python", "gist")}
     assert all(0.999 * seconds < expires[dialect] < seconds for dialect in ("dotnet", "java"))
     assert expires["python"] == expires["gist"] == seconds
@@ -65,7 +65,7 @@ def test_python_worker_with_its_share_claims_nothing() -> None:
 
 
 def test_group_name_ends_at_the_first_separator() -> None:
-    """A worker whose id contains more separators belongs to the group before the first one."""
+    """If a worker's id contains several separators, its group is the part before the first one."""
     assert path_of("eu/a/b-7", ("/", "-")) == ("eu", "a/b")
 
 
@@ -74,6 +74,6 @@ def test_group_name_ends_at_the_first_separator() -> None:
     [(("z-3", "x-1"), ("y-0", "x-1", "y-2", "z-3")), (("z-2", "z-1"), ("x-0", "z-1", "z-2", "y-3"))],
 )
 def test_group_with_half_the_workers_gets_half_the_leases(owners: tuple[str, ...], workers: tuple[str, ...]) -> None:
-    """S8: even if a group holds too much or too little, no division may count as needing no moves."""
+    """S8: If a group holds too many or too few leases, at least one move counts as necessary."""
     held = {f"s-{place}": owner for place, owner in enumerate(owners)}
     assert least_moves(held, workers, "prefix") == 1

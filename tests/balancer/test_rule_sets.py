@@ -1,4 +1,4 @@
-"""A rule set is added by one line in a list, without other changes."""
+"""Tests that one line in a list adds a rule set, without other changes."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def test_unlisted_rule_set_can_plan() -> None:
 
 
 def test_rule_set_is_added_by_one_line() -> None:
-    """A rule set is added by one line in the list of rule sets."""
+    """With one line in the list of rule sets, all parts of the project use a new rule set."""
     probe = Path(__file__).with_name("joined_probe.py")
     output = json.loads(subprocess.run([sys.executable, probe], capture_output=True, text=True, check=True).stdout)
     assert output == {
@@ -50,12 +50,12 @@ def test_rule_set_is_added_by_one_line() -> None:
 
 @pytest.mark.parametrize("rules", RULE_SETS)
 def test_rule_set_has_a_variant_with_its_name(rules: type[RuleSet]) -> None:
-    """The simulator and the checker find a rule set by its name."""
+    """A rule set has a variant with its name, by which the simulator and the checker find it."""
     assert rules.variants()[rules.name] == rules()
 
 
 def test_no_module_checks_the_class_of_a_rule_set() -> None:
-    """Modules use the properties of a rule set and never check its class."""
+    """Modules use only the properties of a rule set, and never check its class."""
     class_check = re.compile(r"isinstance\((?:\w+\.)*rules\b")
     package = Path(leasehold.__file__).parent
     assert [path.name for path in package.rglob("*.py") if class_check.search(path.read_text(encoding="utf-8"))] == []

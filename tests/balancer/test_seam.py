@@ -1,4 +1,4 @@
-"""What the planner returns besides actions: when to read the table again, slow owners, and random draws."""
+"""Tests what the planner returns besides actions: when to read the table again, slow owners, and draws."""
 
 from hashlib import blake2b
 
@@ -102,7 +102,7 @@ def test_draws_differ_between_workers_and_turns() -> None:
 
 
 def test_owners_are_drawn_in_proportion_to_their_leases() -> None:
-    """Drawing in two steps is equivalent to drawing over all leases, so small owners do not lose leases too often."""
+    """Drawing an owner and then a lease is equivalent to drawing from all leases, so small owners lose few leases."""
     counts = {"a": 30, "b": 10}
     drawn_a = sum(draw_owner(counts, Me("c", turn)) == "a" for turn in range(400))
     assert 270 < drawn_a < 330
@@ -144,7 +144,7 @@ def test_merge_child_is_created_after_its_other_parent(leases: dict[str, Lease],
 
 
 def test_child_is_read_after_its_parents() -> None:
-    """L12: Records of one key are handled in order."""
+    """L12: A child is read after its parents, so that records of one key are handled in order."""
     child = Lease("2", parents=("0", "1"))
     ended_parent, open_parent = Lease("0", checkpoint=SHARD_END), Lease("1", checkpoint=LATEST)
     assert [readable(child, leases) for leases in ({}, {"0": ended_parent}, {"0": ended_parent, "1": open_parent})] == [
@@ -207,7 +207,7 @@ def test_table_is_listed_when_requests_are_settled() -> None:
 
 
 def test_no_wait_exceeds_a_cycle() -> None:
-    """A fleet whose cycle takes half a second reads the table after half a second even if a shard is new."""
+    """If a cycle takes half a second, the table is read again after half a second, even if a shard is new."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl(), cycle_seconds=0.5)) == Look(0.5)
 
 
@@ -220,13 +220,13 @@ def test_leases_are_created_for_every_stream_of_a_table() -> None:
 
 
 def test_key_of_another_stream_is_not_created_again() -> None:
-    """A lease of another stream with the same key is never overwritten."""
+    """If a lease of another stream has the same key, it is not overwritten."""
     existing_lease = Lease("0", stream="a", owner="w")
     assert plan([existing_lease], [Shard("0", stream="a"), Shard("0", stream="b")], Me("w"), Config()) == ()
 
 
 def test_lease_that_the_lookout_claims_is_not_freed() -> None:
-    """A turn contains one write per lease, so a lease that is claimed is not released, too."""
+    """A turn writes each lease only once, so a lease that the lookout claims is not freed in the same turn."""
     dead_leases = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
     requested = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
     own_lease = Lease("s-2", owner="a", idle=1.0, held=90.0)

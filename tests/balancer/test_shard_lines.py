@@ -1,4 +1,4 @@
-"""Which shards are related, which leases are obsolete, and what counts as a hole, each for a single listing."""
+"""Tests for single listings which shards are related, which leases are obsolete, and what counts as a hole."""
 
 import pytest
 from attrs import evolve
@@ -33,11 +33,11 @@ def shard(name: str, *parents: str, keys: tuple[int, int] | None = (0, 9), open:
     return Shard(name, parents=parents, hash_range=keys, open=open)
 
 
-# Kin (an unreadable row prevents leases of all related shards from being created or deleted)
+# Kin: while a row cannot be read, no lease of a related shard is created or deleted
 
 
 def test_kin_of_unreadable_row_are_ancestors_and_descendants() -> None:
-    """A child whose parent's row cannot be read does not start where its first records are skipped."""
+    """If the row of a parent cannot be read, no lease is created for its child, which might skip its first records."""
     related_shards = [shard("0"), shard("1", "0"), shard("2", "0"), shard("3", "1", "x")]
     other_shards = [shard("8"), shard("9", "8")]
     assert unrelated_shards([*related_shards, *other_shards], ["1"]) == tuple(other_shards)
@@ -47,7 +47,7 @@ def test_kin_of_unreadable_row_are_ancestors_and_descendants() -> None:
 
 
 def test_all_partitions_of_a_stream_are_kin() -> None:
-    """Whether any partition was read determines where a new partition starts (L6)."""
+    """A new partition's start depends on whether any other partition was read, so all partitions are related (L6)."""
     hub_partitions = [Shard("h:0", stream="h"), Shard("h:1", stream="h")]
     other_partitions = [Shard("g:0", stream="g")]
     root_shards = [shard("0"), shard("1")]
@@ -63,7 +63,7 @@ def test_all_partitions_of_a_stream_are_kin() -> None:
 
 
 def test_no_kin_if_all_rows_are_readable() -> None:
-    """Creation of leases is not restricted if all rows can be read."""
+    """If all rows can be read, the creation of leases is not restricted."""
     listed = [shard("0"), shard("1", "0")]
     assert unrelated_shards(listed, []) == tuple(listed)
 
@@ -91,7 +91,7 @@ def test_ended_lease_stays_until_each_child_has_begun() -> None:
 
 
 def test_ended_lease_is_deleted_after_its_parents() -> None:
-    """An ended lease is deleted after its parents' leases. Otherwise the parents would look unread."""
+    """An ended lease is deleted after its parents' leases. Otherwise, the parents would look unread."""
     child = Lease("1", parents=("0",), checkpoint=SHARD_END)
     grandchild = Lease("2", parents=("1",), checkpoint=READ)
     assert deletable([DONE, child, grandchild, *owners("a")], "a") == {"0"}
@@ -99,14 +99,14 @@ def test_ended_lease_is_deleted_after_its_parents() -> None:
 
 
 def test_lease_without_children_or_not_ended_is_kept() -> None:
-    """If a stream has ended or is still being read, its row is kept."""
+    """The row of a lease is kept if its shard has no children, or has not ended."""
     assert deletable([DONE, *owners("a")], "a") == frozenset()
     unfinished = Lease("0", owner="a", checkpoint=READ)
     assert deletable([unfinished, Lease("1", parents=("0",), checkpoint=READ)], "a") == frozenset()
 
 
 def test_one_worker_checks_each_lease_for_deletion() -> None:
-    """For each ended lease, one of our workers lists the shards. KCL workers never do."""
+    """For each ended lease, one of our workers lists the shards. No worker of the KCL does."""
     names = ["b", "a", "c", "d"]
     for key in map(str, range(20)):
         table = [
@@ -140,7 +140,7 @@ def test_only_kcl_rust_starts_children_at_the_fleets_timestamp() -> None:
 
 
 def test_shard_id_is_the_key_without_the_stream() -> None:
-    """The source knows shards only by this id."""
+    """The source knows a shard only by its own id, without the stream."""
     qualified_shard = Shard("acc:orders:1:shardId-0", stream="acc:orders:1", hash_range=(0, 9))
     (create,) = [
         action
@@ -171,7 +171,7 @@ def test_merge_child_waits_for_listed_or_leased_parent() -> None:
     [((5, 9), 4, False), ((5, 9), 5, True), ((0, 4), 9, False), ((0, 5), 9, True), (None, 9, False)],
 )
 def test_shard_overlaps_a_hole_in_one_hash_key(keys: tuple[int, int] | None, last: int, behind: bool) -> None:
-    """L7: A shard that shares a single hash key with a hole depends on the hole. Its neighbor does not."""
+    """L7: If a shard shares even one hash key with a hole, it depends on the hole. Its neighbor does not."""
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 5 if last == 9 else 0, last, times=3)
     listed = [shard("0", open=False), shard("1", "0", keys=keys, open=False)]
@@ -181,7 +181,7 @@ def test_shard_overlaps_a_hole_in_one_hash_key(keys: tuple[int, int] | None, las
 
 
 def test_merge_child_after_a_hole_waits_only_for_listed_parents() -> None:
-    """L7: A parent that is gone is never read, and one that is listed has its lease created first."""
+    """L7: A merge child waits for a listed parent, whose lease is created first, but not for one that is gone."""
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 0, 4, times=3)
     first_parent, child = shard("0", open=False), shard("2", "0", "1", keys=(0, 4), open=False)
@@ -199,7 +199,7 @@ def test_new_lease_names_its_stream() -> None:
 
 
 def test_ancestors_of_a_read_shard_are_not_created_again() -> None:
-    """L4: A shard that was finished and cleaned up is not read again while its grandchild is."""
+    """L4: A finished shard whose lease was deleted is not read again while its grandchild is read."""
     listed_shards = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     read_lease = Lease("2", owner="a", parents=("1",), checkpoint=READ, hash_range=(0, 9))
     actions = plan([read_lease], listed_shards, Me("a"), Config(initial_position=TRIM_HORIZON))
@@ -216,7 +216,7 @@ def test_child_of_a_finished_shard_waits_for_its_other_parent() -> None:
 
 
 def test_child_of_expired_shard_waits_for_row_of_other_parent() -> None:
-    """L9: A worker that dies between the two creations must not leave a parent that counts as finished."""
+    """L9: If a worker dies between the two creations, the other parent must not look finished."""
     expired_lease = Lease("0", checkpoint=READ, hash_range=(0, 4))
     listed = [shard("1", keys=(5, 9), open=False), shard("2", "0", "1")]
     assert made([expired_lease], listed) == {"1": "L5"}
@@ -257,7 +257,7 @@ def test_ended_lease_with_deleted_row_is_not_created_again(start: Position) -> N
 
 
 def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read() -> None:
-    """A parent's missing row looks like that of a finished lease, yet this parent is read first."""
+    """A parent whose row was deleted looks finished, but its rest must be read before the merged child."""
     listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0", open=False), shard("3", open=False)]
     listed_shards.append(shard("4", "2", "3"))
     deleted_leases = [Lease("0", checkpoint=READ), Lease("3", checkpoint=SHARD_END)]
@@ -270,7 +270,7 @@ def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read
 
 
 def test_child_deleted_with_its_parents_starts_at_its_beginning() -> None:
-    """A sibling has begun, so the parent counts as finished although no listing showed it.
+    """A sibling has begun, so the parent counts as finished, although no listing showed its end.
 
     The child is created anyway.
     """
@@ -280,7 +280,7 @@ def test_child_deleted_with_its_parents_starts_at_its_beginning() -> None:
 
 
 def test_unfinished_parent_with_deleted_row_is_read_before_its_children() -> None:
-    """The rest of the parent is read before its children."""
+    """If the row of an unfinished parent was deleted, the rest of the parent is read before its children."""
     listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent = Lease("0", checkpoint=READ)
     assert begun([parent], listed_shards, []) == {"0": READ}
@@ -333,9 +333,9 @@ def test_holes_are_not_reported_if_a_range_is_unknown() -> None:
 
 @given(st.data())
 def test_line_without_hash_ranges_continues_with_the_oldest_shard(data: st.DataObject) -> None:
-    """Under LATEST, an outage of more than a day would skip the records of a day that are still there (L5).
+    """After an outage, reading continues with the oldest listed shard, not at LATEST, which would skip records (L5).
 
-    Each shard of the line is the only child of the one before. The first ones are gone, and one was being read.
+    Each shard is the only child of the one before it. The first shards are gone, and one shard was being read.
     """
     count = data.draw(st.integers(2, 8))
     read_index, first_listed_index = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, count - 1))

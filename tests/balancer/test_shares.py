@@ -1,4 +1,4 @@
-"""The shares of the rule set `minimal`, compared with all possible divisions."""
+"""Compares the shares of the rule set `minimal` with all possible divisions."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ GROUPINGS: dict[str, tuple[Groups, tuple[str, ...]]] = {
 
 
 def divisions(leases: int, workers: int) -> Iterator[tuple[int, ...]]:
-    """Return all ways to divide this many leases."""
+    """Return all ways to divide this many leases among the workers."""
     return (counts for counts in product(range(leases + 1), repeat=workers) if sum(counts) == leases)
 
 
@@ -77,9 +77,9 @@ def test_shares_are_even_at_every_level_with_the_fewest_moves(grouping: str) -> 
 
 @pytest.mark.parametrize("grouping", ["two and three", "one and four"])
 def test_shares_are_nearest_to_the_groups_parts(grouping: str) -> None:
-    """M2: shares are as near as possible to the groups' parts.
+    """M2: The shares of groups are as near as possible to their proportional parts.
 
-    By its name alone, a group of one worker in five might get 3 of 11 leases, although its part is 2.2.
+    If only names decided, a group with one of five workers might get 3 of 11 leases, although its part is 2.2.
     """
     groups, names = GROUPINGS[grouping]
     for leases in range(11):
@@ -103,7 +103,7 @@ def distance(shares: dict[str, int], groups: Groups) -> float:
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_shares_stay_constant_during_moves(grouping: str) -> None:
-    """S4: A move in progress changes no share, so plans made before and after it agree."""
+    """S4: A single move does not change the shares, so plans that are made before and after it agree."""
     groups, names = GROUPINGS[grouping]
     for leases, size in ((8, 5), (7, 4), (7, 5)):
         for held_counts in divisions(leases, size):
@@ -127,7 +127,7 @@ def test_plans_from_the_same_table_are_disjoint(grouping: str) -> None:
     config = Config(rules=Minimal(groups=groups))
     for held_counts in divisions(8, 4):
         if 0 in held_counts:
-            continue  # the others cannot see a worker that holds nothing (M5)
+            continue  # other workers cannot see a worker that holds no lease (M5)
         leases = held_by(held_counts, names)
         counts = dict(zip(names, held_counts, strict=False))
         shares = shares_of(counts, 8, groups)
@@ -158,7 +158,7 @@ def test_balanced_table_needs_no_moves(rules: RuleSet) -> None:
 
 
 def test_groups_are_derived_from_worker_ids() -> None:
-    """If a worker were assigned to the wrong group, two groups would be uneven."""
+    """The group of a worker is part of its id. With a wrong group, the shares of two groups would be uneven."""
     assert path_of("eu-1-7", "prefix") == ("eu-1",)
     assert path_of("solo", "prefix") == ("",)
     assert path_of("eu/a-7", ("/", "-")) == ("eu", "a")
@@ -168,9 +168,9 @@ def test_groups_are_derived_from_worker_ids() -> None:
 
 @pytest.mark.parametrize("grouping", ["none", "two and three"])
 def test_least_moves_are_those_of_the_cheapest_even_division(grouping: str) -> None:
-    """S6: the least number of moves is that of the cheapest even division.
+    """S6: The least number of moves is that of the even division that needs the fewest moves.
 
-    It is the standard for judging every fleet.
+    Every fleet is judged by this number.
     """
     groups, names = GROUPINGS[grouping]
     assert least_moves({"s-0": "a"}, (), groups) == 0
@@ -188,7 +188,7 @@ def test_least_moves_are_those_of_the_cheapest_even_division(grouping: str) -> N
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_division_is_uneven_unless_it_is_an_even_one(grouping: str) -> None:
-    """S8: Exactly the even divisions count as even. The checker and the judge use this for a balanced fleet."""
+    """S8: Exactly the even divisions count as even. The checker and the judge recognize a balanced fleet by this."""
     groups, names = GROUPINGS[grouping]
     assert describe_imbalance({"a": 9}, (), 9, groups) == ""
     for size in range(1, 6):

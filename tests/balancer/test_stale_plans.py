@@ -1,4 +1,4 @@
-"""Fleets in which workers may write up to a cycle after they have read the table (M13, S9)."""
+"""Tests fleets in which workers may write up to a cycle after they have read the table (M13, S9)."""
 
 import heapq
 from collections import Counter
@@ -51,8 +51,8 @@ class FleetResult:
 def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> FleetResult:
     """Simulate two to eight workers with two to twelve leases each. Throughputs are log-normal.
 
-    If `even`, all workers start with the same number of leases. Otherwise each starts with one to twice the number. If
-    `asked`, owners receive requests for leases, and give them 0.5 to 15 s later (H2).
+    If `even`, all workers start with the same number of leases. Otherwise, each starts with between one lease and twice
+    that number. If `asked`, leases are requested, and their owners give them 0.5 to 15 s later (H2).
     """
     random = Random(seed)  # noqa: S311  a seed, not a secret
     workers = [f"w-{version_numbers}" for version_numbers in range(random.randint(2, 8))]
@@ -84,7 +84,7 @@ def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Fleet
                     if isinstance(action, Claim | Steal | RequestHandoff):  # the release (H3) follows by itself
                         heapq.heappush(event_queue, (write_time, next(version_numbers), worker, action))
                 heapq.heappush(event_queue, (max(now + CYCLE, write_time), next(version_numbers), worker, None))
-            case str(key):  # its owner has released it
+            case str(key):  # the owner has released the requested lease
                 moves.append(Move(key, "H2", now))
                 table[key] = owned(table[key], worker, next(version_numbers))
             case RequestHandoff(lease=asked_for):
@@ -126,9 +126,9 @@ def test_no_lease_moves_twice_for_constant_loads(asked: bool) -> None:
 
 @pytest.mark.slow
 def test_lease_that_moves_twice_moved_for_its_count_first() -> None:
-    """S9: counts are evened out first, and the order of M4 does not consider a lease's weight.
+    """S9: Counts are evened out before loads, and M4 chooses leases without regard to their weights.
 
-    Any other double move is a fault.
+    So a lease may move for its count and then for its load. Any other second move is a fault.
     """
     fleets = [settling(seed, even=False, asked=False) for seed in range(20)]
     assert {rules for fleet in fleets for rules in fleet.repeated} <= {("M6", "M13")}

@@ -1,4 +1,4 @@
-"""Which leases fall to the share of other libraries' workers ("strangers"), and which worker takes them (M15)."""
+"""Tests which leases belong to the share of other libraries' workers ("strangers"), and who takes them (M15)."""
 
 from collections import Counter
 
@@ -24,14 +24,14 @@ def held(owner: str, number: int) -> tuple[Lease, ...]:
 
 
 def free(number: int, epoch: int = 9) -> tuple[Lease, ...]:
-    """Return leases without an owner. If their epoch is not 0, they had owners before."""
+    """Return leases without an owner. An epoch other than 0 means that they had owners before."""
     return tuple(
         Lease(f"f-{index:02}", idle=2.0, epoch=epoch, checkpoint=TRIM_HORIZON, parents=()) for index in range(number)
     )
 
 
 def claimed(table: tuple[Lease, ...], history: History = HEARD, config: Config = CONFIG) -> Counter[str]:
-    """Return the rules of the claims that our workers plan from the same listing, and check that no lease is twice."""
+    """Count by rule the claims that our workers plan from the same listing. Check that no lease is claimed twice."""
     claims = [
         action
         for worker in OURS
@@ -48,22 +48,22 @@ DIED = (*BALANCED, *(lease for owner in STRANGERS for lease in held(owner, 3)), 
 
 
 def test_freed_lease_of_strangers_is_taken_by_our_workers() -> None:
-    """One of our workers takes the lease, so it is read before the strangers list the table, which takes up to 20 s.
+    """Our workers take the freed leases, because strangers may list the table only 20 s later.
 
-    Only one worker takes it, so our workers do not collide.
+    Each lease is taken by only one worker, so our workers do not collide.
     """
     assert claimed(DIED) == {"M15": 6}
 
 
 def test_new_lease_is_left_to_strangers() -> None:
-    """A new lease, such as a child of a reshard, is left to the strangers if it falls to their share."""
+    """A new lease, such as that of a reshard's child, is left to the strangers if it belongs to their share."""
     assert claimed((*DIED[:-6], *free(6, epoch=0))) == {}
 
 
 def test_our_workers_come_before_strangers() -> None:
     """Our workers get their own shares first.
 
-    Otherwise, a worker whose part was taken as a stranger's would steal it back.
+    Otherwise, a worker would have to steal the leases of its share that others took in place of strangers.
     """
     table_with_lacking_worker = tuple(lease for lease in DIED if lease.key not in {"b-3-0", "b-3-1"})
     assert claimed(table_with_lacking_worker) == {"M6": 1, "M15": 5}
@@ -101,9 +101,9 @@ def test_expected_worker_is_no_stranger() -> None:
 
 
 def test_led_worker_gets_its_count_with_known_loads() -> None:
-    """Counts decide for a led worker, although by loads a difference of one lease is even enough.
+    """A led worker gets its share by count, although the loads would allow a difference of one lease.
 
-    Otherwise, each of two joiners would be left without a lease (M13).
+    Otherwise, two joiners would both be left without a lease (M13).
     """
     weighed_leases = tuple(evolve(lease, weight=1000) for lease in held("b-1", 4))
     history = evolve(HEARD, owners_still=90.0, led=(("a-java", 1.0), ("c-java", 1.0)))

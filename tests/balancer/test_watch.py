@@ -1,4 +1,4 @@
-"""How the idle times of leases are computed from successive reads of the table."""
+"""Tests how the idle times of leases are computed from successive reads of the table."""
 
 import math
 from collections.abc import Sequence
@@ -65,14 +65,14 @@ def test_watched_row_keeps_all_fields() -> None:
 
 
 def test_our_own_stall_makes_nobody_look_dead() -> None:
-    """If a listing takes 30 s, it does not make every lease of the table look expired."""
+    """A listing that takes 30 s does not make every lease look expired."""
     watch, _ = Watch().look([ROW], began=0, ended=30)
     _, (lease,) = watch.look([ROW], began=31, ended=90)
     assert lease.idle == 1
 
 
 def test_idle_time_ends_at_the_start_of_the_last_read() -> None:
-    """The idle time is the observed time, from the end of the first listing to the start of the last one."""
+    """The idle time is the time that was observed: from the end of the first listing to the start of the last one."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=5, ended=6)
     _, (lease,) = watch.look([ROW], began=9, ended=12)
@@ -128,14 +128,14 @@ def test_partial_read_keeps_other_leases_and_drops_missing_ones() -> None:
 
 
 def test_clock_stepping_back_gives_no_negative_times() -> None:
-    """Idle times are never negative, so no expiry is postponed."""
+    """If the clock steps back, idle times do not become negative, which would postpone the expiry of leases."""
     watch, _ = Watch().look([ROW], began=100, ended=101)
     _, (lease,) = watch.look([ROW], began=50, ended=51)
     assert (lease.idle, lease.held) == (0, math.inf)
 
 
 def test_held_time_is_unknown_for_the_first_owner() -> None:
-    """A steal spares an owner that took the lease recently. The owner in our first read may be an old one."""
+    """A steal spares an owner that took the lease recently. The first owner that we see may have taken it long ago."""
     watch, (lease,) = Watch().look([ROW], began=0, ended=1)
     assert lease.held == math.inf
     taken_row = evolve(ROW, owner="b", version=Version("2"))
@@ -147,7 +147,7 @@ def test_held_time_is_unknown_for_the_first_owner() -> None:
 
 
 def test_next_owner_idle_counts_from_its_request() -> None:
-    """A new next owner restarts the time after which an owner that is stuck loses its lease (H4)."""
+    """If the next owner changes, the time after which a stuck owner loses its lease starts again (H4)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     requested = evolve(ROW, next_owner="b")
     watch, (lease,) = watch.look([requested], began=4, ended=5)
@@ -159,7 +159,7 @@ def test_next_owner_idle_counts_from_its_request() -> None:
 
 
 def test_history_contains_idle_times_of_owners_and_fleet() -> None:
-    """Rules that wait for a while depend on these times."""
+    """The history contains the times for which rules wait."""
     two_rows = [ROW, evolve(ROW, key="s-2", owner="b")]
     watch, _ = Watch().look(two_rows, began=0, ended=1)
     watch, _ = watch.look(two_rows, began=10, ended=11)
@@ -188,7 +188,7 @@ def test_gaps_are_measured_only_for_the_same_owner() -> None:
 
 
 def test_intervals_are_computed_from_renewal_counters() -> None:
-    """C16: The renewal interval of an owner is computed from its renewal counter, because a version has no count."""
+    """C16: The renewal interval of an owner is computed from its counter, which shows how many renewals we missed."""
 
     def row_with_counter(epoch: int, **more_fields: Any) -> Lease:  # noqa: ANN401  any field of a Lease
         return evolve(ROW, epoch=epoch, version=Version(str(epoch)), **more_fields)
@@ -210,14 +210,14 @@ def test_intervals_are_computed_from_renewal_counters() -> None:
 
 
 def test_intervals_below_a_second_are_measured() -> None:
-    """C16: Intervals are measured from a single renewal on, and may be shorter than a second."""
+    """C16: One renewal is enough to measure an interval, which may be shorter than a second."""
     watch, _ = Watch().look([evolve(ROW, epoch=1)], began=0, ended=1)
     watch, _ = watch.look([evolve(ROW, epoch=2, version=Version("2"))], began=1.5, ended=2)
     assert watch.history.paces == (("a", 0.25),)
 
 
 def test_longest_interval_of_an_owner_counts() -> None:
-    """C16: The interval of an owner is that of the lease that it renews most seldom."""
+    """C16: An owner's interval is that of the lease that it renews least often."""
     rows = [evolve(ROW, key=key, epoch=1) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
     renewed_rows = [evolve(row, epoch=epoch, version=Version("2")) for row, epoch in zip(rows, (3, 2, 5), strict=True)]
@@ -226,7 +226,7 @@ def test_longest_interval_of_an_owner_counts() -> None:
 
 
 def test_holes_are_counted_only_in_full_reads() -> None:
-    """A hole counts as seen only in reads of the whole table (L7)."""
+    """Only a read of the whole table counts as a sighting of a hole (L7)."""
     row = evolve(ROW, hash_range=(0, 9))
     watch, _ = Watch().look([row], began=0, ended=1)
     watch, _ = watch.look([row], began=2, ended=3, requested_keys=["s-1"])
@@ -243,7 +243,7 @@ def steps(*versions: str, owner: str = "a") -> list[Lease]:
 
 
 def test_gaps_of_former_owner_do_not_count_for_the_next() -> None:
-    """A worker that takes a lease from a slow worker does not get the same long grace."""
+    """A worker that takes a lease from a slow worker does not inherit the longer limit."""
     watch, gaps = Watch(), []
     rows_of_slow_owner = steps("1", "1", "2", "2", "3", "3", "3")
     for began, row in enumerate(rows_of_slow_owner + steps("4", "4", "5", "5", "6", "6", "7", owner="b")):
@@ -253,9 +253,9 @@ def test_gaps_of_former_owner_do_not_count_for_the_next() -> None:
 
 
 def test_next_owner_idle_is_zero_without_a_next_owner() -> None:
-    """The time starts when the next owner is named (H4).
+    """The time starts when the next owner is named in the row (H4).
 
-    If it was named before our first read, the time starts with that read.
+    If our first read already shows a next owner, the time starts with that read.
     """
     watch, _ = Watch().look([ROW], began=0, ended=1)
     assert watch.look([ROW], began=9, ended=10)[1][0].next_owner_idle == 0
@@ -281,7 +281,7 @@ def idle_after_second_listing(rows: list[Lease], later_rows: list[Lease]) -> tup
 
 
 def test_owners_change_only_with_new_owners_or_leases() -> None:
-    """These times start again when owners or leases change, but not after a request."""
+    """`owners_still` and `fleet_still` start again when owners or leases change, but not after a request."""
     two_rows = [ROW, evolve(ROW, key="s-2")]
     assert idle_after_second_listing(two_rows, two_rows) == (10, 10)
     assert idle_after_second_listing(two_rows, [ROW]) == idle_after_second_listing([ROW], two_rows) == (0, 10)
@@ -321,7 +321,7 @@ def test_led_workers_are_those_of_the_last_full_read() -> None:
 
 
 def test_lease_without_a_row_is_remembered() -> None:
-    """The positions of deleted rows are remembered until the row exists again or the shard is gone."""
+    """The position of a deleted row is remembered until the row exists again or the shard is gone."""
     first_lease, second_lease = Lease("0", epoch=3), Lease("1", epoch=3)
     watch, _ = Watch().look([first_lease, second_lease], 0.0, 1.0)
     watch, _ = watch.look([], 2.0, 3.0)
@@ -341,7 +341,7 @@ NAMES = st.sampled_from(["a", "b", "c"])
 
 @st.composite
 def rows(draw: st.DrawFn, key: str) -> Lease | None:
-    """Draw the row of this key as a listing may show it, or None if there is none."""
+    """Draw a row with this key, or None, which means that the row does not exist."""
     owner = draw(st.none() | NAMES)
     has_annotations = owner is not None and draw(st.booleans())
     bulletin = f"{draw(st.integers(0, 3))} {draw(st.integers(0, 2))} 0"
@@ -382,7 +382,7 @@ def readings(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float
 
 
 def anew(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
-    """Compute the owners, fleet, holes and lost rows after a listing from all leases before and after it."""
+    """Compute the history after a listing from all leases before and after it, without incremental updates."""
 
     def leases_of(watch: Watch) -> dict[str, Lease]:
         return {key: watch.sightings[key].lease for key in watch.sightings}
@@ -443,7 +443,7 @@ def test_counts_after_partial_reads_equal_a_full_count(
         unmeasured_counts = {owner: weights.count((owner, None)) for owner in sums}
         table_index = index_leases(leases)
         assert table_index.weight_totals() == (len(measured_weights), sum(measured_weights))
-        # An owner whose last lease is gone has no entry left.
+        # After the last lease of an owner is gone, the owner has no entry.
         loads = {owner: load for owner, load in table_index.load_by_owner(7).items() if load}
         assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * unmeasured_counts[owner])}
         for worker in ("a", "b", "d"):
@@ -457,7 +457,7 @@ def test_counts_after_partial_reads_equal_a_full_count(
 
 def test_outage_of_the_store_expires_no_lease() -> None:
     """C17: The time of an outage does not count as idle time of any lease."""
-    aged_row = evolve(ROW, idle=70.0)  # the age of a row in the store includes the outage
+    aged_row = evolve(ROW, idle=70.0)  # the row's age in the store includes the outage
     watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
     watch, (lease,) = watch.unanswered(4).unanswered(30).look([aged_row], began=61, ended=62)
     assert lease.idle == 0

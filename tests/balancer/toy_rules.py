@@ -1,4 +1,4 @@
-"""An example of a rule set that a user adds: it needs this file and one line in the list of rule sets."""
+"""An example of a user's own rule set. It needs only this file and one line in the list of rule sets."""
 
 from attrs import field, frozen
 
@@ -13,10 +13,10 @@ from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number_validator
 class Toy(RuleSet):
     """Claim a few free leases.
 
-    If there are none, steal one lease of the first worker that has at least two more than this one.
+    If there are no free leases, steal one from the first worker that has at least two leases more than this one.
 
     Attributes:
-        most: How many free leases one worker claims in a turn.
+        most: The number of free leases that a worker claims in a turn.
     """
 
     name = "toy"
@@ -25,7 +25,7 @@ class Toy(RuleSet):
     most: int = field(default=2, validator=number_validator(1, whole_only=True))
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
-        """Return the leases that this worker takes in one turn."""
+        """Return the claims and steals of this worker for one turn."""
         if census.available:
             return tuple(Claim(lease, "T1") for lease in draw_leases(census.available, me, self.most))
         fuller_workers = {owner for owner, count in census.counts.items() if count >= len(census.mine) + 2}

@@ -1,4 +1,4 @@
-"""Make the modules of lab/chaos importable, and those of tests/fleet and tests/multilang, on which they build."""
+"""Makes the modules of lab/chaos importable, and those of tests/fleet and tests/multilang, which they use."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Faults that a system inflicts on chaos workers (disks, threads, clocks), and the record of their writes."""
+"""Faults of disks, threads and clocks affect chaos workers as intended, and the workers' writes are recorded."""
 
 import os
 import sqlite3
@@ -103,7 +103,7 @@ def test_a_process_is_denied_a_resource_and_granted_it_again(
 
 
 def test_a_stepped_clock_leaves_monotonic_time_alone(tmp_path: Path) -> None:
-    """A stepped clock changes the time of day and not monotonic time, as on real machines."""
+    """A stepped clock changes the time of day, but not monotonic time, as on a real machine."""
     program = "import time\nfor _ in iter(input, ''): print(time.time(), time.monotonic(), flush=True)"
     libc = a_libc(tmp_path)
     with talking(program, libc.environment("a"), []) as ask:
@@ -146,7 +146,7 @@ for _ in iter(input, ""):
 
 
 def a_libc(folder: Path) -> FaultyLibc:
-    """Return a libc that gives wrong results to the process of worker a on request."""
+    """Return a libc that can be told to give wrong results to processes of worker a."""
     if not has_compiler():
         pytest.skip("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
     return FaultyLibc.compile(folder, ("a",), folder / "disk")
@@ -154,7 +154,7 @@ def a_libc(folder: Path) -> FaultyLibc:
 
 @contextmanager
 def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> Iterator[Callable[..., str]]:
-    """Run a process that answers each line with one, until it gets an empty line; its id is added to `pids`."""
+    """Run a process that answers each line with a line until it gets an empty one. Its id is added to `pids`."""
     command = (sys.executable, "-c", program)
     with subprocess.Popen(
         command,
@@ -181,7 +181,7 @@ def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> It
 
 @pytest.mark.sampled(4)
 @pytest.mark.services
-@pytest.mark.timeout(1800)  # the store of S3 may have to be built
+@pytest.mark.timeout(1800)  # the S3 service may have to be built
 @pytest.mark.parametrize("store", ["dynamodb", "azblob", "postgres", "s3"])
 def test_a_restarted_service_keeps_its_leases(store: str, tmp_path: Path) -> None:
     with open_table(store, tmp_path, "") as table:
@@ -208,7 +208,7 @@ def test_a_restarted_service_keeps_its_leases(store: str, tmp_path: Path) -> Non
 
 
 def test_each_write_is_recorded_with_its_outcome(tmp_path: Path) -> None:
-    """The judge can find faults only in recorded writes."""
+    """The judge can find faults in writes only if they are recorded with their outcomes."""
 
     class Store(MemoryStore):
         def write(self, write: Write) -> Outcome:

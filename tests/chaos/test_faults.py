@@ -1,4 +1,4 @@
-"""The parts of chaos runs: repeatable schedules, and connections that fail."""
+"""The parts of chaos runs work: schedules are repeatable, and connections fail as intended."""
 
 import logging
 import socket
@@ -42,7 +42,7 @@ KINDS = (
 
 
 def test_a_schedule_depends_only_on_its_seed() -> None:
-    """A run that broke a rule can be repeated."""
+    """A run that broke a law can be repeated."""
     assert draw_schedule(7, 300.0, KINDS, WORKERS) == draw_schedule(7, 300.0, KINDS, WORKERS)
     assert draw_schedule(7, 300.0, KINDS, WORKERS) != draw_schedule(8, 300.0, KINDS, WORKERS)
     first = draw_schedule(7, 300.0, KINDS, WORKERS)[0]
@@ -51,7 +51,7 @@ def test_a_schedule_depends_only_on_its_seed() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_kind_of_fault_occurs_and_most_workers_are_spared(seed: int) -> None:
-    """No fault is missing from a run, and there are always workers left to take over."""
+    """No fault is missing from a run, and some workers are always left to take over."""
     faults = draw_schedule(seed, 600.0, KINDS, WORKERS)
     counts = Counter(fault.kind for fault in faults)
     assert set(counts) == set(KINDS)
@@ -73,7 +73,7 @@ def test_kinds_of_faults_have_distinct_names() -> None:
 
 @contextmanager
 def a_service(asked: list[str]) -> Iterator[str]:
-    """Run a service that records the paths it was asked for."""
+    """Run a service that adds the path of each request to `asked`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
@@ -95,7 +95,7 @@ def a_service(asked: list[str]) -> Iterator[str]:
 
 
 def put(url: str, path: str, patience: float = 20.0) -> tuple[int, str | None]:
-    """Put something over this line, and return the status and the ETag."""
+    """Send a PUT request over this line, and return the status and the ETag."""
     with closing(HTTPConnection(HOST, urlsplit(url).port, timeout=patience)) as connection:
         connection.request("PUT", path, b"body")
         answer = connection.getresponse()
@@ -103,7 +103,7 @@ def put(url: str, path: str, patience: float = 20.0) -> tuple[int, str | None]:
 
 
 def outcome(url: str, path: str, patience: float = 20.0) -> str:
-    """Return the outcome of a put in one word."""
+    """Return the outcome of a PUT request in one word."""
     try:
         return str(put(url, path, patience)[0])
     except TimeoutError:
@@ -113,7 +113,7 @@ def outcome(url: str, path: str, patience: float = 20.0) -> str:
 
 
 def test_a_condition_affects_one_workers_line_while_it_lasts() -> None:
-    """A partition between one worker and the store does not affect other workers, and ends with its condition."""
+    """A partition between one worker and the store does not affect other workers, and ends when its condition ends."""
     paths: list[str] = []
     with a_service(paths) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
         lines.begin("parted", "a")
@@ -136,7 +136,7 @@ def test_lines_support_every_condition_of_a_schedule() -> None:
 
 
 def test_a_line_can_block_one_direction() -> None:
-    """The service gets each request whose response is withheld, and none of those that are withheld themselves."""
+    """The service gets the requests whose responses are held back, but no requests that are held back themselves."""
     paths: list[str] = []
     with a_service(paths) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
         for what in ONE_WAY:
@@ -149,7 +149,7 @@ def test_a_line_can_block_one_direction() -> None:
 
 
 def test_a_wire_can_block_one_direction() -> None:
-    """Requests that were held back arrive late, as in a network that comes back."""
+    """Requests that were held back arrive late, as in a network that recovers."""
     paths: list[str] = []
     with a_service(paths) as service:
         wire = Wire(int(service.rpartition(":")[2]), lambda _port: "a")
@@ -166,7 +166,7 @@ def test_a_wire_can_block_one_direction() -> None:
 
 
 def test_logging_raises_while_the_fault_is_active(tmp_path: Path) -> None:
-    """Both a filter and a handler of the program raise."""
+    """Both the filter and the handler of a user's program raise exceptions."""
     orders = tmp_path / "orders"
     orders.write_text(ORDER)
     log = logging.getLogger("leasehold.test_faults")
@@ -211,7 +211,7 @@ def test_a_wire_affects_only_named_clients() -> None:
 
 
 def test_a_connection_is_attributed_to_its_worker_by_port() -> None:
-    """The workers share the wire to a hub, which distinguishes their connections by port."""
+    """Workers share the proxy to a hub, which tells their connections apart by port."""
     talk = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); sys.stdin.read()"
     with closing(socket.create_server((HOST, 0))) as server:
         command = (sys.executable, "-c", talk, str(server.getsockname()[1]))

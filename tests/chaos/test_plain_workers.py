@@ -1,4 +1,4 @@
-"""Chaos on plain workers for as long as a test may take (`make chaos` runs longer)."""
+"""Faults lose no record in chaos runs that are short enough for a test (`make chaos` runs longer)."""
 
 from pathlib import Path
 
@@ -20,10 +20,10 @@ OF_DAEMONS = RunRequest(12, 22.0, "kinesis", "dynamodb", consumer="multilang", w
     ],
 )
 def test_faults_lose_no_record(wanted: RunRequest, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """The faults are those that only real processes and services have."""
+    """A run with faults that only real processes and services have loses no record."""
     if wanted.source == "event-hubs":
         request.getfixturevalue("amqp_engine")
     outcome = run_chaos(wanted, tmp_path, print)
-    print(outcome)  # noqa: T201  shown if it fails, or with -s
+    print(outcome)  # noqa: T201  pytest shows this if the test fails, or with -s
     assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
     assert outcome.swap.startswith("over; ") or not wanted.to

@@ -1,4 +1,4 @@
-"""Commands whose standard streams are closed when they begin, as by `>&-` in a shell."""
+"""Tests of commands that start with a closed standard stream, as with `>&-` in a shell."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ PROGRAM = "import sys; sys.argv[0] = 'leasehold'; from leasehold.adapters.cli im
 
 
 def ended(closed: str, *arguments: str) -> tuple[int, str, str]:
-    """Return the status of this command, and what it wrote to the streams that the shell left open."""
+    """Run this command with the redirection `closed`, and return its exit status, its output and its errors."""
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, *arguments]
     completed = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     return completed.returncode, completed.stdout, completed.stderr
@@ -20,7 +20,7 @@ def ended(closed: str, *arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_consume_events_without_standard_output_exits_as_on_a_closed_pipe(processes: str, tmp_path: Path) -> None:
-    """`consume --events` whose lines can reach no one reads nothing, and exits with the status of a closed pipe."""
+    """Without standard output, `consume --events` reads nothing and exits with the status of a closed pipe."""
     command = ["kinesis://orders?region=x", "--store", f"sqlite:///{tmp_path}/l.db", "--events"]
     status, _, errors = ended(">&-", "consume", *command, "--processes", processes)
     assert (status, errors) == (

@@ -1,4 +1,4 @@
-"""`leasehold dev` starts stand-ins that keep running, work as a newcomer uses them, and leave nothing behind."""
+"""Tests that `leasehold dev` starts local services, prints how to use them, and leaves nothing behind."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_a_missing_engine_is_reported_with_what_to_install(monkeypatch: pytest.M
 
 @contextmanager
 def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "subprocess.Popen[str]"]]:
-    """Run the command, and yield its output."""
+    """Run `leasehold dev --json`, and yield the JSON that it printed and its process."""
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     command = (*LEASEHOLD, "dev", *arguments, "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as dev:
@@ -88,7 +88,7 @@ def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "
 
 
 def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Return what `leases` prints for the table with no endpoint in its URL."""
+    """Return the leases that `leasehold leases` prints. Only the environment contains the table's endpoint."""
     command = (*LEASEHOLD, "leases", "dynamodb://orders-app", "--json")
     completed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
     return list(json.loads(completed.stdout)["leases"])
@@ -172,7 +172,7 @@ def test_a_local_hub_is_read_and_nothing_is_left(tmp_path: Path) -> None:
 @pytest.mark.services
 @pytest.mark.slow
 def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
-    """With a folder, streams and tables are still there at the next start."""
+    """With `--folder`, streams and tables still exist after a restart."""
     folder, temporary = tmp_path / "kept", tmp_path / "temporary"
     temporary.mkdir()
     with running(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
@@ -192,7 +192,7 @@ def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
 
 
 def leases_made(environment: dict[str, str]) -> int:
-    """Create the table by copying an empty one into it."""
+    """Create the lease table by opening its store, and return the exit status."""
     script = "from leasehold.stores.urls import open_store; open_store('dynamodb://orders-app').close()"
     return subprocess.run((sys.executable, "-c", script), check=False, env={**os.environ, **environment}).returncode
 
@@ -214,7 +214,7 @@ def test_the_page_is_served_from_the_start(tmp_path: Path) -> None:
 @pytest.mark.more
 @pytest.mark.services
 def test_leases_are_stored_in_postgresql_on_request() -> None:
-    """The command starts a PostgreSQL server, and leaves none running."""
+    """The command starts a PostgreSQL server, and stops it when it ends."""
     command = (*LEASEHOLD, "dev", "my-orders=1", "--postgres", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dev:
         assert dev.stdout is not None

@@ -1,4 +1,4 @@
-"""Signals that arrive while a command sets its handlers, or restores the previous ones."""
+"""Tests of signals that arrive while a command sets its signal handlers, or restores the previous ones."""
 
 import signal
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ SET = signal.signal
 
 @pytest.fixture
 def before() -> Iterator[dict[signal.Signals, object]]:
-    """Return the previous handlers, and restore them whatever a test leaves."""
+    """Return the current signal handlers, and restore them after the test."""
     handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
     yield dict(handlers)
     for number, handler in handlers.items():
@@ -20,7 +20,7 @@ def before() -> Iterator[dict[signal.Signals, object]]:
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, call: int, sent: signal.Signals) -> None:
-    """Raise this signal right after the given call that sets a handler."""
+    """Raise this signal right after the call of `signal.signal` with this number, counted from 0."""
     calls = iter(range(100))
 
     def set_and_send(number: signal.Signals, handler: signal.Handlers) -> object:
@@ -37,14 +37,14 @@ def test_a_signal_while_handlers_are_restored_leaves_them_restored(
 ) -> None:
     """Ctrl-C still works in a program that continues after a command."""
     with raise_on_signal():
-        interrupted(monkeypatch, len(END_SIGNALS), END_SIGNALS[-1])  # until then, each is set to be ignored
+        interrupted(monkeypatch, len(END_SIGNALS), END_SIGNALS[-1])  # earlier calls make each signal ignored
     assert {number: signal.getsignal(number) for number in END_SIGNALS} == before
 
 
 def test_a_signal_while_handlers_are_set_restores_the_previous_ones(
     before: dict[signal.Signals, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The handlers are restored even if the signal arrives before the block that restores them has begun."""
+    """The handlers are restored even if the signal arrives before the `with` block has begun."""
     interrupted(monkeypatch, 0, END_SIGNALS[0])
     with pytest.raises(EndSignal), raise_on_signal():
         raise AssertionError

@@ -1,4 +1,4 @@
-"""`leasehold leases` prints its tables, JSON and watch, and reports every failure."""
+"""Tests of the tables and the JSON that `leasehold leases` prints, of its watch, and of its errors."""
 
 import json
 import logging
@@ -69,7 +69,7 @@ LEASES = (
 
 
 def text(reading: WatchedTable, by: str | None = None) -> list[str]:
-    """Return the visible text without the lines around it."""
+    """Return the visible lines of the page without the borders of the table."""
     console = Console(width=160, record=True, force_terminal=False)
     console.print(draw_page(reading, by, 160))
     return [
@@ -138,9 +138,9 @@ def test_the_table_has_one_row_per_worker_or_group() -> None:
 
 
 def test_malformed_rows_are_reported_below_the_table() -> None:
-    """A row that cannot be read stops all creation, so it must be reported.
+    """A malformed row prevents the creation of leases, so it must be reported.
 
-    Markup in a name does not spoil the screen.
+    Markup in the key of a row is shown as plain text.
     """
     assert text(
         WatchedTable((), malformed=(Malformed("[red]s-9", "checkpoint", "is missing"),), trouble="the line is down")
@@ -160,7 +160,7 @@ def test_an_empty_table_has_a_status_and_a_message() -> None:
 
 
 def test_a_worker_that_put_its_only_lease_aside_is_a_worker() -> None:
-    """The worker is alive but leaves the lease to others for a while. After that time its state is unknown."""
+    """The worker counts as alive while it leaves the lease to others. After that time, its state is unknown."""
     note = (
         (PROGRESS_ANNOTATION, Progress(at=100.0, owner="w-1", aside=160.0, fault="its handler raised ValueError").note),
     )
@@ -174,7 +174,7 @@ def test_a_worker_that_put_its_only_lease_aside_is_a_worker() -> None:
 
 
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
-    """The mark appears in the table, in the sum below it, in the picture that pages read, and in `explain`."""
+    """The mark appears in the tables of leases and workers, in the totals, and in the JSON description of the table."""
     lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))
     bound = LeaseLag(75.0, at_least=True)
     table = WatchedTable((lease,), lags={"s-0": bound}, statuses={"s-0": Status("OK", "")})
@@ -208,7 +208,7 @@ def test_a_table_in_a_swap_is_reported_as_such() -> None:
 
 
 def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
-    """Rows that remain in the old table are not leases, and it does not show the state of the group."""
+    """The rows that remain in the old table are not shown, because they are no longer the group's leases."""
     store = MemoryStore()
     stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
     create_lease_with_owner(
@@ -265,7 +265,7 @@ class Faulty(MemoryStore):
     looks = 0
 
     def list(self) -> Listing:
-        """List the leases, or fail the second time."""
+        """List the leases; the second call fails."""
         self.looks += 1
         if self.looks == 2:
             raise OutcomeUnknown("the line is down")
@@ -359,7 +359,7 @@ def test_a_missing_identity_is_reported_in_one_line(monkeypatch: pytest.MonkeyPa
 
 
 def progress_annotations(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
-    """Return the annotation of the owner, ann, who wrote it this long ago after a read at that time."""
+    """Return the progress annotation that the owner, ann, wrote this many seconds ago, right after a read."""
     written_at = time.time() - seconds_ago
     values: dict[str, Any] = {
         "behind": 0.0,
@@ -403,7 +403,7 @@ def test_check_exits_with_the_number_of_the_status(
 
 @pytest.mark.parametrize(("renewed", "word", "seconds"), [(True, "OK", 3.0), (False, "UNKNOWN", 8.0)])
 def test_a_single_read_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str, seconds: float) -> None:
-    """After a kill, the command does not report OK because of what the owner wrote while it was alive."""
+    """If the owner was killed, its last annotation is not enough for the command to report OK."""
     store, passed = MemoryStore(), [0.0]
     row = [create_lease_with_owner(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0)))]
 
@@ -425,7 +425,7 @@ def test_the_command_reports_a_lease_that_was_not_renewed(tmp_path: Path) -> Non
 
 
 def test_check_watches_until_the_status_is_known_within_a_limit() -> None:
-    """The status of a live Java fleet becomes known, and a quiet fleet is not watched forever."""
+    """The command watches a Java fleet until its status is known. It does not watch a quiet fleet forever."""
     store, passed = MemoryStore(), [0.0]
     row = [create_lease_with_owner(store, Lease("s-0", owner="java"))]
 
@@ -442,7 +442,7 @@ def test_check_watches_until_the_status_is_known_within_a_limit() -> None:
     assert (first_known(wait), passed[0]) == ("OK", 8.0)
     moving, passed[0] = False, 0.0
     assert (first_known(wait, watch=False), passed[0]) == ("UNKNOWN", 0.0)
-    # No worker renews it meanwhile, so after this time its owner is known to be dead.
+    # No worker renews the lease meanwhile, so after this time its owner is known to be dead.
     assert (first_known(wait), passed[0]) == ("ORPHAN", 52.0)
 
     def renewed(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The entry point of the command line: version, help, completion, and missing extras."""
+"""Tests of the entry point of the command line: version, help, completion, and missing extras."""
 
 import json
 import os
@@ -36,7 +36,7 @@ calls = json.loads(sys.argv[1])
 told = [CliRunner().invoke(app, words, prog_name="leasehold", env={"COLUMNS": "80"}) for words in calls]
 print(json.dumps([(each.exit_code, each.stdout, each.stderr) for each in told]))
 """
-"""Call commands where `leasehold[cli]` alone is installed."""
+"""A program that calls commands as if only `leasehold[cli]` were installed."""
 
 SOURCE = "kinesis://orders?region=eu-west-1"
 WITHOUT_EXTRAS = {
@@ -53,19 +53,19 @@ WITHOUT_EXTRAS = {
     "serve": ("serve sqlite://leases.db",),
     "spark": ("pipeline kinesis-leased --folder here",),
 }
-"""Commands by the extra that they lack."""
+"""For each extra, commands that fail if the extra is not installed."""
 
 COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli import run; run()")
 
 
 def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process, as a shell does."""
+    """Run the command in a process of its own, as a shell does."""
     env = {**os.environ, "TERM": "dumb", **environment}
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, env=env)
 
 
 def called(*words: str) -> Result:
-    """Run the command in this process, since starting another costs a second of CPU time."""
+    """Run the command in this process, because starting another one takes a second of CPU time."""
     return CliRunner().invoke(app, words, prog_name="leasehold", env={"TERM": "dumb"})
 
 
@@ -101,7 +101,7 @@ def test_a_missing_library_is_reported_with_its_extra(library: str, capsys: pyte
 
 
 def without_extras(*calls: str) -> list[tuple[int, str, str]]:
-    """Return status, output and errors of each command with no extra but `cli` installed."""
+    """Run each command with `cli` as the only installed extra. Return their exit statuses, outputs and errors."""
     words = json.dumps([call.split() for call in calls])
     completed = subprocess.run(
         [sys.executable, "-c", ONLY_THE_COMMAND_LINE, words], capture_output=True, text=True, check=False
@@ -110,19 +110,19 @@ def without_extras(*calls: str) -> list[tuple[int, str, str]]:
 
 
 def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
-    """Every command shows its usage and all names of its options with `leasehold[cli]` alone."""
+    """If only `leasehold[cli]` is installed, each command still shows its usage and the full names of its options."""
     results = dict(zip(COMMANDS, without_extras(*(f"{name} --help" for name in COMMANDS)), strict=True))
     assert {name: (status, wrong) for name, (status, _, wrong) in results.items()} == dict.fromkeys(COMMANDS, (0, ""))
     for name, (_, shown, _) in results.items():
         assert f"Usage: leasehold {name}" in shown
         assert re.findall(r"│ +-[\w-]*…", shown) == []
     for status, shown, wrong in without_extras(*(f"{name} --help" for name in LAB_COMMANDS)):
-        # Their options are not known without the laboratory.
+        # The options of these commands are not known unless the laboratory is installed.
         assert (status, wrong, "pip install 'leasehold[dev]'" in " ".join(shown.split())) == (0, "", True)
 
 
 def test_a_missing_extra_is_reported_and_exits_2() -> None:
-    """A missing extra has one exit status, whether the command or its URL needs it."""
+    """The exit status is the same whether the command itself or its URL needs the missing extra."""
     calls = [(extra, call) for extra, each in WITHOUT_EXTRAS.items() for call in each]
     results = zip(calls, without_extras(*(call for _, call in calls)), strict=True)
     actual = {call: (status, f"leasehold[{extra}]" in wrong) for (extra, call), (status, _, wrong) in results}
@@ -190,7 +190,7 @@ def test_a_typing_error_gets_a_suggestion(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     result = called(*words.split())
-    sys.modules.pop("shop", None)  # relative to this folder
+    sys.modules.pop("shop", None)  # imported from the temporary folder
     error = " ".join(result.stderr.replace("│", " ").split())
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"did you mean '{meant}'" in error.lower().replace(meant.lower(), meant)

@@ -1,4 +1,4 @@
-"""Commands whose standard streams are closed or full, or whose working folder was deleted."""
+"""Tests of commands whose standard streams are closed or full, or whose working folder was deleted."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SIMULATE = ("simulate", "--leases", "4", "--workers", "2", "--json")
 def ran(
     *words: str, closed: str = "", given: str = "", folder: Path | None = None, full: bool = False
 ) -> tuple[int, str, str]:
-    """Return the status and the output, as a shell shows it. `closed` is `>&-`, `2>&-` or `<&-`."""
+    """Run the command in a shell, and return its status, output and errors. `closed` is `>&-`, `2>&-` or `<&-`."""
     shell = f'exec "$@" {">/dev/full" if full else closed}'
     env = {**os.environ, "TERM": "dumb"}
     done = subprocess.run(
@@ -83,7 +83,7 @@ def test_closed_input_is_bad_usage(command: str) -> None:
 
 @pytest.mark.more
 def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
-    """Commands that need no file in the folder continue. Otherwise, the message about the folder precedes the error."""
+    """A command that needs no file in the folder still works. Another command fails, and reports the deletion first."""
     says = "leasehold: the working folder was deleted; relative paths do not work\n"
 
     def ran_in_deleted(*words: str) -> tuple[int, str, str]:
@@ -104,6 +104,6 @@ def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
 
 
 def test_symbols_are_spelled_out_in_an_ascii_locale() -> None:
-    """A lower bound reads `>=75.0`, not `?75.0`, where output is ASCII."""
+    """If the output is ASCII, a lower bound is written as `>=75.0`, not as `?75.0`."""
     assert "lag ≥75.0 …é".encode("ascii", REPLACE_HANDLER) == b"lag >=75.0 ...?"
     assert "lag ≥ 75.0 s é".encode("ascii", ESCAPE_HANDLER) == b"lag >= 75.0 s \\xe9"

@@ -1,14 +1,14 @@
-"""The law of status, seen from outside: the real worker, real faults, and the output of the real commands.
+"""Tests the status of a real worker under real faults, as the commands show it.
 
-A fault of more than a minute shows as another status than OK, with a sentence that names it. Lag is at least the age of
-the first record that is not acknowledged. What is merely slow is not a fault, and the status is OK again soon after the
-end. `explain`, the responses of `serve`, its metrics and the alarms on them agree with `leases`. The cases run side by
-side, since they spend nearly all of their time waiting.
+If a fault lasts longer than a minute, the status is not OK, and a sentence names the fault. The status is OK again soon
+after the fault has ended. Slowness alone is not a fault. The lag is at least the age of the first record that is not
+acknowledged. `explain`, the responses and metrics of `serve`, and the alarms on these metrics agree with `leases`. The
+cases run side by side, because they spend nearly all of their time waiting.
 
-`STATUS_CASES=. pytest -m '' -n 0 tests/cli/test_status_from_outside.py` prints the whole table (half an hour), and
-below a row what is wrong with it. `STATUS_CASES=gcs-table` runs only the rows whose names match this pattern. Without
-the variable, one row in five is run. A row that is wrong is tried once more by itself, because trials side by side
-are slow.
+`STATUS_CASES=. pytest -m '' -n 0 tests/cli/test_status_from_outside.py` prints a table with a row for each case,
+and the failures of a case below its row. This takes half an hour. `STATUS_CASES=gcs-table` runs only the cases whose
+names match this pattern. Without the variable, every fifth case is run. A failed case is repeated by itself, because
+cases that run side by side are slow.
 """
 
 import json
@@ -66,24 +66,24 @@ pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.slow]
 
 LEASE_SECONDS = 10.0
 WITHIN_SECONDS = max(60.0, 2 * LEASE_SECONDS)
-"""A minute or two lease times, whichever is longer. A look that begins within it counts."""
+"""The time limit for showing a fault: a minute or two lease durations, whichever is longer."""
 QUIET_SECONDS = 75.0
 AGAIN_SECONDS = LEASE_SECONDS + 20.0
-"""A lease time, and the delay of a machine on which twenty workers share two processors."""
+"""The time limit for recovery. It allows for the delay of a machine whose two processors run twenty workers."""
 ASIDE_SECONDS = 60.0
-"""For how long a worker leaves a lease to others that it could not handle."""
+"""The time for which a worker leaves a lease to other workers after its handler failed."""
 START_SECONDS = 150.0
-"""All workers start at once, on as few as two processors."""
+"""The time limit for the first OK. All workers start at once, on as few as two processors."""
 RESTART_SECONDS = 30.0
-"""How long a new process may take until it reads, among twenty others."""
+"""The time that a restarted worker may take to begin reading while twenty others run."""
 UNANSWERED_SECONDS = 50.0
-"""For how long a worker takes nothing after a claim without a response.
+"""The time in which a worker makes no new claim after a claim without a response.
 
 PostgreSQL may still carry out a claim that waits for a lock.
 """
 STEP_SECONDS = 1.0
 SIDE_BY_SIDE = 8
-"""How many trials run at once. Each has a worker, and all of them share as few as two processors."""
+"""The number of trials that run at once. Each starts a worker, and there may be only two processors."""
 ROOT = Path(__file__).parents[2]
 LEASEHOLD = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()")
 
@@ -113,7 +113,7 @@ import pathlib, time
 STEP, real = pathlib.Path(__file__).with_name("step"), time.time
 time.time = lambda: real() + (float(STEP.read_text()) if STEP.exists() else 0.0)
 """
-"""A `sitecustomize` by which the worker's wall clock steps as a file says; the clock of intervals goes on."""
+"""A `sitecustomize` that shifts the worker's wall clock by the seconds in a file, but not its monotonic clock."""
 
 CLOCK_STEPS = {"forwards": 300.0, "backwards": -300.0}
 ALARMS = {
@@ -136,7 +136,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The name of the case, which is its stream's name, too."""
+        """The name of the case and of its stream."""
         return f"{self.source}-{self.store}-{self.where}-{self.how}{self.suffix}"
 
 
@@ -147,7 +147,7 @@ RAISED = r"its handler raised ValueError"
 AT_WORK = r"its handler has been at work"
 SHOWN = {
     "stream silent": (STALLED, SILENT),
-    "stream mute": (STALLED, SILENT),  # the line passes requests on, and no responses
+    "stream mute": (STALLED, SILENT),  # the proxy passes on requests, but no responses
     "stream slow": (OK, ""),
     "stream dripping": (STALLED, rf"an answer of the stream has been on its way|{SILENT}"),
     "stream throttled": (STALLED, r"Throughput|slow down|limit"),
@@ -167,7 +167,7 @@ SHOWN = {
     "letter full": (STALLED, rf"{RAISED}.*; the dead letter.*file://"),
     "worker killed": (ORPHAN, UNHEARD),
     "worker stopped": (ORPHAN, UNHEARD),
-    "pair raises": (OK, ""),  # the other worker takes the lease that this one puts aside
+    "pair raises": (OK, ""),  # the other worker takes the lease that the first one puts aside
     "clock forwards": (OK, ""),
     # A single look cannot distinguish a slow clock from a silent owner; a watch can.
     "clock backwards": (ORPHAN, UNHEARD),
@@ -182,12 +182,13 @@ SHOWN = {
     "table cut": (ORPHAN, UNHEARD),
     "table locked": (ORPHAN, UNHEARD),
 }
-"""The status of each fault, and what its sentence must contain."""
+"""For each fault, the possible statuses, and the pattern that the sentence must match."""
 
 BETWEEN = "silent mute slow dripping throttled refused cut"
-"""What a line to a service of AWS can do."""
+"""The faults that a proxy in front of a service of AWS can have."""
 
-# The Azure SDKs' own layout is left out: its rows say nothing about reading, so a single look never knows.
+# The layout of the Azure SDKs is left out. Its rows contain nothing about reading, so a single look never knows the
+# status.
 ROWS = [
     ("kinesis", "sqlite", "stream", f"{BETWEEN} deleted recreated"),
     ("kinesis", "sqlite", "handler", "raises hangs sleeps poison"),
@@ -230,11 +231,11 @@ ROWS = [
     ("kinesis", "postgres", "clock", "backwards"),
 ]
 HARMLESS = {"kinesis-azblob-table-dripping", "kinesis-s3-table-dripping"}
-"""Their responses to renewals and checkpoints have no content that could come late."""
+"""Cases whose status stays OK, because responses to renewals and checkpoints have no body that could come late."""
 
 
 def case_of(source: str, store: str, where: str, how: str) -> Case:
-    """Return the case, with what must be shown."""
+    """Return the case with the status and the cause that must be shown."""
     words, cause = SHOWN[f"{where} {how}"]
     case = Case(source, store, where, how, words, cause)
     return evolve(case, words=OK, cause="") if case.name in HARMLESS else case
@@ -333,14 +334,14 @@ class Trial:
                     )
 
     def faulty(self, to: str) -> str:
-        """Return the address of a line to this service that gets the case's fault."""
+        """Return the address of a proxy for this service, which produces the fault of a stream or table."""
         line = self.stack.enter_context(faulty_line(to))
         self.line = line if self.case.where in {"stream", "table"} else None
         return line.url
 
     def wire(self, port: int) -> FaultyWire:
-        """Return a wire to this port that gets the case's fault."""
-        # A connection of AMQP needs some eight responses, which come in time where each is 2 s late.
+        """Return a proxy for this port, which produces the case's fault."""
+        # Opening an AMQP connection takes about eight responses. If each is only 2 s late, it still opens in time.
         late = {"slow_seconds": 2.0} if self.case.source == "eventhubs" else {}
         wire = self.stack.enter_context(faulty_wire(port, **late))
         self.line = wire
@@ -393,7 +394,7 @@ class Trial:
         (self.folder / "next").replace(self.folder / "mode")
 
     def send(self, data: str) -> None:
-        """Send one more record; what a stopped service does not accept is sent later."""
+        """Send one more record. If the service is stopped, the record is not sent, and the error is ignored."""
         with suppress(OSError, ClientError):
             if self.table_streams is not None:
                 self.table_streams.put("k", {"data": {"S": f"{data} {len(self.put)}"}})
@@ -423,9 +424,9 @@ class Trial:
         return time.time() - next((when for number, when in self.put if number > done), time.time())
 
     def until(self, wanted: Callable[[WatchedTable], bool], seconds: float) -> tuple[float, WatchedTable | None]:
-        """Look, sending a record each time, until the condition holds or time is up.
+        """Send a record and look, repeatedly, until the condition holds or time is up.
 
-        Returns the seconds, infinite if the condition never held, and the last table.
+        Returns the seconds that passed (infinity if the condition never held) and the last table.
         """
         began, table = time.monotonic(), None
         while (taken := time.monotonic() - began) < seconds:
@@ -437,7 +438,7 @@ class Trial:
         return float("inf"), table
 
     def served(self, key: str, status: str) -> list[str]:
-        """Return the differences of `serve`, its metrics and the alarms on them from `leases`."""
+        """Return the differences between `leases` and `serve`, including its metrics and the alarms on them."""
         words = (*LEASEHOLD, "serve", self.store, "--port", "0")
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as serve:
             try:
@@ -521,7 +522,7 @@ class Trial:
             os.killpg(self.hubs.service.pid, signal.SIGSTOP)
 
     def limit_files(self, size: int) -> None:
-        """Deny the worker every byte of a file beyond this size, as a full disk does."""
+        """Make the worker's writes fail beyond this file size, as on a full disk."""
         assert self.worker is not None
         resource.prlimit(self.worker.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
@@ -564,7 +565,7 @@ class Trial:
         self.worker = self.started(self.folder, "w-1", "--if-recreated", "TRIM_HORIZON")
 
     def refused(self) -> list[str]:
-        """Start a worker of another stream on this table; return the reasons why it does not refuse the table."""
+        """Start a worker of another stream on this table, and return an error unless it refuses the table."""
         mine, other = self.case.name, f"{self.case.name}-2"
         words = ("consume", self.source.replace(mine, other, 1), "--store", self.url, "--handler", "builtins:print")
         ran = self.command(*words, "--worker", "w-2")
@@ -572,13 +573,13 @@ class Trial:
         return [] if ran.returncode == 1 and named else [f"a worker on another stream: {ran.returncode} {ran.stderr}"]
 
     def works(self, table: WatchedTable) -> bool:
-        """Return whether the worker has read the stream and is well."""
-        # A stream of a table with constant writes never reaches its tip.
+        """Return whether the worker has read the stream and its status is OK."""
+        # A reader never reaches the tip of a table's stream while the table is written constantly.
         handled = self.table_streams is not None and table.leases[0].checkpoint.numbered
         return table.status.ok and (handled or any(lag.end for lag in table.lags.values()))
 
     def run(self) -> tuple[str, list[str]]:
-        """Return a line of the table, and what is wrong."""
+        """Run the trial, and return its row of the printed table and its failures."""
         with self.stack:
             return self.tried()
 
@@ -630,7 +631,7 @@ class Trial:
             if explanation["status"] not in agreed:
                 wrong.append(f"explain: {explanation['status']}: {explanation['says']}; leases: {status}")
             later = explanation["lag"]
-            # The lag becomes a lower bound after a silence that may have passed between the two commands.
+            # After SILENT_SECONDS of silence, the lag becomes a lower bound. This may happen between the two commands.
             crossed = lag <= SILENT_SECONDS < later.get("seconds", 0.0)
             if not crossed and later.get("at_least") != told["lags"].get(key, {}).get("at_least"):
                 wrong.append(f"explain: {explained.stdout[-300:]}; leases: {told['lags']}")
@@ -642,7 +643,7 @@ class Trial:
             self.heal()
             again, table = self.until(lambda found: found.status.ok, 120)
             # A lease that was put aside is taken again after a minute, since there is no other worker.
-            log = (self.folder / "worker.log").read_text()  # which a full disk does not take
+            log = (self.folder / "worker.log").read_text()  # the log is incomplete if the disk was full
             aside = "put it aside" in told["says"] or re.search("not taken again|leaving its leases to others", log)
             most = AGAIN_SECONDS + (ASIDE_SECONDS if aside else 0.0)
             most += RESTART_SECONDS if self.case.how in {"killed", "deleted", "recreated"} else 0.0
@@ -665,7 +666,7 @@ class Trial:
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
-    """Start everything that the cases need, as far as this machine has it."""
+    """Start the services that the cases need, if this machine has them."""
     with ExitStack() as stack:
         database = None
         with suppress(ServiceError):
@@ -683,7 +684,7 @@ def services() -> Iterator[Services]:
 def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
     services: Services, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Within a minute of a fault, the status is not OK and names the cause; lag is at least the oldest record's age."""
+    """A minute after a fault, the status names its cause, and the lag is at least the oldest record's age."""
     pattern = os.environ.get("STATUS_CASES")
     possible = [case for case in CASES if services.have(case)]
     cases = possible[::5] if pattern is None else [case for case in possible if re.search(pattern, case.name)]

@@ -1,4 +1,4 @@
-"""A supervisor restarts, drains and signals real processes, and leaves none behind when it dies."""
+"""Tests that a supervisor restarts, drains and signals real processes, and leaves none behind when it dies."""
 
 import errno
 import itertools
@@ -53,7 +53,7 @@ sys.stdin.read()
 def supervised(
     code: str, *names: str, drain_seconds: float = 30.0
 ) -> Iterator[tuple["subprocess.Popen[str]", IO[str]]]:
-    """Run a supervisor of processes with these names and this program, and yield its output."""
+    """Run a supervisor of processes that have these names and run `code`. Yield its process and its output."""
     words = [sys.executable, "-c", SUPERVISOR, str(drain_seconds), code, *names]
     with child(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -61,12 +61,12 @@ def supervised(
 
 
 def begun(out: IO[str], count: int) -> dict[str, int]:
-    """Return the process of each name, once this many have started."""
+    """Wait until this many processes have started, and return the process id of each name."""
     return {name: int(pid) for name, pid in (out.readline().split() for _ in range(count))}
 
 
 def gone(pidfd: int) -> bool:
-    """Return whether this process ends in time."""
+    """Wait for the end of this process, and return whether it ended in time."""
     return bool(select.select([pidfd], [], [], WAIT)[0])
 
 
@@ -79,7 +79,7 @@ def test_all_workers_drain_together_at_one_signal() -> None:
 
 
 def test_a_killed_process_restarts_under_its_name() -> None:
-    """Under its own name it keeps its share; under another one, its leases would have to expire first."""
+    """Under its own name, the process keeps its leases. Under another name, they would have to expire first."""
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         first = begun(out, 2)
         os.kill(first["a-1"], signal.SIGKILL)
@@ -100,7 +100,7 @@ def test_each_restart_waits_longer() -> None:
 
 
 def test_workers_end_when_the_supervisor_is_killed() -> None:
-    """Workers that outlived their supervisor would run next to those of the next start, under the same ids."""
+    """Workers that outlived their supervisor would run in parallel with new workers that have the same ids."""
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
         process.kill()
@@ -130,7 +130,7 @@ def test_a_worker_that_does_not_drain_is_killed_and_logged() -> None:
 
 
 def test_bad_usage_in_one_worker_ends_all() -> None:
-    """A restart would not help, since nothing about the usage changes; the others are not kept waiting."""
+    """A restart would not help, because the command line stays the same. So the other workers end at once."""
     code = "import sys; sys.argv[1] == 'a-1' and sys.exit(2); sys.stdin.read()"
     with supervised(code, "a-0", "a-1") as (process, _out):
         assert process.wait(WAIT) == 2
@@ -175,7 +175,7 @@ def test_a_failed_restart_is_retried_while_the_others_run() -> None:
         assert process.stderr is not None
         first = begun(out, 2)
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        # Too few for another process, even with what the dead one frees.
+        # Too few file descriptors for another process, even with those that the dead one frees.
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         os.kill(first["a-1"], signal.SIGKILL)
         lines = [process.stderr.readline() for _ in range(3)]
@@ -191,7 +191,7 @@ def test_a_failed_restart_is_retried_while_the_others_run() -> None:
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
 def test_a_process_without_a_reader_thread_is_ended(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process keeps running under an id that the next attempt uses, or keeps its pipes open."""
+    """The process is killed and its pipes are closed, because the next attempt starts a process with the same id."""
     start, count, started = threading.Thread.start, itertools.count(), list["subprocess.Popen[bytes]"]()
 
     def refuse(thread: threading.Thread) -> None:
@@ -237,14 +237,14 @@ def test_end_of_a_worker_is_noticed_while_its_output_stays_open(monkeypatch: pyt
 
 
 class FullFor:
-    """A file that rejects this many writes, taking a few bytes before each rejection."""
+    """A file that rejects a number of writes, and accepts a few bytes before each rejection."""
 
     def __init__(self, refusals: int, why: int) -> None:
         self.left, self.why, self.written = 2 * refusals, why, bytearray()
         self.raw = self.buffer = self
 
     def write(self, data: bytes) -> int:
-        """Take three bytes, reject the next ones, and so on."""
+        """Accept three bytes and reject the next write, in turn, until there have been enough rejections."""
         self.left -= 1
         if self.left >= 0 and self.left % 2 == 0:
             raise OSError(self.why, os.strerror(self.why))
@@ -255,7 +255,7 @@ class FullFor:
 
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_briefly_full_disk_ends_no_worker(why: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers do not end with 141, as for a closed pipe, and no line is torn or lost."""
+    """The workers do not end with 141, the status of a closed pipe, and no line is torn or lost."""
     monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.WRITE_RETRY_SECONDS", (0.0, 0.01))
     full = FullFor(5, why)
     monkeypatch.setattr("sys.stdout", full)

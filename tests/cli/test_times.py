@@ -1,4 +1,4 @@
-"""Times and durations are parsed as people write them."""
+"""Tests that times and durations are parsed in the forms in which people write them."""
 
 import pytest
 import typer
@@ -63,13 +63,13 @@ def test_an_invalid_time_is_rejected(text: str) -> None:
 
 
 def test_a_formatted_time_can_be_parsed() -> None:
-    """What one command prints can be passed to the next."""
+    """A time that one command prints can be passed to another command."""
     assert format_time(1_700_000_000_500) == "2023-11-14T22:13:20.500Z"
     assert parse_time_ms(format_time(1_700_000_000_500), NOW) == 1_700_000_000_500
 
 
 def test_a_time_outside_the_calendar_is_formatted() -> None:
-    """A row with such a time does not prevent the others from being shown."""
+    """A row with a time outside the calendar does not prevent the other rows from being shown."""
     assert format_time(10**18 - 1) == "1000000000000000000ms"
 
 

@@ -1,4 +1,4 @@
-"""The demo, which newcomers run first, loses nothing and leaves nothing behind."""
+"""Tests that the demo, which newcomers run first, loses no record and leaves nothing behind."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.services, pytest.mark.xdist_group("runs")]
 
 @pytest.mark.more
 def test_the_demo_loses_nothing_and_prints_its_verdict() -> None:
-    """The verdict is printed only after every record was read."""
+    """The demo prints its verdict only after every record was read."""
     completed = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=240, check=False)
     assert completed.returncode == 0, completed.stderr
     verdict = json.loads(completed.stdout)
@@ -30,8 +30,7 @@ def test_the_demo_loses_nothing_and_prints_its_verdict() -> None:
 def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     """The demo leaves no processes or folders when it is interrupted.
 
-    Other signals end a command in the same way; tests/cli/live/test_screen.py covers them where they restore a
-    terminal.
+    Other signals end a command in the same way. tests/cli/live/test_screen.py tests them with a terminal.
     """
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with child(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as demo:
@@ -41,7 +40,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGINT)
         demo.send_signal(signal.SIGINT)
         _, errors = demo.communicate(timeout=60)
-    # The first run on a machine also reports that it installs its services.
+    # The first run on a machine also prints that it installs its services.
     last = [line for line in errors.splitlines() if not line.startswith("leasehold: installing ")]
     assert (demo.returncode, last) == (128 + signal.SIGINT, ["leasehold demo: stopped; nothing is left running"])
     assert list(tmp_path.iterdir()) == []

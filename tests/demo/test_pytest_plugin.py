@@ -1,4 +1,4 @@
-"""The fixtures that pytest has wherever leasehold is installed."""
+"""Tests the fixtures that pytest has if leasehold is installed."""
 
 import pytest
 

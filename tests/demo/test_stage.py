@@ -1,4 +1,4 @@
-"""The demo's processes and its screen, without the services."""
+"""Tests the demo's processes and its screen without services."""
 
 import io
 from pathlib import Path
@@ -27,7 +27,7 @@ print("down", flush=True)
 
 
 def greeter(folder: Path) -> Child:
-    """Return a process that reports when it is ready."""
+    """Start a process, and return it when it has printed that it is ready."""
     child = Child("greeter", ("-c", GREETS), folder)
     while not child.out.read_text().endswith("\n"):
         assert child.is_running, child.last_output
@@ -47,7 +47,7 @@ def test_a_killed_child_does_not_finish(tmp_path: Path) -> None:
 
 
 def test_a_child_does_not_inherit_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A demo never connects to a real account."""
+    """A child does not get the user's credentials, so a demo never connects to a real account."""
     monkeypatch.setenv("AWS_PROFILE", "production")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "real")
     code = "import os; print(os.environ.get('AWS_PROFILE'), os.environ['AWS_SECRET_ACCESS_KEY'])"
@@ -75,7 +75,7 @@ def test_shards_get_readable_names(shards: list[str], names: str) -> None:
 
 
 def staged() -> Screen:
-    """Return a moment with a dead worker, a hand-off in progress, and a finished shard."""
+    """Return the screen at a moment with a dead worker, a hand-off in progress, and a finished shard."""
     stream = cast("Stream", SimpleNamespace(shards=tuple))
     stage = Stage(Path(), stream, MemoryStore("staged"), "")
     stage.leases = (

@@ -1,4 +1,4 @@
-"""Extract the code blocks of the pages that users read."""
+"""Extracts the code blocks from the pages that users read."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 
 @frozen
 class Block:
-    """A block of code: its language (`sh`, `python`, …), its text, and the line of the page where it begins."""
+    """A block of code, with its language (`sh`, `python`, …), its text, and the line of the page on which it begins."""
 
     kind: str
     text: str
@@ -23,13 +23,13 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name under which a reader saves it, from the comment in its first line."""
+        """The name of the file in which a reader saves the block. The block's first line contains it as a comment."""
         match = _FILE.match(self.text) if self.kind == "python" else None
         return match[1] if match else None
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a shell, each with its continuation lines."""
+        """The shell commands in the block. Each is joined with its continuation lines."""
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
         return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
@@ -45,6 +45,6 @@ def blocks(page: str) -> list[Block]:
 
 
 def dev_line(page: str) -> str | None:
-    """Return the command that starts the stand-ins which the page needs."""
+    """Return the command that starts the local services that the page needs, or None."""
     match = _DEV.search(PAGES[page].read_text(encoding="utf-8"))
     return match[0] if match else None

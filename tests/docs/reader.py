@@ -1,4 +1,4 @@
-"""Acts as a reader of a page who types its code: commands in terminals, Python in one session."""
+"""Simulates a reader who types the code on a page: commands in terminals, and Python in one session."""
 
 import json
 import os
@@ -20,16 +20,16 @@ from attrs import define, field
 
 HERE = Path(__file__).parent
 STAYS = re.compile(r"\bleasehold (consume|serve(?!.*--once))\b|--watch|^python \w+\.py")
-"""Commands that go on until Ctrl-C."""
+"""Commands that run until the user presses Ctrl-C."""
 USUAL_PORT = re.compile(r"\bleasehold serve\b(?!.*(--port|--once))")
-"""Commands that listen on a port that this machine has once."""
+"""Commands that listen on the default port, which only one process at a time can use."""
 SECONDS = 240
-"""Most that a command of a page may take on a busy machine."""
+"""The time limit of a page's command in seconds, on a busy machine."""
 
 
 @define
 class Terminal:
-    """A terminal with a command that keeps running."""
+    """A terminal in which a command keeps running."""
 
     command: str
     process: "subprocess.Popen[str]"
@@ -44,7 +44,7 @@ class Terminal:
         self._listening.start()
 
     def listen(self) -> None:
-        """Read everything that it prints, so that it never waits for a reader."""
+        """Read everything that the command prints, so that it never blocks on a full pipe."""
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
@@ -52,7 +52,7 @@ class Terminal:
         self._lines.put("")
 
     def line(self) -> str:
-        """Return the next line that it prints."""
+        """Return the next line that the command prints."""
         try:
             text = self._lines.get(timeout=SECONDS)
         except Empty:
@@ -61,7 +61,7 @@ class Terminal:
         return text
 
     def end(self) -> None:
-        """Press Ctrl-C; the command must exit with one of its statuses."""
+        """Press Ctrl-C, and check that the command exits with one of its allowed statuses."""
         well = {0, 130, -signal.SIGINT} if "|" in self.command else self.statuses
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGINT)
@@ -76,23 +76,23 @@ class Terminal:
 
 @define
 class Reader:
-    """A reader with a folder of their own and the lines that `leasehold dev` printed."""
+    """A reader with a folder of their own, who has pasted the variables that `leasehold dev` printed."""
 
     folder: Path
     pasted: Mapping[str, str]
     _staying: list[Terminal] = field(factory=list)
     _session: "subprocess.Popen[str] | None" = None
     _turn: TextIO | None = None
-    """The lock of the usual port while this reader has a page there; another reader's page waits for it."""
+    """The lock on the default port, while a command of this reader listens there. Other readers wait for it."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a shell in which the project is installed."""
+        """The environment variables of a shell in which the project is installed."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return {**os.environ, **self.pasted, "PATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
 
     def types(self, command: str) -> str:
-        """Return what a command prints; run it in its own terminal if it keeps running."""
+        """Run a command and return what it prints. A command that keeps running gets its own terminal."""
         if STAYS.search(command):
             self.starts(command).line()
             return ""
@@ -106,7 +106,7 @@ class Reader:
         return completed.stdout
 
     def starts(self, command: str) -> Terminal:
-        """Open a terminal in which the command runs until the page is read."""
+        """Open a terminal in which the command runs until the reader has finished the page."""
         if USUAL_PORT.search(command) and self._turn is None:
             self._turn = (Path(tempfile.gettempdir()) / "leasehold-tests-usual-port").open("w")
             flock(self._turn, LOCK_EX)
@@ -126,7 +126,7 @@ class Reader:
         return terminal
 
     def runs(self, place: str, text: str) -> str:
-        """Return what a block of Python prints in the session of the page."""
+        """Run a block in the page's Python session, and return what it prints."""
         if self._session is None:
             self._session = subprocess.Popen(
                 (sys.executable, str(HERE / "session.py")),
@@ -144,7 +144,7 @@ class Reader:
         return str(json.loads(answer))
 
     def close(self) -> None:
-        """Leave all terminals, the last one first."""
+        """Close all terminals, beginning with the last one."""
         if self._session is not None:
             self._session.communicate(timeout=SECONDS)
         problems = []
@@ -160,7 +160,7 @@ class Reader:
 
 @contextmanager
 def stand_ins(line: str, folder: Path) -> Iterator[Mapping[str, str]]:
-    """Run `leasehold dev` and the worker that it suggests, with everything that it prints pasted."""
+    """Run `leasehold dev` and the worker that it suggests. Yield the variables that it prints to paste."""
     at_work = Reader(folder, {})
     try:
         dev = at_work.starts(line)

@@ -1,6 +1,6 @@
-"""Runs a reader's Python session: blocks come in as JSON, one per line, and the output of each goes out.
+"""Runs a reader's Python session. Reads code blocks as lines of JSON, and prints the output of each block as JSON.
 
-A program that listens to SIGTERM keeps running until it is told to end, which happens once it has printed something.
+A program that handles SIGTERM would keep running, so it gets this signal as soon as it has printed something.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ from typing import Any
 
 
 class Printed(io.StringIO):
-    """The output of a block; its first text ends a program that is running."""
+    """Collects the output of a block. The first output makes a running program end."""
 
     def write(self, text: str) -> int:
-        """Keep the text."""
+        """Keep the text, and send SIGTERM to this process if the block handles that signal."""
         if callable(signal.getsignal(signal.SIGTERM)):
             os.kill(os.getpid(), signal.SIGTERM)
         return super().write(text)
 
 
 def main() -> None:
-    """Run block after block, each with the names that earlier ones defined."""
+    """Run each block with the names that earlier blocks defined."""
     answers, names = os.fdopen(os.dup(1), "w"), dict[str, Any](__name__="__main__")
     os.dup2(2, 1)  # output of child processes must not mix with the responses
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Checks the Python of README and docs/ with pyright, as an editor does: basic, then strict."""
+"""Checks the Python code in README and docs/ with pyright, as an editor does, in its basic and strict modes."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ TREE = ROOT / "tests" / "javascript" / "pyright"
 OUT = ROOT / "build" / "snippets"
 MODES = ("basic", "strict")
 UNTYPED = ("boto3", "pyarrow")
-"""Libraries that bring no types: what a page shows of them cannot be strict."""
+"""Libraries without types. Programs that import them are not checked in the strict mode."""
 
 
 def _pyright() -> list[str]:
@@ -27,9 +27,9 @@ def _pyright() -> list[str]:
 
 
 def write(folder: Path) -> dict[Path, str]:
-    """Write the pages' programs as a reader saves them, each page in its own folder; return the page of each folder.
+    """Write the programs of each page into a folder, as a reader saves them. Return the page of each folder.
 
-    The line numbers of a file are those of the page; lines in between are empty.
+    A program's line numbers are those of the page, so the lines between blocks are empty.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folders: dict[Path, str] = {}

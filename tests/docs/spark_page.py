@@ -1,4 +1,4 @@
-"""A user types the programs of docs/spark.md, on each version of PySpark that the page names (`make chaos-spark`)."""
+"""Tests the programs of docs/spark.md on each version of PySpark that the page names (`make chaos-spark`)."""
 
 import json
 import os
@@ -26,25 +26,25 @@ pytestmark = pytest.mark.timeout(3000)
 PAGE = "docs/spark.md"
 DEV = "leasehold dev orders=4 --rate 50"
 PATIENCE = 600
-"""The longest that a step of the page may take, in seconds, on a machine that does other work."""
+"""The time limit of a step of the page, in seconds, on a busy machine."""
 VERSIONS = "4.0", "4.1", ""
-"""The older versions from their locks, and the present one."""
+"""The older versions, which are installed from lock files, and the installed version."""
 SHARDS = 4
 SUPERVISED = "from pyspark.sql import SparkSession\n\nfrom leasehold.spark import register, supervise"
-"""How the second program of the page begins."""
+"""The beginning of the page's second program."""
 CONSOLE_ROW = re.compile(r"^\|shardId-\d+\|\s*\S+\|.*\|$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def pasted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """Return what the page's `leasehold dev` prints to paste."""
+    """Yield the variables that the page's `leasehold dev` prints to paste."""
     with stand_ins(DEV, tmp_path_factory.mktemp("dev")) as printed:
         yield printed
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: version or "present")
 def user(request: pytest.FixtureRequest, pasted: Mapping[str, str], tmp_path: Path) -> Iterator[Reader]:
-    """Return a user with an empty folder, Java, and this version of PySpark."""
+    """Yield a user with an empty folder, Java, and this version of PySpark."""
     try:
         java = {"JAVA_HOME": str(find_java_home()), "JAVA_TOOL_OPTIONS": SOON, "SPARK_LOCAL_IP": "127.0.0.1"}
     except ServiceError as missing:
@@ -60,13 +60,13 @@ def user(request: pytest.FixtureRequest, pasted: Mapping[str, str], tmp_path: Pa
 
 
 def program(beginning: str) -> str:
-    """Return the program of the page that begins like this."""
+    """Return the page's program that begins with this text."""
     (text,) = [block.text for block in blocks(PAGE) if block.kind == "python" and block.text.startswith(beginning)]
     return text
 
 
 def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
-    """Each run continues where the previous one stopped, and no row comes twice."""
+    """Each run continues where the previous one stopped, and no row is written twice."""
     (user.folder / "orders.py").write_text(program("# orders.py"))
     numbers = [-1]
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
 
     (user.folder / "supervised.py").write_text(program(SUPERVISED))
     supervised = user.starts("python supervised.py")
-    supervised.statuses = (-signal.SIGINT,)  # an ordinary program, which ends by KeyboardInterrupt
+    supervised.statuses = (-signal.SIGINT,)  # the program does not handle KeyboardInterrupt
     until(lambda: len({shard for shard, *_ in rows(user.folder / "orders")}) == SHARDS, supervised)
     interrupt(supervised)
     assert committed(user.folder / "orders-checkpoint") > numbers[-1]
@@ -98,7 +98,7 @@ def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
 
 
 def run_to_its_end(user: Reader, command: str) -> str:
-    """Return what a program prints until it ends. Run it again if the machine is too busy for Spark's time limit."""
+    """Run a program and return its output. Run it again if Spark did not start in time on a busy machine."""
     for _ in range(START_ATTEMPTS):
         done = subprocess.run(
             shlex.split(command),
@@ -116,7 +116,7 @@ def run_to_its_end(user: Reader, command: str) -> str:
 
 
 def committed(checkpoint: Path) -> int:
-    """Return the number of the last batch that Spark has committed in this checkpointLocation."""
+    """Return the number of the last batch that Spark committed in this checkpointLocation."""
     return max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
 
 
@@ -129,7 +129,7 @@ def rows(sink: Path) -> list[tuple[str, str, int]]:
 
 
 def until(seen: Callable[[], bool], terminal: Terminal) -> None:
-    """Wait until this is seen, while the command runs."""
+    """Wait until `seen` returns true. The command must not end before that."""
     deadline = time.monotonic() + PATIENCE
     while not seen():
         assert terminal.process.poll() is None, terminal.errors.read_text()

@@ -1,4 +1,4 @@
-"""Each public name has an example in its docstring, and each example is run."""
+"""Tests that each public name has an example in its docstring, and that the example runs."""
 
 import doctest
 import inspect
@@ -9,9 +9,9 @@ import leasehold
 from leasehold import adapters, balancer, stores
 
 ELSEWHERE = {"arun", "produce", "read", "run", "worker"}
-"""Those of the front door, which need a stream: `tests/worker/test_front_door.py` runs their examples."""
+"""The functions of `leasehold` that need a stream. `tests/worker/test_front_door.py` runs their examples."""
 NEEDS_STREAM = {"ShardConsumer"}
-"""`tests/worker/test_acknowledging.py` runs its example."""
+"""Classes that need a stream. `tests/worker/test_acknowledging.py` runs their examples."""
 
 NAMES = [
     (module, name)

@@ -1,4 +1,4 @@
-"""A newcomer with a wheel, an empty folder and an empty HOME can follow README word for word."""
+"""Tests that a newcomer who has only the wheel can follow README literally in an empty folder and HOME."""
 
 import os
 import re
@@ -30,7 +30,7 @@ class Newcomer(Reader):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a first login, but with the tests' copy of what `leasehold dev` downloads once."""
+        """The environment of a new user. Only the cache with the downloads of `leasehold dev` is that of the tests."""
         home = self.folder.parent / "home"
         home.mkdir(exist_ok=True)
         path = f"{self.commands}{os.pathsep}{os.environ['PATH']}"
@@ -38,20 +38,20 @@ class Newcomer(Reader):
         return {**mine, **self.pasted, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
 
     def pastes(self, dev: Terminal) -> None:
-        """Apply the line that begins with `export`."""
+        """Set the variables from the line of `leasehold dev` that begins with `export`."""
         while not (export := dev.line()).startswith("export "):
             pass
         self.pasted = dict(word.split("=", 1) for word in shlex.split(export)[1:])
 
     def kills(self, terminal: Terminal) -> None:
-        """Kill the process as `kill -9` does."""
+        """Kill the terminal's processes as `kill -9` does."""
         self._staying.remove(terminal)
         os.killpg(terminal.process.pid, signal.SIGKILL)
         terminal.process.wait(SECONDS)
 
 
 def page_command(pattern: str) -> str:
-    """Return the page's command that begins like this. A newcomer would have to guess one that is missing."""
+    """Return the page's first command that begins with this pattern. A newcomer could not guess a missing command."""
     commands = [command for block in blocks(PAGE) if block.kind == "sh" for command in block.commands]
     matches = [command.partition("  #")[0].strip() for command in commands if re.match(pattern, command)]
     assert matches, f"{PAGE} has no command that begins with {pattern}"
@@ -60,7 +60,7 @@ def page_command(pattern: str) -> str:
 
 @pytest.fixture
 def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
-    """Return a newcomer in an empty folder, with what README's `pip install` installs."""
+    """Yield a newcomer in an empty folder, in whose environment README's `pip install` was run."""
     for name in ("wheel", "hour"):
         (tmp_path / name).mkdir()
     extras = page_command("pip install").partition("[")[2].partition("]")[0]
@@ -74,7 +74,7 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
 
 
 def owners(listed: str) -> list[str]:
-    """Return the owner of each lease, as `leasehold leases` prints them into a pipe."""
+    """Return the owner of each lease in the output of `leasehold leases`."""
     return [line.split()[1] for line in listed.splitlines() if line.startswith("shardId-")]
 
 

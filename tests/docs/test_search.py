@@ -1,4 +1,4 @@
-"""The site's search finds the right page for the words that readers type."""
+"""Tests that the site's search finds the right page for the words that readers type."""
 
 import json
 import os
@@ -66,7 +66,7 @@ TERMS: Mapping[str, tuple[str, ...]] = {
     "rate limit": ("kinesis",),
     "aggregation": ("kinesis",),
 }
-"""What is typed, and the pages of which one must come first."""
+"""Search terms, each with the pages that answer it. One of these pages must be the first result."""
 AT_LEAST = 45
 
 QUESTIONS: Mapping[str, tuple[str, str]] = {
@@ -91,15 +91,15 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     "Spark on EMR": ("spark-cluster", "a release with Spark 4.0 or later"),
     "local development": ("local-development", "prints\nwhat to paste"),
 }
-"""The questions of consumers as they type them, the page that must come first, and the words there that answer."""
+"""Questions of users, as they type them, each with the page that must come first and a piece of the answer on it."""
 READING = 300
-"""Most words from where the search leads to the answer."""
+"""The greatest number of words from the place to which the search leads to the end of the answer."""
 ANSWERED = 19
 
 
 @pytest.fixture(scope="module")
 def firsts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Return where the first result of the theme's own search leads, for each term."""
+    """Return the location of the first result for each term. The search is that of the site's theme."""
     site = tmp_path_factory.mktemp("site")
     build = (sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(site))
     subprocess.run(build, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
@@ -121,12 +121,12 @@ def _anchor(heading: str) -> str:
 
 
 def _code(answer: str) -> Callable[[re.Match[str]], str]:
-    """Return a function that leaves out blocks of code which do not contain the answer."""
+    """Return a replacement function for code blocks that removes a block unless it contains the answer."""
     return lambda block: block[0] if answer in block[0] else ""
 
 
 def words_until(location: str, answer: str) -> int | None:
-    """Return how many words, without code blocks, one reads until the answer, or None if it does not follow."""
+    """Return the number of words to the end of the answer, without code blocks, or None if there is no answer."""
     text = (ROOT / "docs" / f"{page_of(location) or 'index'}.md").read_text(encoding="utf-8")
     sections = re.split(r"(?m)^(?=#+ )", re.sub(r"(?m)^```(?:sh|python)\n(.*\n)*?```$", _code(answer), text))
     anchor = location.partition("#")[2]
@@ -136,14 +136,14 @@ def words_until(location: str, answer: str) -> int | None:
 
 
 def test_search_terms_find_the_right_page_first(firsts: Mapping[str, str]) -> None:
-    """At least 30 of the 34 terms find a page that answers them as the first result."""
+    """For at least `AT_LEAST` terms, the first result is a page that answers them."""
     pages = {term: page_of(firsts[term]) for term in TERMS}
     wrong = {term: page for term, page in pages.items() if page not in TERMS[term]}
     assert len(TERMS) - len(wrong) >= AT_LEAST, wrong
 
 
 def test_questions_are_answered_on_the_first_page_found(firsts: Mapping[str, str]) -> None:
-    """At least 19 of the 20 questions are answered on the first page found, within 300 words of reading."""
+    """At least `ANSWERED` questions are answered on the first page found, within `READING` words."""
     words = {
         typed: words_until(firsts[typed], answer) if page_of(firsts[typed]) == page else None
         for typed, (page, answer) in QUESTIONS.items()
@@ -153,7 +153,7 @@ def test_questions_are_answered_on_the_first_page_found(firsts: Mapping[str, str
 
 
 def test_no_page_has_hidden_keywords() -> None:
-    """Pages are found by the words that readers see: no page has tags, boosts or keywords in its front matter."""
+    """Only the words that readers see lead to a page. No page has tags, boosts or keywords in its front matter."""
     heads = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
     fronts = {name: text.split("---")[1] for name, text in heads.items() if text.startswith("---")}
     assert [

@@ -1,4 +1,4 @@
-"""The pages build as a site strictly, completely, and without files from other hosts."""
+"""Tests that the site builds without warnings, is complete, and loads no files from other hosts."""
 
 import json
 import os
@@ -36,7 +36,7 @@ LOADED = re.compile(
     r"""|<link[^>]*rel=["']?(?:stylesheet|preconnect|preload|icon)[^>]*href=["']?(?:https?:)?//[^"'> ]+"""
     r"""|(?:@import|url\()\s*["']?(?:https?:)?//[^"') ]+"""
 )
-"""What a browser fetches from another host without being asked."""
+"""Elements that a browser loads from another host without being asked."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_every_page_is_built_and_in_the_menu(site: Path) -> None:
 
 
 def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
-    """Readers behind a firewall do not wait for fonts, and no other host can track readers."""
+    """Readers behind a firewall do not have to wait for fonts, and other hosts cannot track readers."""
     files = [path for path in site.rglob("*") if path.suffix in {".html", ".css"}]
     assert {found[0] for path in files for found in LOADED.finditer(path.read_text(encoding="utf-8"))} == set()
 
@@ -73,7 +73,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     page = (site / "planner-reference" / "index.html").read_text(encoding="utf-8")
     named = [(package, name) for package in (balancer, stores, adapters) for name in package.__all__]
     anchors = set(re.findall(r'id="([\w.]+)"', page))
-    # A module of the same name hides `plan` and `execute`.
+    # The anchors of `plan` and `execute` contain the name twice, because their modules have the same names.
     assert [
         name
         for package, name in named
@@ -82,7 +82,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def shown(site: Path, page: str) -> str:
-    """Return the text of a page as a reader sees it, and its anchors."""
+    """Return the HTML of a page's article, without the menus around it."""
     return (site / page / "index.html").read_text(encoding="utf-8").partition("<article")[2]
 
 
@@ -135,24 +135,24 @@ REFERENCE = {
     "options of Spark sinks": ("spark-writing", SPARK_SINKS),
     "lease rows": ("lease-rows", ["<code>leaseCounter</code>", "<code>ownerid</code>"]),
 }
-"""What the reference must have, and the page that has it."""
+"""For each part of the reference, the page that has it, and the HTML that must be on the page."""
 
 
 @pytest.mark.parametrize(("page", "parts"), REFERENCE.values(), ids=REFERENCE)
 def test_the_reference_has_every_part(site: Path, page: str, parts: list[str]) -> None:
-    """The built page has each name that the code reads: parameters, options, commands, URLs, metrics and statuses."""
+    """The page names everything that the code defines: parameters, options, commands, URLs, metrics and statuses."""
     text = shown(site, page)
     assert [part for part in parts if part not in text] == []
 
 
 def test_each_parameter_of_run_is_a_table_row(site: Path) -> None:
-    """Each parameter of `run` is an entry of a table, and not part of a paragraph."""
+    """Each parameter of `run` has a row in a table, and is not only mentioned in a paragraph."""
     text = shown(site, "reference").partition(f'id="{FRONT}.run"')[2].partition(f'id="{FRONT}.arun"')[0]
     assert [name for name in ("source", "handler", "leases", "options") if f"<code>{name}</code>" not in text] == []
 
 
 def test_the_glossary_has_at_most_twenty_words(site: Path) -> None:
-    """The second table, of other systems' words, is not counted."""
+    """The second table, which has the words of other systems, is not counted."""
     words, _, _ = shown(site, "glossary").partition("</table>")
     assert 10 <= words.count("<tr>") - 1 <= 20
 
@@ -160,7 +160,7 @@ def test_the_glossary_has_at_most_twenty_words(site: Path) -> None:
 def test_code_fits_the_page_and_every_picture_has_a_caption(site: Path) -> None:
     style = (site / "theme" / "leasehold.css").read_text(encoding="utf-8")
     assert "white-space: pre-wrap" in style
-    assert re.search(r"\.language-text code \{[^}]*white-space: pre;", style)  # drawings keep their columns
+    assert re.search(r"\.language-text code \{[^}]*white-space: pre;", style)  # lines of drawings must not be wrapped
     assert 'class="language-text highlight"' in (site / "specs" / "architecture" / "index.html").read_text(
         encoding="utf-8"
     )
@@ -175,7 +175,7 @@ def test_code_fits_the_page_and_every_picture_has_a_caption(site: Path) -> None:
 
 
 def test_the_animation_respects_reduced_motion(site: Path) -> None:
-    """Motion makes some readers ill, and their system settings say so."""
+    """The animation stops for readers whose system settings ask for less motion."""
     home = (site / "index.html").read_text(encoding="utf-8")
     picture = home.partition('class="kill"')[2].partition("</svg>")[0]
     assert "@media (prefers-reduced-motion: reduce) { .kill .moving { animation: none; } }" in picture

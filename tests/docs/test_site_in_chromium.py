@@ -1,4 +1,4 @@
-"""The site as a browser renders it: readable with low vision or without a mouse, and complete on a phone."""
+"""Tests the site in a browser: readers with low vision, without a mouse, or on a phone can read all of it."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ PAGES = ["", "start/", "theory/", "choosing-a-store/", "handlers/"]
 
 
 class Silent(SimpleHTTPRequestHandler):
-    """Serves files without logging each one."""
+    """Serves files without logging requests."""
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""

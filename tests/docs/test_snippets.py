@@ -1,4 +1,4 @@
-"""Runs every snippet of the pages as a reader types it, after the page's `leasehold dev`."""
+"""Runs every snippet on the pages, as a reader would after starting the page's `leasehold dev`."""
 
 import json
 import re
@@ -22,13 +22,15 @@ from typer.main import get_command
 from leasehold.adapters.cli.main import app
 
 READ: Mapping[str, Callable[[str], object]] = {"json": json.loads, "yaml": yaml.safe_load, "hcl": hcl2.loads}
-"""What is no program is read by its own parser; `text` is what the block before it prints, or a drawing.
-A `dockerfile` is built by nobody here, and its page says so."""
+"""The parsers that check blocks other than programs.
+
+A `text` block is the output of the block before it, or a drawing. A `dockerfile` is not built, as its page states.
+"""
 KINDS = {"python", "sh", "text", "dockerfile", *READ}
 
 
 def _installed(command: str) -> None:
-    """Assert that the package that pip would install exists."""
+    """Assert that the project has the extras that pip would install."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     requirements = [Requirement(word) for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
     assert {
@@ -37,18 +39,18 @@ def _installed(command: str) -> None:
 
 
 def _made(command: str) -> None:
-    """Assert that the target exists."""
+    """Assert that the Makefile has the target of the command."""
     target = shlex.split(command, comments=True)[1]
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
 
 
 def _tested(command: str) -> None:
-    """Assert that the test exists."""
+    """Assert that the test files in the command exist."""
     assert all((ROOT / path).exists() for path in re.findall(r"tests/[\w/.]+", command)), command
 
 
 def _understood(command: str) -> None:
-    """Assert that our command accepts these options; other programs' options are left to the shell's parser."""
+    """Assert that our command accepts these options. The options of other programs are not checked."""
     if words := re.match(r"(?:\w+=\S* )*leasehold (.*)", command):
         options = shlex.split(words[1], comments=True)
         group = get_command(app)
@@ -71,7 +73,7 @@ ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
     r"dynamodb-streams://": ("what `dev` starts has no streams of tables", _understood),
     r"[?&]consumer=": ("no stand-in has fan-out that boto3 understands", _understood),
 }
-"""Commands that cannot run here: how they are known, why, and what is held of them all the same."""
+"""Patterns of commands that cannot run here, each with the reason, and with a check that is made instead."""
 
 
 @cache
@@ -81,16 +83,16 @@ def _listed(command: str) -> Callable[[str], None] | None:
 
 @define
 class Developed:
-    """What each `leasehold dev` prints to paste.
+    """Runs the `leasehold dev` commands of pages, and keeps the variables that they print to paste.
 
-    A line runs once, and keeps running for the following pages that use it.
+    Each command is started once, and keeps running for the following pages that use it.
     """
 
     folders: pytest.TempPathFactory
     _running: dict[str, tuple[ExitStack, Mapping[str, str]]] = field(factory=dict)
 
     def pasted(self, line: str) -> Mapping[str, str]:
-        """Return what this line prints."""
+        """Return the variables that this `leasehold dev` command prints, and start it if it is not running."""
         if line not in self._running:
             stack = ExitStack()
             printed = stack.enter_context(stand_ins(line, self.folders.mktemp("dev")))
@@ -98,7 +100,7 @@ class Developed:
         return self._running[line][1]
 
     def keep(self, *lines: str) -> None:
-        """End all others, since each has a producer and a worker that never rest."""
+        """End all other commands, because their producers and workers would use the CPU all the time."""
         with ExitStack() as ending:
             for line in self._running.keys() - set(lines):
                 ending.push(self._running.pop(line)[0])
@@ -106,7 +108,7 @@ class Developed:
 
 @pytest.fixture(scope="module")
 def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Developed]:
-    """Return the outputs of `leasehold dev` for the pages."""
+    """Yield the running `leasehold dev` commands, and end them after the last page."""
     made = Developed(tmp_path_factory)
     yield made
     made.keep()
@@ -121,14 +123,14 @@ def _read(page: str, reader: Reader, developed: Developed) -> None:
 
 
 def _followed(place: str, block: Block, reader: Reader, developed: Developed) -> str | None:
-    """Return what the block prints, or None if nothing is run, or a command that keeps running prints it."""
+    """Run a block and return its output. Return None if it is not a program, or if a command keeps running."""
     if block.kind == "sh":
         printed = "".join(_typed(command, reader, developed) for command in block.commands)
         return None if any(map(STAYS.search, block.commands)) else printed
     if block.file:
         (reader.folder / block.file).write_text(block.text, encoding="utf-8")
     elif "SparkSession" in block.text:
-        compile(block.text, place, "exec")  # sessions of Spark are tried in tests/spark
+        compile(block.text, place, "exec")  # programs with a Spark session are run in tests/spark
     elif block.kind == "python":
         return reader.runs(place, block.text)
     elif block.kind in READ:
@@ -148,25 +150,25 @@ def _typed(command: str, reader: Reader, developed: Developed) -> str:
 
 
 def _pages() -> Iterator[object]:
-    """Return each page with something to run, grouped by the stand-ins that it needs."""
+    """Yield each page that has something to run, ordered by the `leasehold dev` command that it needs."""
     for page in sorted(PAGES, key=lambda page: dev_line(page) or ""):
         if not {block.kind for block in blocks(page)} - {"text"}:
             continue
-        # Together the pages take minutes of CPU time.
+        # Running all pages takes minutes of CPU time.
         marks = [pytest.mark.more, pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
         marks.append(pytest.mark.timeout(600))
         yield pytest.param(page, marks=marks)
 
 
 def test_every_code_block_has_a_language() -> None:
-    """A block without a language is never run."""
+    """A block without a known language would never be run."""
     assert [
         f"{page}:{block.line} is {block.kind}" for page in PAGES for block in blocks(page) if block.kind not in KINDS
     ] == []
 
 
 def test_every_exception_is_needed() -> None:
-    """The list of exceptions contains no snippet that could be run."""
+    """Each pattern in the list of exceptions matches a command on some page."""
     commands = [command for page in PAGES for block in blocks(page) if block.kind == "sh" for command in block.commands]
     assert [pattern for pattern in ELSEWHERE if not any(re.search(pattern, command) for command in commands)] == []
 
@@ -181,7 +183,7 @@ def test_the_snippets_of_a_page_work(
     line = dev_line(page)
     if line and "eventhubs:" in line:
         request.getfixturevalue("amqp_engine")
-    for folder in ("docs", "benchmarks"):  # a reader who has cloned the repository
+    for folder in ("docs", "benchmarks"):  # the reader has cloned the repository
         (tmp_path / folder).symlink_to(ROOT / folder)
     developed.keep(line or "")
     reader = Reader(tmp_path, developed.pasted(line) if line else {})

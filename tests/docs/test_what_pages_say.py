@@ -1,4 +1,4 @@
-"""Pages for users name what exists, completely where they have a table of it, and contain no laboratory notes."""
+"""Tests that users' pages name only what exists, that their tables are complete, and that they have no test notes."""
 
 import json
 import re
@@ -24,9 +24,9 @@ from leasehold.adapters.spark.kinesis.options import WITHOUT_EFFECT as KINESIS_I
 
 DOCS = ROOT / "docs"
 LABORATORY = re.compile(r"\bnot met\b|\d: met\b|\bload (?:average )?of \d|\bload \d|(?<!-)\b[Ss]eeds? \d|two cores\b")
-"""Whether a goal was met, how busy a machine was, and which seed failed."""
+"""Phrases such as whether a goal was met, how busy a machine was, or which seed failed."""
 ONLY_OF_HANDLING = {"cooldown_seconds", "most_wait_seconds", "least_wait_seconds"}
-"""Options that `handlers.md` names as fields of Handling, beside those of `leasehold.run`."""
+"""Fields of Handling that `handlers.md` names, but that are not options of `leasehold.run`."""
 
 
 def test_settings_of_a_producer_are_options_of_produce() -> None:
@@ -35,7 +35,7 @@ def test_settings_of_a_producer_are_options_of_produce() -> None:
 
 
 def test_durations_on_the_page_of_handlers_are_options() -> None:
-    """Every `…_seconds` on the page can be given to `leasehold.run`, or is named as a field of Handling."""
+    """Every `…_seconds` on the page is an option of `leasehold.run` or a field of Handling."""
     named = set(re.findall(r"`(\w+_seconds)`", (DOCS / "handlers.md").read_text(encoding="utf-8")))
     assert named - {*options_by_name(Options)} - {"behind_seconds"} <= ONLY_OF_HANDLING
     assert {each for each in ONLY_OF_HANDLING if each in named} <= {*get_type_hints(Handling)}
@@ -51,7 +51,7 @@ def table_after(page: str, heading: str) -> list[list[str]]:
 
 
 def test_table_of_statuses_has_the_words_and_numbers_of_the_code() -> None:
-    """The page lists each status with the number that commands and metrics use, and no other."""
+    """The page lists all statuses, and no others, with the numbers that commands and metrics use."""
     assert {word: int(number) for word, number, *_ in table_after("status.md", "# Statuses")} == NUMBERS
 
 
@@ -104,7 +104,7 @@ SETTINGS_OF_OTHER_SOURCES = {
 
 
 def test_table_of_mapping_settings_is_complete_and_valid() -> None:
-    """The page has every setting of a stream's mapping, and the options of `leasehold consume` on it exist."""
+    """The page has every setting of a stream's event source mapping, and names only existing options of `consume`."""
     rows = table_after("from-lambda.md", "## Settings of the mapping")
     lambda_model = botocore.session.get_session().get_service_model("lambda")
     request = lambda_model.shape_for("CreateEventSourceMappingRequest")
@@ -120,5 +120,5 @@ def test_table_of_mapping_settings_is_complete_and_valid() -> None:
 
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
 def test_pages_contain_no_laboratory_notes(page: str) -> None:
-    """A page for users states results without machine loads, goals or seeds."""
+    """A page for users contains no machine loads, goals or seeds."""
     assert LABORATORY.findall((DOCS / page).read_text(encoding="utf-8")) == []

@@ -1,4 +1,4 @@
-"""The examples of the documentation as modules, and a PostgreSQL to run them on."""
+"""Makes the documentation's examples importable, and provides a PostgreSQL server for them."""
 
 import sys
 from pathlib import Path
@@ -13,5 +13,5 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
 
 @pytest.fixture(scope="session")
 def conninfo(postgres_service: Service) -> str:
-    """Return the address of this run's PostgreSQL."""
+    """Return the connection string of the PostgreSQL server that the tests share."""
     return build_conninfo(postgres_service)

@@ -1,7 +1,8 @@
-"""Runs a worker of the examples in its own process, with a fault: FOLDER LEASES ME SINK FAULT.
+"""Runs a worker of the examples in a process of its own, with a fault.
 
-`killed`: it dies between the sink and the checkpoint. `stopped`: it stops before the sink until it is told to go on. It
-prints a word and the shard for each batch.
+The arguments are FOLDER LEASES ME SINK FAULT. With the fault `killed`, the worker dies between the write to the sink
+and the checkpoint. With `stopped`, it stops before the write until it gets SIGCONT. For each batch, it prints `done` or
+`fenced`, and the shard.
 """
 
 import os
@@ -23,13 +24,13 @@ LEASE_SECONDS = 1.0
 
 
 class Interrupted(SqliteStore):
-    """A file without blocking waits, so that the process stops between two writes."""
+    """A lease table in which no write is in progress while the process is stopped."""
 
     between = Lock()
     resumed = Event()
 
     def write(self, write: Write) -> Outcome:
-        """Write one at a time, and none while this process is stopped."""
+        """Make one write at a time, and none while this process is stopped."""
         with self.between:
             return super().write(write)
 
@@ -49,7 +50,7 @@ def main(folder: str, leases: str, me: str, sink: str, fault: str) -> None:
         if fault == "stopped":
             with Interrupted.between:
                 os.kill(os.getpid(), signal.SIGSTOP)
-                Interrupted.resumed.wait()  # this thread may run for a moment before all threads are stopped
+                Interrupted.resumed.wait()  # this thread may still run for a moment after SIGSTOP was sent
         try:
             put(batch)
         except fenced:

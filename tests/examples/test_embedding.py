@@ -1,4 +1,4 @@
-"""The examples of embedding do what their page says: sources, planners and sinks that belong to no cloud."""
+"""Tests that the examples of embedding work as their page states: sources, planners and sinks without a cloud."""
 
 import os
 import re
@@ -24,7 +24,7 @@ Sink = tuple[str, Contents]
 
 
 def write_files(folder: Path, names: tuple[str, ...] = ("a.log",)) -> dict[str, list[str]]:
-    """Write files of lines, and return the contents of each."""
+    """Write files with these names, and return the lines of each."""
     lines = {name: [f"{name} {number}" for number in range(LINES)] for name in names}
     for name, each in lines.items():
         (folder / name).write_text("".join(f"{line}\n" for line in each))
@@ -33,7 +33,7 @@ def write_files(folder: Path, names: tuple[str, ...] = ("a.log",)) -> dict[str, 
 
 @pytest.fixture(params=["file", pytest.param("postgres", marks=pytest.mark.more)])
 def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
-    """Return the arguments for a sink, and a function that reads what it has of a shard."""
+    """Return the argument for a sink, and a function that reads the lines of a shard from it."""
     if request.param == "file":
         (tmp_path / "out").mkdir()
         return f"file:{tmp_path / 'out'}", lambda shard: (tmp_path / "out" / f"{shard}.out").read_text().splitlines()
@@ -53,20 +53,20 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
 def start_worker(
     tmp_path: Path, me: str, sink: str, fault: str = "lives"
 ) -> AbstractContextManager[subprocess.Popen[str]]:
-    """Start a worker over the files in this test's folder."""
+    """Start a worker that reads the files in this test's folder."""
     words = [str(Path(__file__).with_name("consumer_child.py")), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(EXAMPLES), str(ROOT)))}
     return child([sys.executable, *words, me, sink, fault], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 def next_line(process: subprocess.Popen[str]) -> str:
-    """Return the next line of its output."""
+    """Return the next line of the process's output."""
     assert process.stdout is not None
     return process.stdout.readline()
 
 
 def stop(process: subprocess.Popen[str]) -> int:
-    """Stop it, and return its exit status."""
+    """Stop the process, and return its exit status."""
     process.send_signal(signal.SIGTERM)
     return process.wait(60)
 
@@ -76,9 +76,9 @@ def test_sink_repeats_nothing_after_a_kill_before_the_checkpoint(tmp_path: Path,
     lines = write_files(tmp_path)
     with start_worker(tmp_path, "w-1", words, "killed") as first:
         assert first.wait(60) == -signal.SIGKILL
-    assert contents("a.log") == lines["a.log"]  # everything is in the sink, nothing is checkpointed
+    assert contents("a.log") == lines["a.log"]  # the sink has all lines, but there is no checkpoint
     with start_worker(tmp_path, "w-2", words) as second:
-        assert next_line(second) == "done a.log\n"  # handled again
+        assert next_line(second) == "done a.log\n"  # the batch is handled again
         with (tmp_path / "a.log").open("a") as file:
             file.write("one more\n")
         assert next_line(second) == "done a.log\n"
@@ -110,7 +110,7 @@ def test_half_written_batch_of_a_killed_worker_is_truncated(tmp_path: Path) -> N
 
 
 def test_directory_files_are_shared_and_resumed(tmp_path: Path) -> None:
-    """This is the page's program, with two instances and a file that grows."""
+    """The page's program reads two files, one of which grows while it is read."""
     lines = write_files(tmp_path, ("a.log", "b.log"))
     command = [sys.executable, str(EXAMPLES / "directory.py"), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""Leases and jobs in PostgreSQL: the store keeps the contract, and no job is skipped."""
+"""Tests leases and jobs in PostgreSQL: the store fulfills the contract, and no job is skipped."""
 
 from collections.abc import Iterator
 from queue import Queue
@@ -33,11 +33,11 @@ def leases(database: str) -> Store:
 
 
 TestPostgres = leasehold_store_contract(leases)
-"""Every clause, on one table."""
+"""Runs every clause of the store contract on one table."""
 
 
 def test_job_that_commits_late_is_not_skipped(database: str) -> None:
-    """The job's id is lower than those that were read while its transaction was open."""
+    """The ids of jobs that commit earlier may be higher, so reading waits for open transactions with lower ids."""
     with connect(database, autocommit=True) as connection:
         connection.execute(SCHEMA)
     jobs = Jobs(database, 1)

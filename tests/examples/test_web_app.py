@@ -1,4 +1,4 @@
-"""The web application of the documentation shows a worker that has ended, and drains with the application."""
+"""Tests that the documentation's web application reports an ended worker, and drains the worker when it ends itself."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ WAIT = 30.0
 
 
 async def health() -> tuple[int, Any]:
-    """Request the route, as a server does."""
+    """Request the health route as a server does, and return the status and the JSON."""
     messages: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -35,7 +35,7 @@ async def health() -> tuple[int, Any]:
 
 
 def test_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The route returns 200 while the worker runs, and the end of the application releases the leases."""
+    """The route returns 200 as long as the worker runs. When the application ends, the worker releases its leases."""
     url = f"memory://{uuid4().hex}"
     monkeypatch.setattr(
         web_app, "SOURCE", ListSource(create_even_shards(("s-0",)), {"s-0": ShardRecords(create_records(2))})

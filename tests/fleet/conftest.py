@@ -1,4 +1,4 @@
-"""A process with hubs for this folder, and the environment in which workers reach the hubs and the blobs."""
+"""Processes with local hubs for the tests in this folder, and the environment by which workers reach hubs and blobs."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +13,7 @@ from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE as BLOB_CON
 from leasehold_lab.standins.hubs.event_hubs import AMQP_PORT, LocalHubs, event_hubs
 
 FIRST, LAST = int(IPv4Address("127.1.0.1")), int(IPv4Address("127.255.0.1"))
-"""Loopback addresses, which are reachable from this machine only."""
+"""The first and the last of the loopback addresses to choose from. They are reachable only from this machine."""
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def running_hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it 
 
 @pytest.fixture(scope="session")
 def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if there is none
-    """Yield another process, whose hubs have the same name for the SDKs of all languages."""
+    """Yield another process, whose hubs have the same address, and so the same name, for the SDKs of all languages."""
     for _ in range(3):
         address = str(IPv4Address(randrange(FIRST, LAST)))  # noqa: S311  not a secret
         with suppress(OSError), socket() as probe:
@@ -38,14 +38,14 @@ def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001 
 
 @pytest.fixture
 def blobs(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Set the blob service in the environment."""
+    """Set the connection string of the blob service in the environment, and return it."""
     monkeypatch.setenv(BLOB_CONNECTION, azurite_connection)
     return azurite_connection
 
 
 @pytest.fixture
 def hubs(running_hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> LocalHubs:
-    """Set the hubs in the environment."""
+    """Set the connection string of the hubs in the environment, and return the hubs."""
     assert blobs
     monkeypatch.setenv(HUB_CONNECTION, running_hubs.connection_string())
     return running_hubs
@@ -53,7 +53,7 @@ def hubs(running_hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def meeting_hubs(hubs_of_one_name: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> LocalHubs:
-    """Set the hubs for all languages in the environment."""
+    """Set the connection string of the hubs for all languages in the environment, and return the hubs."""
     assert blobs
     monkeypatch.setenv(HUB_CONNECTION, hubs_of_one_name.connection_string())
     return hubs_of_one_name

@@ -1,4 +1,4 @@
-"""A connection to a local service that fails as scripted, request by request, as the real service would."""
+"""A proxy to a local service that lets requests fail, as scripted, in ways in which the real service may fail."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SECONDS = 30.0
 
 @frozen
 class Refused:
-    """The service responds with an error."""
+    """An error response of the service."""
 
     code: str
     status: int = 400
@@ -31,31 +31,31 @@ class Refused:
 
 @frozen
 class Reset:
-    """The connection breaks, either before the service has received the request or while the response is on its way."""
+    """A break of the connection, either before the service has received the request or before the response arrives."""
 
     late: bool = False
 
 
 @frozen
 class Altered:
-    """The service's response, with these fields replaced."""
+    """The response of the service, with these fields replaced."""
 
     fields: dict[str, Any]
 
 
 @frozen
 class Late:
-    """The request reaches the service after this many seconds."""
+    """A delay of this many seconds before the request reaches the service."""
 
     seconds: float
 
 
 @frozen
 class Silent:
-    """No response arrives, and after this many seconds the connection breaks.
+    """A missing response. After this many seconds, the connection breaks.
 
     Attributes:
-        late: Whether the service has the request.
+        late: Whether the service receives the request.
     """
 
     seconds: float
@@ -65,12 +65,12 @@ class Silent:
 Fault = Refused | Reset | Altered | Late | Silent
 
 HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
-"""Headers that apply to a single connection only."""
+"""The headers that apply only to a single connection."""
 
 
 @define
 class Line:
-    """The faults for the next requests of each operation, and the number of requests of each operation.
+    """The faults for the next requests of each operation, and the number of requests of each operation so far.
 
     A request without an operation counts under its HTTP method, or as "List".
     """
@@ -83,18 +83,18 @@ class Line:
     _lock: Lock = field(factory=Lock)
 
     def fail(self, operation: str, *faults: Fault) -> None:
-        """Fail the next requests of this operation in these ways, one after another."""
+        """Let the next requests of this operation have these faults, one after another."""
         with self._lock:
             self._faults.setdefault(operation, deque()).extend(faults)
 
     @property
     def waiting(self) -> dict[str, int]:
-        """Return how many faults have not happened yet, by operation."""
+        """The number of faults that have not happened yet, by operation."""
         with self._lock:
             return {operation: len(faults) for operation, faults in self._faults.items() if faults}
 
     def next(self, operation: str) -> Fault | None:
-        """Return the fault for this request, if any."""
+        """Count the request, and return its fault, if any."""
         with self._lock:
             self.requests[operation] += 1
             faults = self._faults.get(operation)
@@ -102,18 +102,18 @@ class Line:
 
 
 class _Carrier(BaseHTTPRequestHandler):
-    """Handles one connection of a client."""
+    """Handles the requests of one connection of a client."""
 
     line: ClassVar[Line]
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def carry(self) -> None:
-        """Forward one request, or fail it."""
+        """Forward one request, or let it fail."""
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         fault = self.line.next(_operation(self.command, self.path, self.headers["X-Amz-Target"] or ""))
         if isinstance(fault, Silent) and fault.late:
-            with suppress(OSError, HTTPException):  # the service may be down
+            with suppress(OSError, HTTPException):  # The service may be down.
                 _forward(self.line.to, self.command, self.path, body, dict(self.headers))
         if isinstance(fault, Late | Silent):
             self.line.closed.wait(fault.seconds)
@@ -127,13 +127,13 @@ class _Carrier(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = carry  # noqa: N815  the server looks up these names
 
     def log_message(self, *_said: object) -> None:
-        """Log nothing, because the test reports faults."""
+        """Log nothing, because the test itself reports faults."""
 
     def _carry(self, body: bytes, fault: Fault | None) -> None:
         try:
             status, response_body, headers = _forward(self.line.to, self.command, self.path, body, dict(self.headers))
         except (OSError, HTTPException):
-            self._reset()  # the service is down
+            self._reset()  # The service is down.
             return
         if isinstance(fault, Reset):
             self._reset()
@@ -165,13 +165,13 @@ class _Carrier(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _reset(self) -> None:
-        # Closing without lingering resets the connection for the other side.
+        # If a socket is closed without lingering, the other side sees a reset connection.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         os.close(self.connection.detach())
 
     def handle(self) -> None:
-        """Serve one connection. The other side may disconnect at any time."""
+        """Handle the requests of one connection. The client may disconnect at any time."""
         with suppress(ConnectionError):
             super().handle()
 
@@ -181,14 +181,14 @@ AnyLine = TypeVar("AnyLine", bound=Line)
 
 @contextmanager
 def line(target_url: str) -> Iterator[Line]:
-    """Yield a faulty connection to this address."""
+    """Run a proxy to this address, and yield it."""
     with laid(Line(target_url)) as faulty_connection:
         yield faulty_connection
 
 
 @contextmanager
 def laid(faulty_connection: AnyLine) -> Iterator[AnyLine]:
-    """Run the server of this connection until the block ends."""
+    """Run the server of this proxy until the block ends."""
     server = ThreadingHTTPServer((HOST, 0), type("Handler", (_Carrier,), {"line": faulty_connection}))
     server.daemon_threads = True
     faulty_connection.url = f"http://{HOST}:{server.server_port}"

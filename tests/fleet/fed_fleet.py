@@ -1,4 +1,4 @@
-"""Worker processes on a local stream that receives numbered records at each tick, for fleets with any store."""
+"""Worker processes with any store, which read a local stream that gets numbered records at each tick."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,7 +22,7 @@ KEYS = 17
 
 @define
 class Puts:
-    """Puts numbered records into a stream, `a_tick` at each tick until there are `rows`.
+    """Puts numbered records into a stream, `a_tick` records at each tick, until there are `rows` records.
 
     The records of each key are in order.
     """
@@ -49,7 +49,7 @@ class Puts:
 
 @define
 class FedFleet:
-    """Workers on a stage, and the records that they should read."""
+    """The workers on a stage, and the source of the records that they should read."""
 
     stage: Stage
     puts: Puts
@@ -62,7 +62,7 @@ class FedFleet:
 
 
 @contextmanager
-def run_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
+def run_fed_fleet(  # noqa: PLR0917  one for each difference between fleets
     kinesis_url: str,
     client: "KinesisClient",
     table: Store,
@@ -73,13 +73,13 @@ def run_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
     rows: int,
     a_tick: int,
 ) -> Iterator[FedFleet]:
-    """Run a fleet without workers on a stream with four shards, and stop all workers at the end.
+    """Create a stream with four shards and a fleet without workers. Stop all workers at the end.
 
-    table     the leases, as the test reads them
-    store     their URL, for the workers
-    settings  the workers' other options
+    table     the lease table, from which the test reads
+    store     the URL of the lease table, for the workers
+    settings  the other options of the workers
     """
-    name = f"{folder.name[:50]}-{uuid4().hex[:8]}"  # pytest cuts long names, so two tests may have the same folder name
+    name = f"{folder.name[:50]}-{uuid4().hex[:8]}"  # pytest cuts long names, so two tests may have the same one.
     with closing(Stream(kinesis_url, name, 4)) as stream:
         puts = Puts(client, name, rows, a_tick)
         stage = Stage(folder, stream, table, store, settings, watched=puts)

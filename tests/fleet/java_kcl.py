@@ -1,4 +1,4 @@
-"""Runs the Java KCL as a process, built from the published jars of a given version with a program of ours."""
+"""Runs the Java KCL as a process that consists of the published jars of some version and a program of ours."""
 
 import hashlib
 import shutil
@@ -11,23 +11,23 @@ from leasehold_lab.demo.stage import Stage
 
 BUILD_SECONDS = 540
 FAILOVER_MS = 3000
-# Use a small heap and the quick compiler, because several of these processes share two cores with the services.
+# Use a small heap and only the quick compiler, because several of these processes share two cores with the services.
 JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 PROGRAM = Path(__file__).parents[1] / "java" / "kcl_worker"
 
 
 def missing() -> str:
-    """Return which tools for building a Java worker are missing here, or an empty string."""
+    """Return the names of the missing tools that are needed to build a Java worker, or an empty string."""
     return ", ".join(tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None)
 
 
 def built(version: str) -> Path:
-    """Return the folder with this KCL's jars and our program. The first call downloads and compiles them."""
+    """Return the folder with this KCL's jars and our compiled program. The first call downloads and compiles them."""
     return compiled(PROGRAM / "KclWorker.java", f"kcl-{version}", f"-Dkcl.version={version}")
 
 
 def compiled(source: Path, name: str, *properties: str) -> Path:
-    """Return the named folder with the program's classes and, in `jars`, the dependencies of the pom next to it."""
+    """Return a folder with the program's classes and, in its subfolder `jars`, the dependencies of the program."""
     pom = source.with_name("pom.xml")
     digest = hashlib.sha256(source.read_bytes() + pom.read_bytes()).hexdigest()[:12]
 
@@ -50,9 +50,9 @@ def java_worker(
     failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
-    """Start a Java worker on the stage's stream and table.
+    """Start a Java worker with the stream and the table of the stage.
 
-    Mode "2x" lets a 3.x worker share the table with 2.x workers.
+    With mode "2x", a 3.x worker shares the table with 2.x workers.
     """
     table = stage.store_url.removeprefix("dynamodb://").partition("?")[0]
     service_addresses = (kinesis, dynamodb, stage.stream.name, table)
@@ -71,7 +71,7 @@ def started(
     failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
-    """Start a Java worker. `place` has the addresses of Kinesis and DynamoDB, the stream and the table."""
+    """Start a Java worker. `place` contains the addresses of Kinesis and DynamoDB, the stream and the table."""
     jars = built(version)
     command = (*JVM, *properties, "-cp", f"{jars}:{jars}/jars/*", "KclWorker", *place, name, str(failover_ms), mode)
     return Child(name, command, folder, program=str(shutil.which("java")))

@@ -1,4 +1,4 @@
-"""Our workers and Java's on one stream and one table, with a producer, and a record of everything they do."""
+"""Our workers and Java workers with the same stream and table, a producer, and a record of everything that they do."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ WAIT_SECONDS = 60.0
 
 @define
 class Mixed:
-    """A running fleet.
+    """A running fleet of our workers and Java workers.
 
     version        of the Java KCL
     mode           "own", or "2x" for a 3.x worker that shares with 2.x ones
@@ -47,20 +47,20 @@ class Mixed:
         return self.stage.store_url.removeprefix("dynamodb://").partition("?")[0]
 
     def java_log(self) -> str:
-        """Return the whole log of the Java workers."""
+        """Return the complete logs of the Java workers."""
         return "".join(log.read_text() for log in sorted(self.stage.folder.glob("java-*.log")))
 
     def watched(self, _stage: Stage) -> None:
-        """Record the records that the producer has put."""
+        """Remember the records that the producer has put since the last call."""
         self.sent += self.produced.read_new_items()
 
     def read_by(self, worker: str) -> bool:
-        """Return whether a worker owns leases and has started to read all of them."""
+        """Return whether a worker owns leases, and has started to read all of them."""
         own_shards = [lease.shard for lease in self.stage.leases if lease.owner == worker and not lease.ended]
         return bool(own_shards) and all(self.stage.reading.find_reader(shard) == worker for shard in own_shards)
 
     def gifts(self) -> list[tuple[str, str, bool]]:
-        """Return the shards that passed from our workers to Java's, with the worker, and whether it started to read."""
+        """Return (shard, Java worker, whether it started to read) for each shard that passed from us to Java."""
         gifts = []
         rows = sorted(self.stage.history.rows, key=lambda row: (row.shard, row.t))
         for shard, shard_rows in groupby(rows, key=lambda row: row.shard):
@@ -90,11 +90,11 @@ class Mixed:
         self.stage.watch_process(started)
 
     def balanced(self) -> None:
-        """Wait until every open shard is read, and no live worker has two more leases than another."""
+        """Wait until every open shard is read, and the lease counts of the live workers differ by one at most."""
         self._wait("balanced", self.stage.is_balanced)
 
     def owned_by(self, worker: str) -> None:
-        """Wait until one worker reads all shards, even if others are running."""
+        """Wait until this worker reads all shards, even if other workers are running."""
 
         def reads_all_shards() -> bool:
             current = {lease.shard for lease in self.stage.leases if not lease.ended}
@@ -104,7 +104,7 @@ class Mixed:
         self._wait(f"all read by {worker}", reads_all_shards)
 
     def finish(self) -> RunVerdict:
-        """Stop producing, wait until all records arrive, and drain all workers. Return the verdict."""
+        """Stop the producer, wait until all records are dispatched, drain all workers, and return the verdict."""
         self.producer.ask_to_end()
         assert self.producer.wait() == 0, self.producer.last_output
         self.stage.tick()
@@ -136,7 +136,7 @@ class Mixed:
 
 @contextmanager
 def mixed(kinesis: str, dynamodb: str, version: str, mode: str, lease_seconds: int = LEASE_SECONDS) -> Iterator[Mixed]:
-    """Run a fleet without workers on a table and a stream with four shards that is being written to."""
+    """Create a table, a stream with four shards, a producer that writes to the stream, and a fleet without workers."""
     settings = ("--lease-seconds", str(lease_seconds), *SETTINGS[2:])
     with open_stage(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
         command = ("-m", "leasehold_lab.demo.producer", kinesis, stage.stream.name, str(RATE))

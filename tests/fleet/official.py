@@ -1,6 +1,6 @@
-"""Azure's event processors as processes, one for each language, at locked versions, with programs of ours.
+"""Runs the event processors of the Azure SDKs, at locked versions, as processes. Each has a program of ours.
 
-Each program takes the same arguments and prints the event lines of `leasehold consume --events`:
+Each program takes these arguments, and prints event lines like `leasehold consume --events`:
 
     WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 """
@@ -21,14 +21,14 @@ from leasehold_lab.standins.node import find_node, install_packages
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 BUILD_SECONDS = 540
-# Use a small heap and the quick compiler, because several of these processes share two cores with the services.
+# Use a small heap and only the quick compiler, because several of these processes share two cores with the services.
 JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 GO_LEAST = (1, 24)
 
 
 @frozen
 class Make:
-    """The processor of one SDK.
+    """The event processor of one SDK.
 
     start  downloads and builds it once, and returns the program and its first arguments. Raises ServiceError on failure
     group  the consumer group as its workers must write it
@@ -47,7 +47,7 @@ def _javascript() -> tuple[str, ...]:
 
     def fill_folder(folder: Path) -> None:
         install_packages(source_folder, folder)
-        shutil.copy(source_folder / "worker.cjs", folder)  # next to the packages, where Node looks for them
+        shutil.copy(source_folder / "worker.cjs", folder)  # Node looks for the packages next to the program.
 
     return *node.node, str(_built(source_folder, fill_folder) / "worker.cjs")
 
@@ -103,16 +103,15 @@ MAKES: Mapping[str, Make] = {
     "asyncio": Make(partial(_python, "official_worker_aio.py")),
     "javascript": Make(_javascript),
     "java": Make(_java),
-    # Go's SDK does not convert blob names to lower case, as all others do.
+    # Go's SDK, unlike all others, does not convert blob names to lower case.
     "go": Make(_go, group="$default"),
 }
-"""The processors by name. Python's two come with the tests. The others need the tools that `start` names if they are
-missing.
+"""The processors by name. Those for Python need no other tools. For the others, `start` names tools that are missing.
 """
 
 
 def check_digests(folder: Path, listing: str) -> None:
-    """Check that a folder contains exactly the files in the output of `sha256sum`. Raises ServiceError."""
+    """Raise ServiceError unless the folder contains exactly the files that this output of `sha256sum` lists."""
     listed = {name: digest for digest, name in (line.split() for line in listing.splitlines())}
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     if differing_names := sorted(
@@ -122,7 +121,7 @@ def check_digests(folder: Path, listing: str) -> None:
 
 
 def _built(source_folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Return a folder that was filled from the current files of a tree."""
+    """Return a folder that `fill` has filled from the current files of this source folder."""
     files = sorted(path for path in source_folder.iterdir() if path.is_file())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
     return fill_once(f"{source_folder.parent.name}/event-processor-{digest}", fill)

@@ -1,8 +1,8 @@
-"""An official Event Hubs worker, written as Azure documents it, that prints event lines like those of our workers.
+"""An official Event Hubs worker, written as Azure's documentation shows, which prints event lines as our workers do.
 
     python official_worker.py WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 
-Both connection strings are in the environment. On SIGTERM, the worker releases its partitions and exits.
+Both connection strings are taken from the environment. On SIGTERM, the worker releases its partitions and exits.
 """
 
 import json
@@ -23,7 +23,7 @@ ENDINGS = {CloseReason.OWNERSHIP_LOST: "lease-lost", CloseReason.SHUTDOWN: "stop
 
 
 def main(arguments: list[str]) -> None:
-    """Receive until SIGTERM."""
+    """Receive events until SIGTERM."""
     worker, hub, group, container, interval, expiry = arguments
     store = BlobCheckpointStore.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"], container)
     client = EventHubConsumerClient.from_connection_string(
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
         load_balancing_interval=float(interval),
         partition_ownership_expiration_interval=float(expiry),
     )
-    # Closing waits for the receiving thread, and that is the thread in which the signal handler runs.
+    # Close the client in another thread, because `close` waits for the receiving thread, in which signal handlers run.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=client.close).start())
     print_event = partial(record_event, worker)
     with client, store:
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
 
 
 def handle(print_event: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  the SDK's context has no public type
-    """Print the events, and checkpoint the last one."""
+    """Print the events, and write a checkpoint at the last one."""
     record_events(print_event, context, events)
     if events:
         context.update_checkpoint(events[-1])

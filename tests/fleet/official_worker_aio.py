@@ -2,7 +2,7 @@
 
     python official_worker_aio.py WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 
-Both connection strings are in the environment. On SIGTERM, the worker releases its partitions and exits.
+Both connection strings are taken from the environment. On SIGTERM, the worker releases its partitions and exits.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from official_worker import ENDINGS, record_event, record_events
 
 
 async def main(arguments: list[str]) -> None:
-    """Receive until SIGTERM."""
+    """Receive events until SIGTERM."""
     worker, hub, group, container, interval, expiry = arguments
     store = BlobCheckpointStore.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"], container)
     client = EventHubConsumerClient.from_connection_string(

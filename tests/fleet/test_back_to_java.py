@@ -1,4 +1,4 @@
-"""Moving back from our workers to Java 3.x workers whose leader was just killed, as the documentation describes."""
+"""Moving back from our workers to Java 3.x workers, whose leader was just killed, as the documentation describes."""
 
 import java_kcl
 import pytest
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("j
 def test_java_reads_at_once_after_the_dead_leaders_row_is_deleted(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """If the row of the dead leader is deleted, two minutes without a reader are avoided."""
+    """Deleting the row of the dead leader avoids two minutes without a reader."""
     if missing_tools := java_kcl.missing():
         pytest.skip(f"the Java KCL is not run: no {missing_tools}")
     java_kcl.built("3.5.1")
@@ -28,7 +28,7 @@ def test_java_reads_at_once_after_the_dead_leaders_row_is_deleted(
         assert fleet.stage.store.list().reports.leader == "java-1"
         dynamodb_local_client.delete_item(TableName=fleet.table, Key={"leaseKey": {"S": "Leader"}})
         fleet.join_java("java-2")
-        # This takes less than a minute. The dead leader's lock would have lasted two minutes.
+        # This wait is limited to a minute, whereas the lock of the dead leader would have lasted two minutes.
         fleet.owned_by("java-2")
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict

@@ -1,4 +1,4 @@
-"""A worker with real blobs while storage is down, a clock is wrong, blobs are unknown or keys are wrong."""
+"""A worker with real blobs while the storage is down, a clock is wrong, blobs are unreadable, or keys are wrong."""
 
 import logging
 import re
@@ -38,7 +38,7 @@ SHARED = {"0": "sdk", "1": "sdk", "2": "ann", "3": "ann"}
 
 @define
 class Member:
-    """A worker with a clock that the test advances, cycle by cycle."""
+    """A worker whose clock the test advances, cycle by cycle."""
 
     store: EtagStore
     now: float = 1000.0
@@ -51,7 +51,7 @@ class Member:
         )
 
     def cycle(self) -> list[str]:
-        """Run one cycle and return the keys of the held partitions."""
+        """Run one cycle, and return the keys of the held partitions."""
         self.now += CONFIG.cycle_seconds
         self.worker.renew(self.now)
         self.worker.hurry()
@@ -59,7 +59,7 @@ class Member:
         return [holding.key for holding in self.worker.holdings]
 
     def until(self, condition: Callable[[], bool], after_cycle: Callable[[], None] = lambda: None) -> None:
-        """Run cycles until the condition is true. Fail after twenty."""
+        """Run cycles until the condition is met. Fail after twenty cycles."""
         cycles = 0
         while not condition():
             cycles += 1
@@ -80,7 +80,7 @@ def container(blobs: str) -> Iterator[ContainerClient]:
 
 @pytest.fixture
 def peer(container: ContainerClient) -> EtagStore:
-    """Return the store of an official peer, which owns two of four partitions and can always reach the blobs."""
+    """Return the store of an official worker that owns two of four partitions, and can always reach the blobs."""
     store = EtagStore(BlobObjects(container), LAYOUT)
     for key in SHARED:
         expect_applied(store.write(CreateLease(Lease(key))))
@@ -101,7 +101,7 @@ def test_leases_survive_three_cycles_without_storage(
     blobs: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """If a worker releases too soon, the stream stops. If it holds for too long, it reads what another worker reads."""
+    """A worker that gives up leases too soon leaves shards unread. A worker that is too late reads a shard twice."""
     wire = Wire(azurite_service.port)
     connection_through_wire = blobs.replace(f":{azurite_service.port}/", f":{wire.port}/")
     with ContainerClient.from_connection_string(
@@ -128,14 +128,14 @@ def test_leases_survive_three_cycles_without_storage(
 def test_a_clock_ten_minutes_off_takes_no_lease_from_living_owners(
     container: ContainerClient, peer: EtagStore, skew: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the clock is ahead, live peers don't look dead. If it is behind, dead peers are still taken over."""
+    """With a clock that is ahead, live peers must not look dead. With one that is behind, dead peers must look dead."""
     objects_with_skew = BlobObjects(container, SkewWarning(lambda: time.time() + skew))
     ann = Member(EtagStore(objects_with_skew, LAYOUT))
     for _ in range(6):
         ann.cycle()
         renew(peer)
     assert owners(peer) == SHARED
-    ann.until(lambda: owners(peer) == dict.fromkeys("0123", "ann"))  # the peer is dead now
+    ann.until(lambda: owners(peer) == dict.fromkeys("0123", "ann"))  # The peer no longer renews its leases.
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "leasehold.objects"]
     assert re.match(r"the local clock is (59|60)\d s (ahead of|behind) the storage service's", warning)
 
@@ -144,7 +144,7 @@ def test_foreign_blobs_do_not_stop_a_worker(
     container: ContainerClient, peer: EtagStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("ownership/readme.txt", "ownership/2", "ownership-old/3"):
-        container.upload_blob(f"{PREFIX}/{name}", b"")  # no metadata at all
+        container.upload_blob(f"{PREFIX}/{name}", b"")  # These blobs have no metadata.
     broken_blob = container.get_blob_client(f"{PREFIX}/checkpoint/3")
     broken_blob.set_blob_metadata({"offset": "0", "sequencenumber": "x"})
     ann = Member(EtagStore(BlobObjects(container), LAYOUT))
@@ -162,7 +162,7 @@ def test_foreign_blobs_do_not_stop_a_worker(
 
 
 def ended(url: str, *more: str) -> tuple[int, str]:
-    """Return the exit status of the command and its output."""
+    """Run the command, and return its exit status and its error output."""
     result = CliRunner().invoke(app, [url, "--events", *more])
     assert result.stdout == ""
     return result.exit_code, result.stderr

@@ -1,4 +1,4 @@
-"""Worker processes with fan-out lose nothing through a newcomer, a split, a merge and a kill."""
+"""Worker processes with enhanced fan-out lose no record through a newcomer, a split, a merge and a kill."""
 
 import hashlib
 import sys
@@ -25,13 +25,13 @@ KEYS = 23
 
 @define
 class Producer:
-    """Puts numbered records, and remembers their data."""
+    """Puts numbered records into the stream, and remembers their data."""
 
     client: "KinesisClient"
     sent: list[str] = field(factory=list)
 
     def put(self, count: int) -> None:
-        """Put this many more records, in order for each key."""
+        """Put this many more records. The records of each key are put in order."""
         rows = [str(len(self.sent) + n) for n in range(count)]
         for start in range(0, count, 100):
             response = self.client.put_records(
@@ -44,7 +44,7 @@ class Producer:
         self.sent += rows
 
     def open_shards(self) -> list[dict[str, Any]]:
-        """Return the shards that are still written to."""
+        """Return the shards that still accept records."""
         shards: list[Any] = self.client.list_shards(StreamName=STREAM)["Shards"]
         return [shard for shard in shards if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
 
@@ -64,7 +64,7 @@ class Producer:
         self.active()
 
     def active(self) -> None:
-        """Wait until the stream is active again."""
+        """Wait until the stream is active."""
         summary = self.client.describe_stream_summary
         until(
             lambda: summary(StreamName=STREAM)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "stream active"
@@ -72,7 +72,7 @@ class Producer:
 
 
 def run_through_changes(fleet: Fleet, producer: Producer) -> None:
-    """Start a newcomer, split, merge, kill b-1 and stop in good order. Check that no record is lost."""
+    """Start workers, split and merge shards, kill b-1, and stop the other workers. Check that no record is lost."""
     producer.put(500)
     fleet.start("a-1")
     fleet.start("b-1")
@@ -94,12 +94,12 @@ def run_through_changes(fleet: Fleet, producer: Producer) -> None:
 
 
 def digests(rows: list[str]) -> set[str]:
-    """Return the digests of these records, as they appear in event lines."""
+    """Return the digests of these records, as event lines contain them."""
     return {hashlib.sha1(row.encode(), usedforsecurity=False).hexdigest() for row in rows}
 
 
 def out_of_order(records: list[dict[str, Any]], sent: list[str]) -> list[str]:
-    """Return the keys of which a record was first dispatched before an earlier one."""
+    """Return the keys for which some record was dispatched before an earlier record."""
     numbers = {digest: number for number, row in enumerate(sent) for digest in digests([row])}
     latest: dict[str, int] = {}
     keys = []
@@ -112,7 +112,7 @@ def out_of_order(records: list[dict[str, Any]], sent: list[str]) -> list[str]:
 
 @pytest.fixture
 def producer(ferrokinesis_url: str) -> Iterator[Producer]:
-    """Return a producer for a stream of four shards."""
+    """Create a stream with four shards, and yield a producer for it."""
     client: KinesisClient = boto3.client("kinesis", endpoint_url=ferrokinesis_url)
     client.create_stream(StreamName=STREAM, ShardCount=4)
     producer = Producer(client)
@@ -131,7 +131,8 @@ def test_a_fan_out_fleet_loses_no_record_in_reshards_and_a_kill(
         run_through_changes(fleet, producer)
         merged_shard = producer.open_shards()[-1]["ShardId"]
         assert "AdjacentParentShardId" in producer.open_shards()[-1]
-        # The stand-in may name only one of two parents, so records of the other parent may come after the child's.
+        # The stand-in may name only one of two parents, so that records of the other parent may come after those of the
+        # child.
         other_records = [each for each in fleet.records() if each["shard"] != merged_shard]
         assert out_of_order(other_records, producer.sent) == []
         copies = Counter(each["sha1"] for each in fleet.records())

@@ -1,4 +1,4 @@
-"""Any source works with any store, even if a worker process is killed: Kinesis with Azure, Event Hubs with DynamoDB."""
+"""Any source works with any store, for example Kinesis with Azure, even if a worker process is killed."""
 
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +22,7 @@ ROWS = 1800
 
 @pytest.mark.more
 def test_event_hubs_with_leases_in_dynamodb_lose_no_record(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
-    """A partition, which has no parents but has an offset, fits into a row that was designed for shards."""
+    """The lease of a partition, which has an offset but no parents, fits into a row that was designed for shards."""
     store = f"dynamodb://hub-leases?region=eu-west-1&endpoint={dynalite_url}"
     with a_group(Feed(HubStream(hubs, "crossing", 4), flights(ROWS), 40), tmp_path, store) as group:
         group.stage.join("ours-1")
@@ -38,7 +38,7 @@ def test_event_hubs_with_leases_in_dynamodb_lose_no_record(hubs: LocalHubs, dyna
 def test_kinesis_with_leases_in_blobs_loses_no_record(
     kinesis_url: str, kinesis_client: "KinesisClient", blobs: str, tmp_path: Path
 ) -> None:
-    """Parents, sub-sequence numbers and shard ends fit into blobs, and survive a crash."""
+    """Parents, sub-sequence numbers and shard ends can be stored in blobs, and survive a crash."""
     assert blobs
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"

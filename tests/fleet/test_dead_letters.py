@@ -1,4 +1,4 @@
-"""A real consumer with poisoned records: their dead letters in each kind of sink, and the replay."""
+"""A real consumer with poisoned records: their dead letters in each kind of sink, and their replay."""
 
 import json
 import subprocess
@@ -41,13 +41,13 @@ async def mended(batch):
 
 
 def noted(folder: Path, name: str) -> list[str]:
-    """Return the data that the handlers in `APP` wrote to this file."""
+    """Return the data of the records that the handlers in `APP` have noted in this file."""
     path = folder / name
     return path.read_text().split() if path.exists() else []
 
 
 def consumed(folder: Path, source: str, sink: str) -> str:
-    """Consume until all good records are handled. Return the worker's output."""
+    """Run a worker until all good records are handled, and return its error output."""
     (folder / "app.py").write_text(APP)
     options = ["--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--handler", "app:handle", "--attempts", "2"]
     command = [*LEASEHOLD, "consume", source, *options, "--dead-letter", sink]
@@ -62,7 +62,7 @@ def consumed(folder: Path, source: str, sink: str) -> str:
 
 
 def replayed(folder: Path, sink: str, *options: str) -> dict[str, int]:
-    """Return the result of a replay."""
+    """Replay the dead letters, and return the result."""
     command = [*LEASEHOLD, "replay", sink, "--json", *options]
     completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT, check=False)
     verdict: dict[str, int] = json.loads(completed.stdout)
@@ -72,7 +72,7 @@ def replayed(folder: Path, sink: str, *options: str) -> dict[str, int]:
 
 @pytest.fixture
 def stream(kinesis_client: "KinesisClient") -> str:
-    """Return the name of a stream that contains poisoned records."""
+    """Create a stream that contains poisoned records, and return its name."""
     name = made(kinesis_client)
     kinesis_client.put_records(
         StreamName=name,
@@ -82,7 +82,7 @@ def stream(kinesis_client: "KinesisClient") -> str:
 
 
 def made(client: "KinesisClient") -> str:
-    """Create an empty stream with one shard."""
+    """Create an empty stream with one shard, and return its name."""
     name = f"letters-{uuid4().hex}"
     client.create_stream(StreamName=name, ShardCount=1)
     summary = client.describe_stream_summary
@@ -91,7 +91,7 @@ def made(client: "KinesisClient") -> str:
 
 
 def url(endpoint: str, stream: str) -> str:
-    """Return the stream's URL."""
+    """Return the URL of the stream."""
     return f"kinesis://{stream}?region=eu-west-1&endpoint={endpoint}"
 
 
@@ -144,8 +144,9 @@ def test_dead_letters_can_go_to_a_stream_and_be_replayed_into_one(
     assert replayed(tmp_path, *replay_arguments, "app:mended") == {"done": 2, "failed": 0, "strange": 0}
     assert noted(tmp_path, "replayed") == ["7", "23"]
     assert replayed(tmp_path, *replay_arguments, "app:mended") == {"done": 0, "failed": 0, "strange": 0}
-    # Each has the form of a file in a folder, from which it can then be replayed into a stream.
-    assert len(rows_of(kinesis_client, letter_stream)) == 4  # two were written back
+    # A dead letter in a stream has the same form as a file in a folder, so replay two of them from a folder into
+    # another stream.
+    assert len(rows_of(kinesis_client, letter_stream)) == 4  # Two were written back.
     for row in rows_of(kinesis_client, letter_stream)[2:]:
         (tmp_path / "box" / dead_letter_from(row).name).write_bytes(row)
     target_stream = made(kinesis_client)

@@ -1,4 +1,4 @@
-"""A large fleet of real workers in threads doubles at one moment. Its table is a file."""
+"""A large fleet of real workers, which run in threads and share a table in a file, doubles at once."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -33,13 +33,13 @@ SETTLE_SECONDS, SOON_SECONDS = 240.0, 0.5
 
 @define
 class Ledger:
-    """The confirmed writes of the table: the owner of each lease at each version."""
+    """The confirmed writes of a table: the owner of each lease at each epoch."""
 
     owners: dict[str, dict[int, str | None]] = field(factory=lambda: {key: {} for key in LEASES})
     _lock: Lock = field(factory=Lock)
 
     def note(self, lease: Lease) -> None:
-        """Record a confirmed write."""
+        """Record the owner after a confirmed write."""
         with self._lock:
             self.owners[lease.key][lease.epoch or 0] = lease.owner
 
@@ -59,7 +59,7 @@ class Noted:
     def write(self, write: Write) -> Outcome:
         """Write, and record the outcome.
 
-        A gift is not recorded until the next owner has accepted it, which a busy machine may delay.
+        A hand-off is recorded only once the next owner has accepted it, which a busy machine may delay.
         """
         outcome = self._store.write(write)
         if isinstance(outcome, Done) and not isinstance(write, GiveLease | TakeBackLease):
@@ -68,7 +68,7 @@ class Noted:
 
 
 def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
-    """Run one worker on its own connection until it is told to stop."""
+    """Run one worker with a connection of its own until `ending` is set."""
     with closing(open_store(url)) as connection:
         store, stop_requested = Noted(connection, ledger), Event()
         worker = ScanPerCycleWorker(
@@ -101,14 +101,14 @@ def a_fleet(url: str, names: Iterable[str], ledger: Ledger) -> Iterator[None]:
 
 
 def even(table: Store) -> bool:
-    """Return whether each worker holds its share and no lease is moving."""
+    """Return whether each worker holds its share, and no lease is moving."""
     leases = table.list().leases
     counts = Counter(lease.owner for lease in leases)
     return sorted(counts.values()) == [1] * 95 + [2] and not any(lease.next_owner for lease in leases)
 
 
 def test_48_joiners_of_48_workers_with_97_leases_make_the_fewest_moves(tmp_path: Path) -> None:
-    """If two joiners emptied an owner of two leases, 49 to 53 moves would be needed (M5)."""
+    """Without coordination, two joiners might empty an owner of two leases, and 49 to 53 moves would be needed (M5)."""
     url, ledger = f"sqlite:///{tmp_path / 'leases.db'}", Ledger()
     with ExitStack() as open_now:
         table = Noted(open_now.enter_context(closing(open_store(url))), ledger)

@@ -1,4 +1,4 @@
-"""Workers join a group over a container of blobs, where a row contains nothing about its owner's plans."""
+"""Workers join a group whose leases are blobs. Such rows contain nothing about the plans of their owners."""
 
 from pathlib import Path
 
@@ -15,17 +15,17 @@ PARTITIONS, ROWS = 24, 4000
 
 
 def owners(group: Group) -> dict[str, str | None]:
-    """Return the reader of each partition that has exactly one."""
+    """Return the reader of each partition that has exactly one reader."""
     return {partition: readers[0] for partition, readers in group.readers().items() if len(readers) == 1}
 
 
 def moves_since(group: Group, begin: float) -> int:
-    """Return how often a partition has changed its reader since then."""
+    """Return how often any partition has got a new reader since then."""
     return sum(tenure.begin > begin for tenure in group.stage.reading.tenures)
 
 
 def test_workers_that_join_together_make_the_fewest_moves(hubs: LocalHubs, tmp_path: Path) -> None:
-    """If the joiners balanced the group separately, they would undo each other's moves and make 22 in all."""
+    """If the joiners balanced the group independently, they would undo each other's moves, and make 22 moves in all."""
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/joined&group=$Default"
         feed = Feed(HubStream(hubs, "joined", PARTITIONS), flights(ROWS), 20)
@@ -40,7 +40,7 @@ def test_workers_that_join_together_make_the_fewest_moves(hubs: LocalHubs, tmp_p
                 stage.join(f"ours-{number}")
             assert group.settle() == [4] * 6
             fewest_moves = least_moves(owners_before, stage.list_living_workers())
-            # A process that starts after the others' wait for joiners may cause an additional move.
+            # A process that starts only after the others have stopped waiting for joiners may cause an additional move.
             assert fewest_moves == 16 <= moves_since(group, last_begin) <= 18
             verdict = group.finish()
             assert (verdict.faults, verdict.lost) == ((), 0)

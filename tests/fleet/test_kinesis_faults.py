@@ -1,4 +1,4 @@
-"""Workers with faulty connections to the stream and the table: faults are reported, and no record is lost."""
+"""Workers with faulty connections to the stream and the lease table: faults are reported, and no record is lost."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
 
 PATIENCE_SECONDS = 60.0
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=1.0, initial_position=TRIM_HORIZON)
-# On a busy machine, faults may last longer than a short lease, and records of an expired lease may be repeated.
+# On a busy machine, the faults may last longer than a short lease. Records of an expired lease could be repeated.
 UNHURRIED = evolve(CONFIG, lease_seconds=60.0)
 EXPIRED, SLOW_DOWN = Refused("ExpiredIteratorException"), Refused("ProvisionedThroughputExceededException")
 BROKEN = Refused("InternalFailure", 500)
@@ -41,7 +41,7 @@ MOST_BYTES = 10 * 1024 * 1024
 
 @define
 class Orders:
-    """A stream with one shard, the records put into it, and the records that workers have read."""
+    """A stream with one shard, the records that were put into it, and the records that workers have read."""
 
     client: "KinesisClient"
     name: str = Factory(lambda: f"faults-{uuid4().hex[:8]}")
@@ -63,13 +63,13 @@ class Orders:
             self.read += [record.data for record in delivery.records]
 
     def drained(self) -> bool:
-        """Return whether all records have been read."""
+        """Return whether workers have read as many records as were put."""
         return len(self.read) >= len(self.sent)
 
 
 @contextmanager
 def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> Iterator[list[BaseException]]:
-    """Run a worker during the block. Yield a list that will contain the error that ended it, if any."""
+    """Run a worker during the block. Yield a list that will contain the error that ended the worker, if any."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -98,32 +98,32 @@ def orders(kinesis_client: "KinesisClient") -> Orders:
 
 @pytest.fixture
 def stream_line(kinesis_url: str) -> Iterator[Line]:
-    """Yield the faulty connection to the streams."""
+    """Yield a faulty connection to the streams."""
     with line(kinesis_url) as faulty:
         yield faulty
 
 
 @pytest.fixture
 def table_line(dynalite_url: str) -> Iterator[Line]:
-    """Yield the faulty connection to the tables."""
+    """Yield a faulty connection to the tables."""
     with line(dynalite_url) as faulty:
         yield faulty
 
 
 @pytest.fixture
 def table(table_line: Line, orders: Orders) -> Iterator[Store]:
-    """Yield a table that is reached through that connection."""
+    """Yield a lease table that is accessed through the faulty connection to the tables."""
     with closing(open_store(f"dynamodb://{orders.name}?region=eu-west-1&endpoint={table_line.url}")) as store:
         yield store
 
 
 def source(orders: Orders, faulty_connection: Line) -> KinesisSource:
-    """Return the stream, reached through this connection."""
+    """Return the stream as a source that is accessed through this connection."""
     return open_url(orders.name, {"region": "eu-west-1", "endpoint": faulty_connection.url})
 
 
 def rows(store: Store) -> list[tuple[str | None, str]]:
-    """Return owner and checkpoint of each lease."""
+    """Return the owner and the checkpoint of each lease."""
     return [(lease.owner, lease.checkpoint.sequence) for lease in store.list().leases]
 
 
@@ -156,7 +156,7 @@ def test_records_come_once_and_in_order_despite_every_fault(
 def test_a_recreated_stream_is_reported_and_not_read(
     orders: Orders, stream_line: Line, table: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream deleted by mistake keeps its checkpoints, and an operator decides where its successor is read from."""
+    """If a stream is deleted and recreated, its checkpoints stay, and an operator decides where to read the new one."""
     orders.put(5)
     handling = Handling(orders.handle, cooldown_seconds=0.5)
     with reading(Worker(store=table, source=source(orders, stream_line), me="ann", config=CONFIG), handling) as errors:
@@ -166,7 +166,7 @@ def test_a_recreated_stream_is_reported_and_not_read(
         orders.client.delete_stream(StreamName=orders.name)
         until(lambda: "shard shardId-000000000000 stops here" in caplog.text, "the loss is said")
         orders.client.get_waiter("stream_not_exists").wait(StreamName=orders.name, WaiterConfig=AT_ONCE)
-        # This is how the service responds to another stream's sequence number. The stand-in responds differently.
+        # The service would respond like this to a sequence number of another stream. The stand-in responds differently.
         stream_line.fail("GetShardIterator", *[Refused("InvalidArgumentException")] * 1000)
         orders.make()
         orders.put(5)
@@ -211,7 +211,7 @@ def test_a_table_that_may_not_be_created_ends_the_command(orders: Orders, kinesi
 
 
 def test_a_record_of_10_mib_is_read_whole(orders: Orders, stream_line: Line) -> None:
-    """The newest streams of the service allow records of 10 MiB, without a partition key."""
+    """Newer streams of the service allow records of 10 MiB, and records without a partition key."""
     orders.put(1)
     data = b"x" * MOST_BYTES
     large = {"SequenceNumber": "7", "Data": base64.b64encode(data).decode(), "ApproximateArrivalTimestamp": 1.5}

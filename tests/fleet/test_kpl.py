@@ -1,4 +1,4 @@
-"""Amazon's own producer (KPL) during a split and a merge: every record that it reports as delivered is dispatched."""
+"""Every record that Amazon's own producer (KPL) reports as delivered during a split and a merge is dispatched."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ IDENTITY = b"""<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2
 
 @frozen
 class Put:
-    """A user record on a shard, either as the KPL acknowledged it or as our reader dispatched it."""
+    """A user record and its shard, either as the KPL acknowledged it or as our reader dispatched it."""
 
     shard: str
     number: str
@@ -49,11 +49,11 @@ class Put:
 
 @contextmanager
 def identities(folder: Path) -> Iterator[int]:
-    """Run a TLS service that identifies the caller, because the KPL's daemon exits without one. Yield its port."""
+    """Run a TLS service that returns the caller's identity, which the daemon of the KPL requires. Yield its port."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            """Return the identity in response to any request."""
+            """Respond to any request with the identity."""
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(200)
             self.send_header("content-type", "text/xml")
@@ -82,7 +82,7 @@ def identities(folder: Path) -> Iterator[int]:
 
 
 def acknowledged(client: "KinesisClient", ports: tuple[int, int], folder: Path) -> list[Put]:
-    """Return the records that the KPL reports as delivered while a shard is split and two others are merged."""
+    """Run the KPL while a shard is split and two are merged. Return the records with the shards that it reports."""
     classes = java_kcl.compiled(WRITER, "kpl")
     arguments = (*map(str, ports), STREAM, str(folder), str(COUNT), str(TEN_MS))
     command = (str(shutil.which("java")), *java_kcl.JVM, "-cp", f"{classes}:{classes}/jars/*", "KplWriter", *arguments)
@@ -119,7 +119,7 @@ def split(client: "KinesisClient") -> None:
 
 
 def merge(client: "KinesisClient") -> None:
-    """Merge the two open shards with the highest keys."""
+    """Merge the two open shards with the highest hash keys."""
     open_shards = [each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
     lower_shard, upper_shard = sorted(open_shards, key=lambda each: int(each["HashKeyRange"]["StartingHashKey"]))[-2:]
     client.merge_shards(
@@ -133,7 +133,7 @@ def shards(client: "KinesisClient") -> list[Any]:
 
 
 def dispatched_records(endpoint: str, misplaced: Misplaced) -> list[Put]:
-    """Return all records that our readers dispatch, each shard from its start to its tip."""
+    """Return all records that our readers return for each shard, from its start to its tip."""
     source = open_source(f"kinesis://{STREAM}?region=eu-west-1&endpoint={endpoint}&misplaced={misplaced}")
     puts = list[Put]()
     for shard in source.shards():

@@ -1,4 +1,4 @@
-"""Our workers and real Java KCL workers balance, reshard, survive each other's death, and lose no record."""
+"""Our workers and real Java KCL workers share leases, survive reshards and each other's death, and lose no record."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from leasehold_lab.demo.stage import create_kinesis_client, open_stage, put_reco
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
 
 FOREIGN_ROWS = {"LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS"}
-"""The rows that Java 3.5 stores in the table in addition to its leases."""
+"""The entity types of the rows that Java 3.5 stores in the table in addition to its leases."""
 
 
 def built(version: str) -> None:
@@ -30,7 +30,7 @@ def built(version: str) -> None:
 
 
 def kinds(fleet: Mixed, client: DynamoDBClient) -> set[str]:
-    """Return the entity types in the rows of the table."""
+    """Return the entity types of the rows in the table."""
     items = client.scan(TableName=fleet.table)["Items"]
     return {item["entityType"]["S"] for item in items if "entityType" in item}
 
@@ -43,7 +43,7 @@ def shown_lag(store: str, *more_arguments: str) -> list[float | None]:
 
 
 def reshard_and_lose_java(fleet: Mixed) -> None:
-    """Run the second half of every test: both kinds read, a shard is split, two are merged, and Java dies."""
+    """Split a shard, merge two shards, kill the Java worker, and check the verdict (shared by several tests)."""
     stage = fleet.stage
     stage.split()
     fleet.balanced()
@@ -55,7 +55,7 @@ def reshard_and_lose_java(fleet: Mixed) -> None:
     assert (verdict.faults, verdict.lost) == ((), 0), verdict
     readers = {tenure.worker for tenure in stage.reading.tenures if tenure.how == "shard-ended"}
     assert readers <= {"java-1", "ours-2"}
-    # No duplicate was checkpointed when its shard changed owner. The judge reports all others.
+    # Only records after the checkpoint at a change of owner may be duplicates. The judge reports all others as faults.
     assert verdict.duplicates <= sum(change.since for change in verdict.owner_changes)
 
 
@@ -79,13 +79,14 @@ def test_a_mixed_fleet_under_java_2_rules_shares_and_survives_reshards(
 def test_a_mixed_fleet_with_java_3_shares_and_survives_reshards(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """Java 3's own rows are not mistaken for leases, and its leader still assigns leases."""
+    """The other rows of Java 3 are not mistaken for leases, and its leader still assigns leases."""
     built("3.5.1")
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         fleet.stage.join("ours-1")
         fleet.balanced()
         fleet.join_java("java-1")
-        # The leader does not move leases of a live owner without metrics, so our worker releases Java's share (M14).
+        # The leader moves no leases of a live owner that reports no metrics, so our worker must release Java's share
+        # (M14).
         fleet.balanced()
         fleet.stage.kill("ours-1")
         fleet.owned_by("java-1")
@@ -99,7 +100,7 @@ def test_a_mixed_fleet_with_java_3_shares_and_survives_reshards(
 def test_our_worker_follows_the_assignments_of_a_java_3_leader(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """A lease that a leader moves away from us is handed off immediately and read by one worker."""
+    """A lease that a leader moves away from our worker is handed off at once, and never read by two workers."""
     built("3.5.1")
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         stage = fleet.stage
@@ -115,7 +116,7 @@ def test_our_worker_follows_the_assignments_of_a_java_3_leader(
 
         assert put_report()
         fleet.join_java("java-1")
-        # As leader, java-1 weighs our load by the throughput in our rows, and moves some leases to itself.
+        # As the leader, java-1 computes our load from the throughput in our rows, and moves some leases to itself.
         assert stage.until(lambda: put_report() and fleet.read_by("java-1"), WAIT_SECONDS)
         assert "Worker : ours-1 and total leases : 4 and totalThroughput : 40.0\n" in fleet.java_log()
         verdict = fleet.finish()
@@ -123,14 +124,14 @@ def test_our_worker_follows_the_assignments_of_a_java_3_leader(
 
 
 def test_our_worker_releases_a_lease_that_java_2_would_not_take(kinesis_url: str, dynamodb_local_url: str) -> None:
-    """Java counts finished leases as load, so our worker must give it a lease (M11)."""
+    """Java counts finished leases as load and takes no more leases, so our worker must give it one (M11)."""
     built("2.7.2")
     settings = (*SETTINGS, "--set", "release=true")
     with open_stage(kinesis_url, dynamodb_local_url, shards=2, settings=settings) as stage:
         stage.split()
         stage.split()
         listed_shards = stage.stream.shards()
-        # No records are written, so no child begins, and the finished lease of its parent must stay.
+        # As no records are written, no child gets a checkpoint, so the finished leases of the parents must stay.
         for shard in listed_shards:
             checkpoint = SHARD_END if not shard.open else TRIM_HORIZON
             stage.store.write(
@@ -148,9 +149,9 @@ def test_our_worker_releases_a_lease_that_java_2_would_not_take(kinesis_url: str
 
 
 def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, dynamodb_local_url: str) -> None:
-    """A hand-off within an aggregated record neither repeats nor skips a part of it.
+    """If the owner changes within an aggregated record, no user record is repeated or skipped.
 
-    Java's rows contain no lag, so the lag of its leases is read from the stream.
+    The rows of Java workers contain no lag, so the lag of their leases must be determined from the stream.
     """
     built("2.7.2")
     with open_stage(kinesis_url, dynamodb_local_url, shards=1, settings=SETTINGS) as stage:
@@ -166,7 +167,7 @@ def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, d
                 "SequenceNumber"
             ]
         stage.store.write(CreateLease(Lease(shard.id, checkpoint=Position(number, 2), hash_range=shard.hash_range)))
-        # The worker handles four records, checkpoints the fourth, and hangs in the middle of its batch.
+        # The worker handles four records, checkpoints the fourth, and hangs in the middle of the batch.
         hang_option = ("-Dhold.after=4",)
         stage.watch_process(
             java_kcl.java_worker(

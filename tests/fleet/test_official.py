@@ -1,4 +1,4 @@
-"""Event processors of other languages: only tested files are run, and missing tools are reported by name."""
+"""Event processors for other languages: only files with known digests are run, and missing tools are named."""
 
 import hashlib
 from pathlib import Path

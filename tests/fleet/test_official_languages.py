@@ -1,4 +1,4 @@
-"""Our workers together with Azure's event processors of other languages, in one consumer group over one container."""
+"""Our workers and Azure's event processors for other languages share a consumer group and a container of blobs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ LANGUAGES = ("javascript", "java", "go")
 
 
 def ensure_built(make: str) -> bool:
-    """Download and build a processor, unless it is installed. Return whether that succeeded."""
+    """Download and build a processor unless that was done before. Return whether the processor is available."""
     try:
         MAKES[make].start()
     except ServiceError:
@@ -31,7 +31,7 @@ def ensure_built(make: str) -> bool:
 
 @contextmanager
 def a_fleet(hubs: LocalHubs, hub: str, makes: tuple[str, ...], folder: Path) -> Iterator[Group]:
-    """Start one of our workers, which reads everything, and then one of each make."""
+    """Start one of our workers, which first reads all partitions, and then one worker of each make."""
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/{hub}&group=$Default"
         with a_group(
@@ -53,15 +53,15 @@ def join(group: Group, make: str, number: int) -> None:
 
 
 def wait_until_even(group: Group, workers: int) -> None:
-    """Wait until every partition has one reader and each worker has its share."""
+    """Wait until every partition has one reader, and each worker has its share."""
     smaller_share, larger_count = divmod(PARTITIONS, workers)
     assert group.settle() == [smaller_share + 1] * larger_count + [smaller_share] * (workers - larger_count)
 
 
 def replaced(group: Group, makes: tuple[str, ...]) -> None:
-    """Kill the worker of each make in turn. When others read its partitions, start another worker of its make.
+    """Kill the worker of each make in turn. When other workers read its partitions, start another worker of this make.
 
-    So other makes resume everything that the dead worker had, and its successor gets partitions only from them.
+    Thus, the partitions of each make are resumed by others, and its second worker gets partitions only from others.
     """
     for make in makes:
         group.stage.kill(f"{make}-1")
@@ -72,9 +72,9 @@ def replaced(group: Group, makes: tuple[str, ...]) -> None:
 
 
 def judged(group: Group, makes: tuple[str, ...]) -> None:
-    """Finish.
+    """Finish the run, and check its verdict.
 
-    Check that nothing is lost, that each make resumed others' checkpoints, and that its own were resumed by others.
+    No record may be lost. Each make must have resumed checkpoints of others, and others must have resumed its own.
     """
     verdict = group.finish()
     takeover_times = {

@@ -1,4 +1,4 @@
-"""The judge of a mixed group tolerates only the reordering that an official worker's SDK causes."""
+"""The judge of a mixed group tolerates only the reordering that the SDK of an official worker causes."""
 
 from attrs import evolve
 from hub_stage import in_order_where_official
@@ -8,7 +8,7 @@ from leasehold_lab.judge.explanations import judge_finished_run
 
 
 def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:
-    """Return the events of a tenure in which these records of one partition are dispatched in this order."""
+    """Return the events of a tenure that begins at `since` and dispatches records of one partition in this order."""
     record_events = [
         ReadingEvent(since + 1 + index, process, "record", "3", (number, 0), "3", f"d{number}")
         for index, number in enumerate(numbers)
@@ -18,7 +18,7 @@ def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:
 
 
 def faults(*tenures: list[ReadingEvent]) -> set[str]:
-    """Return the rules that are broken in a run of six records in which official-2 is the official worker."""
+    """Return the rules that these tenures break in a run of six records. The worker official-2 is an official one."""
     events = [event for tenure_events in tenures for event in tenure_events]
     sent = [SentRecord("3", number, f"d{number}", 0.0) for number in range(6)]
     processes = sorted({event.process for event in events})
@@ -29,7 +29,7 @@ def faults(*tenures: list[ReadingEvent]) -> set[str]:
 
 
 def test_an_official_worker_may_swap_records_within_its_tenure() -> None:
-    """A second thread of Azure's Python client reads from the same link, so records may be swapped."""
+    """Records may be swapped because Azure's client for Python reads a link with two threads."""
     assert faults(tenure("official-2", 1.0, 0, 1, 4, 5, 2, 3)) == set()
     assert faults(tenure("official-2", 1.0, 0, 2, 1), tenure("ours-1", 9.0, 3, 4, 5)) == set()
 

@@ -1,4 +1,4 @@
-"""Functions written with Powertools, including its own sample, as the handlers of a fleet that loses a worker."""
+"""Lambda functions that use Powertools, including its own sample, as handlers in a fleet that loses a worker."""
 
 import json
 import os
@@ -71,7 +71,7 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def powertools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the locked packages, and return their folder."""
+    """Install the locked packages into a new folder, and return the folder."""
     folder = tmp_path_factory.mktemp("powertools")
     uv = Path(sys.executable).with_name("uv")
     options = ("--require-hashes", "--only-binary", ":all:", "-r", str(LOCK))
@@ -85,7 +85,7 @@ def powertools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sample(powertools: Path) -> str:
-    """Return the Kinesis program from the wheel's own documentation."""
+    """Return the Kinesis sample from the documentation in the installed package."""
     documentation = (powertools / "aws_lambda_powertools" / "utilities" / "batch" / "base.py").read_text()
     programs = re.findall(r"^ *```python\n(.*?)^ *```$", documentation, re.MULTILINE | re.DOTALL)
     return next(
@@ -121,7 +121,7 @@ def text_of(record):
 
 @frozen
 class Call:
-    """One finished call of a function: its start, its records, and the indexes of the failed records."""
+    """One finished call of a function: its start time, its records, and the indexes of the failed records."""
 
     at: float
     texts: list[str]
@@ -134,7 +134,7 @@ class Call:
 
 @define
 class Functions:
-    """Worker processes that call a function, and the function's log."""
+    """Worker processes that call a function, and the calls that the function has logged."""
 
     folder: Path
     packages: Path
@@ -153,7 +153,7 @@ class Functions:
             )
 
     def calls(self, worker: str) -> list[Call]:
-        """Return one worker's finished calls. The last line of a killed worker may be cut."""
+        """Return the finished calls of this worker. The last line of a killed worker, which may be cut, is left out."""
         path = self.folder / f"{worker}.calls"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         finished_calls = [json.loads(line) for line in lines]
@@ -165,17 +165,17 @@ class Functions:
         ]
 
     def handled(self) -> list[str]:
-        """Return the records that calls have handled, in the order of the calls."""
+        """Return the texts of the records that calls have handled, in the order of the calls."""
         calls = sorted((call for worker in self.processes for call in self.calls(worker)), key=lambda call: call.at)
         return [text for call in calls for text in call.handled]
 
     def owners(self) -> set[str | None]:
-        """Return the workers that own a shard."""
+        """Return the owners of all leases."""
         with closing(open_store(f"sqlite:///{self.folder}/leases.db")) as store:
             return {lease.owner for lease in store.list().leases}
 
     def letters(self) -> list[str]:
-        """Return the poisoned data in the dead letters."""
+        """Return the poisoned texts in the dead letters, sorted."""
         datas = (
             dead_letter_from(path.read_bytes()).record.data.decode() for path in (self.folder / "dead").glob("*.json")
         )
@@ -189,7 +189,7 @@ class Functions:
 
 @contextmanager
 def functions(folder: Path, packages: Path, program: str, source: str) -> Iterator[Functions]:
-    """Run workers that are killed at the end of the block."""
+    """Yield a fleet without workers. Its workers are killed at the end of the block."""
     (folder / "sample.py").write_text(program)
     (folder / "observed.py").write_text(OBSERVED)
     arguments = ("consume", source, "--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--lease-seconds", "3")
@@ -205,12 +205,12 @@ def functions(folder: Path, packages: Path, program: str, source: str) -> Iterat
 
 
 def text_of(number: int) -> str:
-    """Return the text of a record. A poisoned record is not JSON."""
+    """Return the text of the record with this number. A poisoned text is not JSON."""
     return f"poison {number}" if number in POISON else json.dumps({"key": number % KEYS, "number": number})
 
 
 def judge(fleet: Functions, texts: list[str]) -> None:
-    """Check that no record is lost, each key is in order, and each failure was repeated from the failed record on."""
+    """Check that no record is lost, that each key is in order, and that retries began with the failed record."""
     poisoned_texts = [texts[number] for number in POISON]
     first_dispatches = [*dict.fromkeys(fleet.handled())]
     assert set(first_dispatches) == set(texts) - set(poisoned_texts)
@@ -233,7 +233,7 @@ def judge(fleet: Functions, texts: list[str]) -> None:
 def test_a_kinesis_function_loses_no_record_in_a_split_and_a_kill(
     form: str, sample: str, powertools: Path, tmp_path: Path, kinesis_url: str
 ) -> None:
-    """The wheel's sample runs unchanged, and so does an async batch processor."""
+    """The sample of Powertools works unchanged, and so does an async batch processor."""
     stream = Stream(kinesis_url, f"functions-{uuid4().hex[:8]}", 3)
     all_read = Event()
     texts = [text_of(number) for number in range(RECORDS)]
@@ -267,9 +267,9 @@ def test_a_kinesis_function_loses_no_record_in_a_split_and_a_kill(
 def test_a_table_function_loses_no_change_in_rolling_shards_and_a_kill(
     form: str, powertools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function for a table's stream gets changes in order.
+    """A function for the stream of a table gets the changes in order.
 
-    After a failure, its batch begins with the record it reported.
+    After a failure, the next batch begins with the record that the function reported as failed.
     """
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")

@@ -1,4 +1,4 @@
-"""`leasehold consume --processes` over a stream and SQLite: ids, a killed worker, a killed supervisor, and a drain."""
+"""`leasehold consume --processes` with a stream and SQLite: ids, a killed worker, a killed supervisor, and a drain."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SHARDS = 4
 
 @pytest.fixture(scope="module")
 def stream(kinesis_url: str, kinesis_client: "KinesisClient") -> str:
-    """Return the URL of a stream with a few records in each shard."""
+    """Create a stream with some records in each shard, and return its URL."""
     kinesis_client.create_stream(StreamName="processes", ShardCount=SHARDS)
     kinesis_client.get_waiter("stream_exists").wait(StreamName="processes", WaiterConfig=AT_ONCE)
     for number in range(40):
@@ -40,7 +40,7 @@ def stream(kinesis_url: str, kinesis_client: "KinesisClient") -> str:
 
 @contextmanager
 def consuming(stream: str, store: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run two workers under one supervisor."""
+    """Run two workers under one supervisor, and yield the supervisor."""
     arguments = ("consume", stream, "--store", store, "--events", "--worker", "shop", "--processes", "2")
     command = [sys.executable, "-m", "leasehold.adapters.cli.main", *arguments, "--from", "TRIM_HORIZON"]
     with child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -48,7 +48,7 @@ def consuming(stream: str, store: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def until_reading(process: "subprocess.Popen[str]", *workers: str, since: float = 0.0) -> None:
-    """Read events until each of these workers has started to read a shard, after this Unix time."""
+    """Read events until each of these workers has started to read a shard after the Unix time `since`."""
     assert process.stdout is not None
     missing = set(workers)
     for line in process.stdout:
@@ -61,7 +61,7 @@ def until_reading(process: "subprocess.Popen[str]", *workers: str, since: float 
 
 
 def workers_of(process: "subprocess.Popen[str]") -> list[int]:
-    """Return the process ids of this supervisor's workers."""
+    """Return the process ids of the workers under this supervisor."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
@@ -83,7 +83,7 @@ def test_supervised_workers_share_restart_and_drain(stream: str, tmp_path: Path)
 
 
 def test_workers_of_a_killed_supervisor_release_and_end(stream: str, tmp_path: Path) -> None:
-    """The workers of the next start have the same ids, so the old ones must exit."""
+    """The workers must exit, because those of the next supervisor will have the same ids."""
     url = f"sqlite:///{tmp_path}/leases.db"
     with consuming(stream, url) as process:
         until_reading(process, "shop-0", "shop-1")

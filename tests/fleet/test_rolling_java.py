@@ -1,4 +1,4 @@
-"""During a rolling restart of all Java workers, the shards of our worker are read without interruption."""
+"""During rolling restarts in a group with Java workers, no shard is left unread for long."""
 
 import time
 from itertools import pairwise
@@ -13,10 +13,10 @@ from leasehold.balancer.watch import LEADER_MEMORY_SECONDS, REPORT_AGE_MAX
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("rolling")]
 
 POLL_SECONDS = LEASE_SECONDS
-"""A KCL 3.x worker looks for leases assigned to it every `failoverTimeMillis`."""
+"""A KCL 3.x worker looks for leases that were assigned to it every `failoverTimeMillis`."""
 UNREAD_SECONDS = 2 * LEASE_SECONDS + POLL_SECONDS
 DOWN_SECONDS = 8.0
-"""The time between the end of a worker and the start of the next one, as with a container scheduler."""
+"""The time between the end of a worker and the start of the next one, as a container scheduler may need."""
 
 
 def built(version: str) -> None:
@@ -27,12 +27,12 @@ def built(version: str) -> None:
 
 
 def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
-    """Stop a Java worker in good order and start another.
+    """Stop a Java worker in good order, and start another one.
 
-    It gets its share from our worker if `given`, and otherwise never.
+    If `given`, our worker gives the new worker its share. Otherwise, the new worker must not get one.
 
-    Our worker waits until the old worker is forgotten and the new one has reported once more. It waits longer if the
-    old one was the leader and did not end in time to release its lock.
+    Our worker waits until the old worker is forgotten and the new worker has reported once more. It waits longer if the
+    old worker was the leader and did not release its lock in time.
     """
     stopping_worker = fleet.stage.drain_worker(old)
     fleet.stage.pause(DOWN_SECONDS)
@@ -50,14 +50,14 @@ def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
 
 
 def reported(fleet: Mixed, worker: str) -> str:
-    """Return a value that changes with each report of a Java worker, or an empty string before its first report."""
+    """Return the time stamp of a Java worker's last report, or an empty string before its first report."""
     return dict(fleet.stage.store.list().reports.stamps).get(worker, "")
 
 
 def unread_seconds(fleet: Mixed, since: float) -> float:
-    """Return the longest time since then between two records of one shard.
+    """Return the longest time between two dispatched records of the same shard after the time `since`.
 
-    Each shard gets several records per second.
+    Each shard gets several records per second, so a long time means that the shard was unread.
     """
     longest = 0.0
     events = fleet.stage.history.events
@@ -77,9 +77,9 @@ def unread_seconds(fleet: Mixed, since: float) -> float:
 def test_a_rolling_restart_of_java_leaves_no_shard_unread(
     version: str, given: bool, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
-    """The new leader must not give our leases to the stopped worker, because they would be unread for 20 s (M14).
+    """Our leases must not go to the stopped worker, because they would then be unread for 20 s (M14).
 
-    Workers of version 3.0.3 report in a separate table, so our worker does not see their reports and keeps its leases.
+    Workers of version 3.0.3 report in a separate table. Our worker does not see these reports, and keeps its leases.
     """
     built(version)
     with mixed(kinesis_url, dynamodb_local_url, version, "own") as fleet:
@@ -103,17 +103,18 @@ def test_a_rolling_restart_of_java_leaves_no_shard_unread(
 def test_no_lease_is_given_to_a_newcomer_that_ended(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """One of our leases is not given to a dead worker, because it would be unread until it expires (M14).
+    """Our leases must not be given to a dead worker, because they would be unread until they expire (M14).
 
-    Such a worker leaves a single report. It arrives when our workers have a lease to give but are waiting for another
-    worker's end to be forgotten. By then, the report is younger than that of a live worker may be.
+    The test simulates a worker that reports once and dies. Its report arrives while our workers have a lease to give,
+    but wait until another dead worker is forgotten. At that moment, the report is still as young as that of a live
+    worker.
     """
     built("3.5.1")
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         fleet.join_java("java-1")
         fleet.balanced()
-        # Four workers have one lease each. The lease of java-2 is one too many for our workers, but never for the
-        # leader.
+        # Four workers have one lease each. When java-2 dies, our workers have one lease too many by their own rules,
+        # but not by those of the leader.
         for worker in ("ours-1", "ours-2"):
             fleet.stage.join(worker)
         fleet.balanced()
@@ -123,8 +124,8 @@ def test_no_lease_is_given_to_a_newcomer_that_ended(
         assert fleet.stage.until(lambda: reported(fleet, "java-2") != report_before, REPORT_AGE_MAX)
         fleet.stage.kill("java-2")
         since = time.time()
-        # Wait until shortly before java-2 is forgotten, 60 s after its last report. The leader believes that java-3 is
-        # also alive, and may move one of its own leases to it.
+        # Wait until shortly before java-2 is forgotten, 60 s after its last report. The leader also takes java-3 for
+        # alive, and may move one of the leader's own leases to it.
         forgotten_at = int(reported(fleet, "java-2")) + LEADER_MEMORY_SECONDS
         fleet.stage.pause(max(0.0, forgotten_at - 2 * LEASE_SECONDS - time.time()))
         row = {"leaseKey": {"S": "java-3"}, "entityType": {"S": "WORKER_METRIC_STATS"}, "wid": {"S": "java-3"}}
@@ -143,7 +144,7 @@ def test_no_lease_is_given_to_a_newcomer_that_ended(
 def test_a_rolling_restart_next_to_java_leaves_no_shard_unread(
     version: str, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
-    """Leases that our workers release do not wait for a worker or leader that looks only every two failover times."""
+    """Leases that our workers release must not wait for a Java worker, which looks only every two failover times."""
     built(version)
     with mixed(kinesis_url, dynamodb_local_url, version, "own") as fleet:
         fleet.join_java("java-1")

@@ -1,4 +1,4 @@
-"""A real worker on a table that has a row for a shard that the stream does not have."""
+"""A real worker with a table that contains a row for a shard that the stream does not have."""
 
 import pytest
 from mixed import SETTINGS, WAIT_SECONDS
@@ -13,7 +13,7 @@ GHOST = "shardId-000000000077"
 
 
 def test_the_row_of_a_missing_shard_is_deleted_after_one_attempt(kinesis_url: str, dynamodb_local_url: str) -> None:
-    """Otherwise, the row would be claimed and rejected every minute, with an ERROR each time (L10)."""
+    """If the row stayed, it would be claimed and given up every minute, with an ERROR in the log each time (L10)."""
     with open_stage(kinesis_url, dynamodb_local_url, shards=2, settings=SETTINGS) as stage:
         stage.join("ours-1")
         assert stage.until(stage.is_balanced, WAIT_SECONDS), stage.leases

@@ -1,4 +1,4 @@
-"""Our workers and official workers, as processes, in one consumer group over one container of blobs."""
+"""Our workers and official workers, as processes, share a consumer group and a container of blobs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ BOTH_WAYS = {(OURS, "python"), ("python", OURS)}
 
 @contextmanager
 def a_mixed_group(hubs: LocalHubs, hub: str, rows: Iterator[str], a_tick: int, folder: Path) -> Iterator[Group]:
-    """Run a group without workers on a hub with twelve partitions. Both connection strings are in the environment."""
+    """Create a hub with twelve partitions, a container, and a group without workers."""
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/{hub}&group=$Default"
         with a_group(Feed(HubStream(hubs, hub, 12), rows, a_tick), folder, store, container) as group:
@@ -37,9 +37,9 @@ def a_mixed_group(hubs: LocalHubs, hub: str, rows: Iterator[str], a_tick: int, f
 
 
 def start_two_of_each(group: Group) -> None:
-    """Start one of our workers, which reads everything, then another one and two official ones.
+    """Start one of our workers, which reads all partitions, and then another one and two official ones.
 
-    Kill an official one.
+    Then kill one of the official workers.
     """
     stage = group.stage
     stage.join("ours-1")
@@ -53,13 +53,13 @@ def start_two_of_each(group: Group) -> None:
 
 
 def judged(group: Group, count: int) -> None:
-    """Finish, print the verdict on the history, and check that it is good."""
+    """Finish the run, print the verdict, and check it."""
     verdict = group.finish()
     killed = [incident.subject for incident in group.stage.history.incidents if incident.what == "crash"]
     takeover_times = {worker: group.takeover_seconds(worker) for worker in killed}
     print(takeover_times, group.doubled_seconds(), verdict)  # noqa: T201  shown if it fails
     assert (verdict.faults, verdict.produced, verdict.lost) == ((), count, 0)
-    # Each make resumed the other's checkpoints, and only records after them were read again.
+    # Workers of each kind resumed checkpoints of the other kind, and repeated only records after these checkpoints.
     assert group.passed(verdict) >= BOTH_WAYS
     assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
 

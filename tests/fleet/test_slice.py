@@ -1,4 +1,4 @@
-"""Worker processes read a slice of a real stream with a split. One is killed, and the others end by themselves."""
+"""Processes read a slice of a real stream with a split. One process is killed, and the others end by themselves."""
 
 import hashlib
 import json
@@ -20,19 +20,19 @@ pytestmark = [pytest.mark.more, pytest.mark.services]
 
 
 def put(client: "KinesisClient", stream: str, first: int, count: int) -> None:
-    """Put numbered records, each with its own key."""
+    """Put records with these numbers, each with a key of its own."""
     numbers = range(first, first + count)
     client.put_records(StreamName=stream, Records=[{"Data": b"%d" % n, "PartitionKey": f"k-{n}"} for n in numbers])
 
 
 def active(client: "KinesisClient", stream: str) -> None:
-    """Wait until the stream is active again."""
+    """Wait until the stream is active."""
     summary = client.describe_stream_summary
     until(lambda: summary(StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "stream active")
 
 
 def arrivals(client: "KinesisClient", stream: str) -> dict[str, float]:
-    """Return each record's arrival time in milliseconds, by the digest of its data."""
+    """Return the arrival time of each record, in milliseconds, by the digest of its data."""
     by_digest: dict[str, float] = {}
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         iterator_response = client.get_shard_iterator(
@@ -45,12 +45,12 @@ def arrivals(client: "KinesisClient", stream: str) -> dict[str, float]:
 
 
 def digest_of(number: int) -> str:
-    """Return the digest of this record, as it appears in event lines."""
+    """Return the digest of the record with this number, as event lines contain it."""
     return hashlib.sha1(b"%d" % number, usedforsecurity=False).hexdigest()
 
 
 def seen(path: Path) -> set[str]:
-    """Return the digests of the records in complete event lines."""
+    """Return the digests of the records in the complete event lines of this file."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     return {line["sha1"] for line in lines if line["event"] == "record"}
 

@@ -1,7 +1,7 @@
-"""The Python SDK's permanent imbalance of 4, 2 and 2 partitions, and how one of our workers in the group resolves it.
+"""Three workers of the Python SDK stay at 4, 2 and 2 partitions forever, unless one of our workers is in the group.
 
-The SDK's balancing and its checkpoint store are the installed ones, with real blobs. The test drives only their
-schedule, and moves the clock of our worker.
+The balancing and the checkpoint store are those of the installed SDK, with real blobs. The test only decides when they
+run, and moves the clock of our worker.
 """
 
 from collections import Counter
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.services
 EXPIRY, CYCLE = 180.0, 30.0
 NAMESPACE, HUB, GROUP = "ns.servicebus.windows.net", "stuck", "$Default"
 PARTITIONS = [str(number) for number in range(8)]
-# More than twice the waiting time of M9 and M11.
+# These cycles last more than twice as long as the waits of M9 and M11.
 CYCLES = 12
 
 
 @define
 class Blobs:
-    """One container, accessed through the SDK's store and through ours."""
+    """A container that is accessed through the SDK's store and, by its URL, through ours."""
 
     theirs: BlobCheckpointStore
     url: str
@@ -53,7 +53,7 @@ class Blobs:
         return OwnershipManager(client, GROUP, worker_name, self.theirs, EXPIRY, strategy, None)
 
     def set_owners(self, owners: str) -> None:
-        """Set the owner of each partition."""
+        """Set the owners of the partitions, one letter each."""
         hub_fields = {"fully_qualified_namespace": NAMESPACE, "eventhub_name": HUB, "consumer_group": GROUP}
         rows = zip(PARTITIONS, owners, strict=True)
         self.theirs.claim_ownership(
@@ -61,14 +61,14 @@ class Blobs:
         )
 
     def counts(self) -> list[int]:
-        """Return how many partitions each owner has, in descending order."""
+        """Return the numbers of partitions that the owners have, in descending order."""
         owners = Counter(row["owner_id"] for row in self.theirs.list_ownership(NAMESPACE, HUB, GROUP))
         return sorted(owners.values(), reverse=True)
 
 
 @pytest.fixture
 def group(blobs: str) -> Iterator[Blobs]:
-    """Yield a container whose partitions are owned 4, 2 and 2."""
+    """Yield a container in which three owners have 4, 2 and 2 partitions."""
     with a_container() as name, BlobCheckpointStore.from_connection_string(blobs, name) as theirs:
         container_blobs = Blobs(theirs, f"azblob://{AZURITE_ACCOUNT}/{name}?eventhub={NAMESPACE}/{HUB}")
         container_blobs.set_owners("aaaabbcc")
@@ -77,7 +77,7 @@ def group(blobs: str) -> Iterator[Blobs]:
 
 @pytest.mark.parametrize("strategy", list(LoadBalancingStrategy))
 def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancingStrategy) -> None:
-    """If a release of the SDK fixes this, `docs/event-hubs.md` must be updated."""
+    """If this test fails because a release of the SDK balances better, `docs/event-hubs.md` must be updated."""
     managers = [group.official(me, strategy) for me in "abc"]
     for _ in range(CYCLES):
         for manager in managers:
@@ -88,7 +88,7 @@ def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancin
 @pytest.mark.parametrize(
     ("ours", "rules", "ends"),
     [
-        ("a", Minimal(release=True), [3, 3, 2]),  # M11: official workers take released leases, but steal none
+        ("a", Minimal(release=True), [3, 3, 2]),  # M11: official workers take only released leases
         ("a", Minimal(), [4, 2, 2]),
         ("b", Minimal(), [3, 3, 2]),  # M9
         ("b", EventHubs("dotnet"), [3, 3, 2]),  # E4

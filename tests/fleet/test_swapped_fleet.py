@@ -1,4 +1,4 @@
-"""A fleet moves its lease table while it reads, there and back. Workers and the command are killed meanwhile."""
+"""A fleet moves its lease table to another store and back as it reads. Workers and the command are killed meanwhile."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ SETTINGS = ("--lease-seconds", "4", "--initial-position", "TRIM_HORIZON", "--che
 
 @define
 class Ground:
-    """A fleet over two tables."""
+    """A fleet with two lease tables, and the commands that move its leases between them."""
 
     fleet: FedFleet
     urls: tuple[str, str]
@@ -46,12 +46,12 @@ class Ground:
         return self.commands[-1]
 
     def places(self) -> list[int]:
-        """Return for how many leases the old table and the new one are authoritative."""
+        """Return the numbers of leases for which the old and the new table are authoritative."""
         sides = [split_version(lease)[0] for lease in self.fleet.stage.leases]
         return [sides.count(FROM), sides.count(TO)]
 
     def wait_for_success(self, command: "subprocess.Popen[bytes]") -> None:
-        """Wait for the command to succeed while the fleet continues."""
+        """Wait until the command has succeeded, while the fleet continues."""
         stage = self.fleet.stage
         assert stage.until(lambda: command.poll() is not None, SETTLE_SECONDS), stage.leases
         assert command.returncode == 0, self.said.read_text()
@@ -77,7 +77,7 @@ def a_ground(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], f
 
 
 def move_there_and_back(ground: Ground) -> None:
-    """Move the table, kill a worker and the command halfway, move back, split a shard, and move for good."""
+    """Move the leases, kill a worker and the command halfway, move back, split a shard, and move all leases again."""
     stage = ground.fleet.stage
     for worker in ("ours-1", "ours-2", "ours-3"):
         stage.join(worker)
@@ -109,7 +109,7 @@ def test_a_fleet_moves_from_dynamodb_to_sqlite_and_back(
 def test_a_fleet_moves_to_layout_sessions_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
-    """In layout sessions, the row of a lease does not change while the lease is held."""
+    """Layout `sessions` is different in that the row of a lease does not change while the lease is held."""
     to_url = f"dynamodb://swapped-sessions?region=eu-west-1&endpoint={dynalite_url}"
     _check_moves(
         kinesis_url,
@@ -122,7 +122,7 @@ def test_a_fleet_moves_to_layout_sessions_and_back(
 def test_a_fleet_moves_from_aws_to_azure_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, blobs: str, tmp_path: Path
 ) -> None:
-    """In Azure's store a lease consists of three objects."""
+    """Azure's store is different in that a lease consists of three objects."""
     assert blobs
     with a_container() as container:
         to_url = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"
@@ -136,7 +136,7 @@ def all_in(stage: Stage, table: str) -> bool:
 
 
 def test_owner_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
-    """The hub lets the new owner of a lease displace the old one, so no record is read twice."""
+    """The levels must grow so that the hub lets the new owner of a lease displace the old one."""
     urls = (f"dynamodb://hub-moved?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
     names = (display_name(urls[FROM]), display_name(urls[TO]))
     feed = Feed(HubStream(hubs, "moving", 4), flights(ROWS), 20)

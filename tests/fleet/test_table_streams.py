@@ -1,6 +1,6 @@
-"""Worker processes on a table whose shards roll.
+"""Worker processes read the stream of a table whose shards are regularly replaced.
 
-After a kill, no change is lost, and each item's changes are in order.
+After a kill, no change is lost, and the changes of each item are in order.
 """
 
 import json
@@ -31,7 +31,7 @@ ROLL_SECONDS, LANES = 3.0, 3
 
 
 def written(table: TableStreams, count: int, rate: int = RATE, stopped: Event | None = None) -> None:
-    """Write this many changes, or until stopped. Each item is created, changed and removed repeatedly."""
+    """Write this many changes, or until `stopped` is set. Items are created, changed and removed repeatedly."""
     started_at = time.monotonic()
     for number in range(count):
         time.sleep(max(0.0, started_at + number / rate - time.monotonic()))
@@ -48,7 +48,7 @@ def command(source: str, store: str, *more_arguments: str) -> list[str]:
 
 
 def out_of_order(records: list[dict[str, Any]]) -> list[str]:
-    """Return the items of which a change was first dispatched before an earlier one."""
+    """Return the items for which some change was first dispatched before an earlier change."""
     first_dispatches = defaultdict[str, dict[int, None]](dict)
     for record in records:
         first_dispatches[record["partition_key"]].setdefault(int(record["sequence_number"]))
@@ -61,7 +61,7 @@ def numbers(records: list[dict[str, Any]]) -> set[int]:
 
 
 def verdict(fleet: Fleet, table: TableStreams, changes: set[int]) -> RunVerdict:
-    """Return the demo's verdict on the dispatched changes. Of a lost change, only the number is known."""
+    """Return the judge's verdict on the dispatched changes. Only the numbers of lost changes are known."""
     dispatched = {int(each["sequence_number"]): each for each in fleet.records()}
     history = RunHistory(
         sent=[
@@ -79,7 +79,7 @@ def verdict(fleet: Fleet, table: TableStreams, changes: set[int]) -> RunVerdict:
 
 
 def drained(fleet: Fleet, live_workers: list[str], table: TableStreams, changes: Callable[[], set[int]]) -> None:
-    """Wait until every change was dispatched, then stop the workers in good order."""
+    """Wait until every change was dispatched, and stop the workers in good order."""
     until(lambda: changes() <= numbers(fleet.records()), "every change handed over")
     for worker in live_workers:
         fleet.processes[worker].terminate()
@@ -122,14 +122,14 @@ def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
             leases = open_store(store).list().leases
             assert [lease.owner for lease in leases] == [None] * len(leases)
             assert {event["event"] for worker in fleet.processes for event in fleet.events(worker)} >= {"shard-ended"}
-            assert len(leases) <= 5 * LANES  # the rows of finished shards are deleted after some seconds
+            assert len(leases) <= 5 * LANES  # The rows of finished shards are deleted after some seconds.
 
 
 ADAPTER = Path(__file__).parents[1] / "java" / "table_worker" / "TableWorker.java"
 
 
 def join_java(fleet: Fleet, name: str, *addresses: str) -> None:
-    """Start a worker with Java's adapter."""
+    """Start a worker with the Java adapter for DynamoDB Streams."""
     jars = java_kcl.compiled(ADAPTER, "table-worker")
     words = ("java", *java_kcl.JVM, "-cp", f"{jars}:{jars}/jars/*", "TableWorker", *addresses, name, "3000")
     with fleet.path(name).open("wb") as out, fleet.path(name).with_suffix(".log").open("wb") as log:
@@ -151,7 +151,8 @@ def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
     with run_table_server(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         addresses = (endpoint, dynamodb_local_url, table.arn, name)
-        # The KCL of the adapter reports in a separate table, so our worker must be told for whom to release leases.
+        # The adapter's KCL reports in a separate table, so our worker needs the name of the worker to release leases
+        # for.
         options = ("--set", "release=true", "--set", 'expected_workers=["java-1"]')
         with a_fleet(command(source, store, *options), tmp_path) as fleet:
             writes = Thread(target=written, args=(table, 100_000, 50, stopped))

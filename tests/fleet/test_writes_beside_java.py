@@ -1,4 +1,4 @@
-"""The writes of one of our workers and of a real Java worker, on one table and at the same time."""
+"""The writes of one of our workers and of a real Java worker to the same table, at the same time."""
 
 import time
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("j
 
 SECONDS = 20.0
 MOST = 2.5
-"""The maximum number of our writes per lease and second."""
+"""The maximum number of writes of our worker per lease and second."""
 
 
 def test_our_workers_write_a_lease_no_more_often_than_java(kinesis_url: str, dynamodb_local_url: str) -> None:
@@ -38,7 +38,7 @@ def test_our_workers_write_a_lease_no_more_often_than_java(kinesis_url: str, dyn
         )
         print(f"in {seconds:.0f} s, two leases each: ours {our_writes} writes, Java {java_writes}")  # noqa: T201  shown if it fails
         assert fleet.stage.count_leases_of_workers() == {"java-1": 2, "ours-1": 2}
-        # A checkpoint per second, a renewal per half lease, and the counters of the lookout
+        # The limit covers a checkpoint per second, a renewal per half lease, and the counters of the lookout.
         assert 2 <= our_writes <= min(java_writes, 2 * MOST * seconds)
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict

@@ -1,4 +1,4 @@
-"""Worker processes that print event lines, and the events that they have printed so far."""
+"""Worker processes that print event lines, and the events in these lines."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from attrs import define, field
 
 @define
 class Fleet:
-    """Worker processes and their event lines."""
+    """Worker processes that write their event lines to files."""
 
     command: list[str]
     folder: Path
@@ -23,16 +23,16 @@ class Fleet:
             self.processes[worker] = subprocess.Popen([*self.command, "--worker", worker], stdout=out)
 
     def path(self, worker: str) -> Path:
-        """Return the path of this worker's event lines."""
+        """Return the path of the file with this worker's event lines."""
         return self.folder / f"{worker}.jsonl"
 
     def events(self, worker: str) -> list[dict[str, Any]]:
-        """Return this worker's events so far. The last line of a killed worker may be cut."""
+        """Return this worker's events so far. The last line, which may be cut, is left out."""
         lines = self.path(worker).read_text().split("\n")
         return [json.loads(line) for line in lines[:-1]]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return every dispatched record, in order of time."""
+        """Return the events of all dispatched records, in order of time."""
         events = [event for worker in self.processes for event in self.events(worker) if event["event"] == "record"]
         return sorted(events, key=lambda event: event["t"])
 
@@ -53,7 +53,7 @@ class Fleet:
 
 @contextmanager
 def a_fleet(command: list[str], folder: Path) -> Iterator[Fleet]:
-    """Run workers that are killed at the end of the block."""
+    """Yield a fleet without workers. Its workers are killed at the end of the block."""
     fleet = Fleet(command, folder)
     try:
         yield fleet

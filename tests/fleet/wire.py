@@ -1,4 +1,4 @@
-"""A connection to a local service that can be cut and restored, or held back and slowed down for some clients."""
+"""A proxy to a local service. Its connections can be cut and restored, or delayed for some clients."""
 
 import socket
 import time
@@ -13,7 +13,7 @@ PIECE = 65536
 
 
 class Wire:
-    """Forwards connections from `port` to another port on this machine. `name_of` maps a client's port to its name."""
+    """Forwards connections from `port` to another local port. `name_of` maps the port of a client to its name."""
 
     def __init__(self, to: int, name_of: Callable[[int], str] = lambda _port: "") -> None:
         self.to, self.port, self._name_of = to, find_free_port(), name_of
@@ -41,29 +41,29 @@ class Wire:
             _break(connection)
 
     def part(self, name: str) -> None:
-        """Break the connections of one client, and refuse new ones until it is let through again."""
+        """Break the connections of one client, and refuse new ones until `let_through` is called."""
         self._apart.add(name)
         self.reset(name)
 
     def hold(self, name: str, *, requests: bool = True, responses: bool = True) -> None:
-        """Hold back one client's requests, responses or both until it is let through again.
+        """Hold back one client's requests, responses or both until `let_through` is called.
 
-        Its connections stay open.
+        The connections of the client stay open.
         """
         self._held |= {
             (name, is_response) for is_response, is_held in ((False, requests), (True, responses)) if is_held
         }
 
     def lose_replies(self, name: str) -> None:
-        """Forward one client's requests, but break the connection on a response, until it is let through again."""
+        """Forward one client's requests, but break the connection at each response until `let_through` is called."""
         self._unanswered.add(name)
 
     def delay(self, name: str, seconds: float) -> None:
-        """Delay each piece for one client, until it is let through again."""
+        """Delay each piece of data for one client until `let_through` is called."""
         self._delays[name] = seconds
 
     def let_through(self, name: str) -> None:
-        """Forward everything for this client again."""
+        """Forward all data of this client again, without faults."""
         self._apart.discard(name)
         self._unanswered.discard(name)
         self._delays.pop(name, None)
@@ -72,17 +72,17 @@ class Wire:
             self._changed.notify_all()
 
     def _accept(self, server: socket.socket) -> None:
-        with suppress(OSError):  # `accept` raises this when the server is closed
+        with suppress(OSError):  # `accept` raises OSError when the server is closed.
             while True:
                 client_socket, (_, port) = server.accept()
                 Thread(target=self._begin, args=(client_socket, port), daemon=True).start()
 
     def _begin(self, client_socket: socket.socket, port: int) -> None:
         name = self._name_of(port)
-        with suppress(OSError):  # the service is down
+        with suppress(OSError):  # The service may be down.
             service_socket = socket.create_connection((HOST, self.to))
             self._ends[name] += [client_socket, service_socket]
-            if name not in self._apart:  # from now on, `part` finds both ends
+            if name not in self._apart:  # From now on, `part` finds both ends.
                 for source, target in ((client_socket, service_socket), (service_socket, client_socket)):
                     Thread(
                         target=self._carry, args=(source, target, name, source is service_socket), daemon=True
@@ -106,6 +106,6 @@ class Wire:
 
 
 def _break(connection: socket.socket) -> None:
-    with suppress(OSError):  # the other side may already have disconnected
+    with suppress(OSError):  # The other side may already have disconnected.
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

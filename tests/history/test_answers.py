@@ -1,4 +1,4 @@
-"""The judge detects each broken rule in the write responses that processes recorded."""
+"""The judge detects each broken law in the responses to writes, as processes recorded them."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,13 @@ LIMITS = JudgeLimits(lease_seconds={"a": 6.0, "b": 6.0}, notice_seconds=2.0)
 
 
 def done(t: float, process: str, verb: WriteVerb, counter: int, place: int = 0, *, took: float = 0.1) -> WriteAnswer:
-    """Return a write that was confirmed at `t`, with the lease's counter and checkpoint after it."""
+    """Return a write that was confirmed at `t`, with the lease's counter and its checkpoint after the write."""
     owner = None if verb == "release" else process[0]
     return WriteAnswer(t, t - took, process, verb, "s-0", "done", owner, str(counter), counter, (1, place, 0))
 
 
 def unknown(t: float, process: str, verb: WriteVerb) -> WriteAnswer:
-    """Return a write without a response."""
+    """Return a write that got no response."""
     return WriteAnswer(t, t - 0.1, process, verb, "s-0", "unknown")
 
 
@@ -36,14 +36,14 @@ def said(
 
 
 def test_a_lease_that_passes_on_in_good_order_breaks_nothing() -> None:
-    """Steals, gifts and lost replies are no breaches."""
+    """Steals, gifts and lost responses are no breaches."""
     assert (
         said(
             done(1, "a#1", "claim", 1),
             done(2, "a#1", "checkpoint", 2, 10),
             unknown(3, "a#1", "renew"),
             done(4, "b#1", "steal", 4, 10),
-            done(4.05, "a#1", "checkpoint-late", 4, 12),  # sent before the steal was confirmed
+            done(4.05, "a#1", "checkpoint-late", 4, 12),  # This was sent before the steal was confirmed.
             done(5, "b#1", "checkpoint", 5, 12),
             done(6, "b#1", "give", 6, 13),
             done(7, "a#1", "claim", 7, 13),
@@ -54,13 +54,13 @@ def test_a_lease_that_passes_on_in_good_order_breaks_nothing() -> None:
 
 
 def test_one_version_is_made_by_one_process() -> None:
-    """No two workers are both told that they own a lease."""
+    """No two workers are told that they own a lease at the same time."""
     expected = "two holders: b#1 by a claim and a#1 by a claim were both told that they made s-0 7"
     assert said(done(1, "a#1", "claim", 7), done(1, "b#1", "claim", 7)) == [expected]
 
 
 def test_a_counter_never_falls() -> None:
-    """A fencing number is never issued twice."""
+    """No fencing number is issued twice."""
     expected = "counter: of s-0: 9 was answered to a#1, and 8 to the later claim of b#1"
     assert said(done(1, "a#1", "claim", 9), done(2, "b#1", "claim", 8)) == [expected]
     overlapping = done(2, "b#1", "claim", 8, took=1.5)
@@ -69,7 +69,7 @@ def test_a_counter_never_falls() -> None:
 
 @pytest.mark.parametrize("verb", ["claim", "steal", "checkpoint", "give"])
 def test_a_claim_or_checkpoint_finds_every_checkpoint_that_was_answered(verb: WriteVerb) -> None:
-    """Every later write sees the confirmed checkpoints before it, so none is lost or goes back."""
+    """Every later write sees the checkpoints that were confirmed before it, so no checkpoint is lost or goes back."""
     faults = said(done(1, "a#1", "claim", 1), done(2, "a#1", "checkpoint-late", 1, 10), done(3, "a#2", verb, 2, 9))
     expected = f"of s-0: (1, 10, 0) was answered to a#1, and (1, 9, 0) to the later {verb} of a#2"
     assert faults == [f"checkpoint went back: {expected}"]
@@ -87,7 +87,7 @@ def test_no_checkpoint_is_written_once_another_worker_has_taken_the_lease() -> N
 
 
 def test_every_record_handed_over_is_held_by_a_recent_write() -> None:
-    """A worker dispatches records only while its renewals are confirmed."""
+    """A worker dispatches records only while its renewals are confirmed or may still have been applied."""
     claimed = done(1, "a#1", "claim", 1)
 
     def handed(t: float, process: str = "a#1") -> list[ReadingEvent]:
@@ -104,7 +104,7 @@ def test_every_record_handed_over_is_held_by_a_recent_write() -> None:
 
 
 def test_only_what_has_expired_by_its_owners_clock_is_claimed() -> None:
-    """A worker with a wrong clock must not claim the leases of live workers."""
+    """A worker with a wrong clock must not claim the leases of living workers."""
 
     def claimed(t: float, seen: str | None = "a") -> WriteAnswer:
         return evolve(done(t, "b#1", "claim", 3), seen=seen)
@@ -120,13 +120,13 @@ def test_only_what_has_expired_by_its_owners_clock_is_claimed() -> None:
 
 
 def test_a_lease_that_was_deleted_is_judged_no_more() -> None:
-    """If a late request recreates a deleted row, its counter may start again."""
+    """If a late request recreates a deleted row, the row's counter may start again."""
     gone = done(2, "a#1", "delete", 5)
     assert said(done(1, "a#1", "claim", 5, 9), gone, done(3, "b#1", "claim", 1)) == []
 
 
 def test_a_finished_shard_is_not_read_again() -> None:
-    """A worker that wakes up must not restore a finished lease, unless an operator deleted its row."""
+    """A worker that wakes up must not read a finished shard again, unless an operator deleted the row of its lease."""
 
     def read(t: float, process: str) -> list[ReadingEvent]:
         begins = ReadingEvent(t, process, "initialize", "s-0")

@@ -1,4 +1,4 @@
-"""Waits and repetitions of a recorded run count as faults unless an incident explains them."""
+"""Long waits and repeated records of a recorded run count as faults unless an incident explains them."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ GAP = "unread: a record of s-0 waited for {} s from 20.000, of which {} s lie ou
 
 
 def begins(t: float, process: str, shard: str = "s-0") -> ReadingEvent:
-    """Return the event of a process that starts to read."""
+    """Return the event of a process that starts to read a shard."""
     return ReadingEvent(t, process, "initialize", shard)
 
 
@@ -30,14 +30,14 @@ def record(t: float, process: str, number: int, shard: str = "s-0") -> ReadingEv
 
 
 def sent(*times: float) -> list[SentRecord]:
-    """Return records that the stream acknowledged at these times."""
+    """Return one record for each of these times, at which the stream acknowledged the records."""
     return [SentRecord("k", number, f"digest {number}", t) for number, t in enumerate(times, 1)]
 
 
 def history(
     events: Sequence[ReadingEvent], times: Sequence[float], *incidents: Incident, rows: Sequence[ObservedRow] = ()
 ) -> RunHistory:
-    """Return the history of a group that had to dispatch records of these times."""
+    """Return the history of a group that had to dispatch records that were acknowledged at these times."""
     return RunHistory(
         sent=sent(*times),
         events=list(events),
@@ -49,7 +49,7 @@ def history(
 
 
 def left_unread(*incidents: Incident, until: float = 40.0, rows: Sequence[ObservedRow] = ()) -> RunHistory:
-    """Return a run in which the shard is unread from 20 s on, until the other worker reads it."""
+    """Return a run in which the shard is not read from 20 s until `until`, when the other worker starts to read it."""
     events = [begins(0, "a#1"), record(10, "a#1", 1), begins(until, "b#1"), record(until, "b#1", 2)]
     return history(events, (9.0, 20.0), *incidents, rows=rows)
 
@@ -60,7 +60,7 @@ def said(run: RunHistory, limits: JudgeLimits = LIMITS) -> tuple[str, ...]:
 
 
 def test_a_wait_within_the_limit_wants_no_fault() -> None:
-    """A batch that a busy machine dispatches late is no gap."""
+    """A record that a busy machine dispatches a little late is no fault."""
     assert said(left_unread(until=22.9)) == ()
 
 
@@ -76,9 +76,9 @@ def test_a_wait_within_the_limit_wants_no_fault() -> None:
     ],
 )
 def test_a_gap_is_explained_by_what_befell_its_readers_or_everybody(incident: Incident, reached: float) -> None:
-    """An incident explains a gap for as long as it lasts, plus the recovery time after it.
+    """An incident explains a gap while it lasts, and for the recovery time afterwards.
 
-    Up to three seconds of the wait may lie outside, before the incident and after its effects together.
+    In total, up to three seconds of the wait may lie before the incident and after its effects.
     """
     assert said(left_unread(incident, until=reached + 2.9 - (incident.t - 20))) == ()
     (fault,) = said(left_unread(incident, until=reached + 3.2))
@@ -102,13 +102,13 @@ def test_a_gap_that_no_fault_of_its_readers_explains_is_found(incidents: tuple[I
 
 
 def test_a_nap_reaches_no_further_than_the_lease_of_the_sleeping_worker() -> None:
-    """Other workers must take over a lease once its sleeping owner's lease has expired."""
+    """Other workers must take over once the lease of a paused worker has expired, however long the pause lasts."""
     faults = said(left_unread(Incident(20, "nap", "a#1", 60), until=60.0))
     assert faults == (GAP.format("40.0", "30.0", "nap a#1"),)
 
 
 def test_faults_that_overlap_are_counted_once() -> None:
-    """Ten incidents at one time explain no longer gap than one."""
+    """Ten incidents at the same time explain no longer gap than one of them does."""
     incidents = [Incident(20 + part / 10, "trouble", "a", 0, f"reset {part}") for part in range(10)]
     (fault,) = said(left_unread(*incidents, until=50.0))
     assert fault.startswith(
@@ -117,7 +117,7 @@ def test_faults_that_overlap_are_counted_once() -> None:
 
 
 def test_an_owner_in_between_is_concerned_though_it_read_nothing() -> None:
-    """An incident of a worker that held the lease counts even if the worker read nothing."""
+    """An incident of a worker that held the lease meanwhile counts even if this worker read nothing."""
     stopped = Incident(21, "trouble", "c", 12, "the stream parted")
     rows = [ObservedRow(25, "s-0", "c", TRIM_HORIZON)]
     assert said(left_unread(stopped, rows=rows)) == ()
@@ -133,7 +133,7 @@ def test_a_fault_of_the_reader_of_a_parent_keeps_its_child_waiting() -> None:
 
 
 def test_a_repetition_wants_a_fault() -> None:
-    """An orderly hand-off repeats no records; only an incident explains repeated ones."""
+    """An orderly hand-off repeats no records. Only an incident explains repeated records."""
     events = [
         *(begins(0, "a#1"), record(10, "a#1", 1), record(11, "a#1", 2), ends(12, "a#1")),
         *(begins(13, "b#1"), record(14, "b#1", 2)),
@@ -153,7 +153,7 @@ def test_a_record_that_never_came_is_lost_and_waits_no_more() -> None:
 
 
 def test_the_longest_wait_is_told_with_what_explains_it() -> None:
-    """A good run's longest wait shows how close it came to the limit."""
+    """The longest wait of a good run shows how close the run came to the limit."""
     run = left_unread(Incident(21, "trouble", "a", 9, "the store parted"))
     wait = Explanations(run, group_by_shard(compute_tenures(run).tenures), LIMITS).find_longest_wait()
     assert wait == RecordWait("s-0", 20.0, 40.0, ("the store parted",), 1.0)

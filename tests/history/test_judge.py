@@ -1,4 +1,4 @@
-"""The judge names the one fault planted in each history of a run."""
+"""The judge names the one fault that is planted in each recorded history."""
 
 from collections.abc import Sequence
 from hashlib import sha1
@@ -30,12 +30,12 @@ def digest(key: str, number: int) -> str:
 
 
 def sent(*numbers: int, key: str = "k") -> list[SentRecord]:
-    """Return records of one key as the stream stored them."""
+    """Return the records of one key, as the stream stored them."""
     return [SentRecord(key, number, digest(key, number)) for number in numbers]
 
 
 def begins(t: float, worker: str, shard: str = "s-0") -> ReadingEvent:
-    """Return the event of a worker that starts to read."""
+    """Return the event of a worker that starts to read a shard."""
     return ReadingEvent(t, worker, "initialize", shard)
 
 
@@ -44,12 +44,12 @@ def ends(t: float, worker: str, shard: str = "s-0", how: str = "stopped") -> Rea
 
 
 def records(t: float, worker: str, *numbers: int, shard: str = "s-0", key: str = "k") -> list[ReadingEvent]:
-    """Return the events of dispatched records; each lies at position 100 plus its number."""
+    """Return the events of dispatched records. The position of each is 100 plus its number."""
     return [ReadingEvent(t, worker, "record", shard, (100 + n, 0), key, digest(key, n)) for n in numbers]
 
 
 def good() -> list[ReadingEvent]:
-    """Return a run in which one worker passes a shard to another without a fault."""
+    """Return the events of a run in which a shard moves from one worker to another without a fault."""
     return [
         begins(0, "a"),
         *records(10, "a", 1, 2, 3),
@@ -80,7 +80,7 @@ def verdict(
 
 
 def said(verdict: RunVerdict) -> tuple[str, ...]:
-    """Return the faults without their times."""
+    """Return descriptions of the faults, without their times."""
     return tuple(f"{fault.what}: {fault.why}" for fault in verdict.faults)
 
 
@@ -129,24 +129,24 @@ def test_each_fault_is_named(events: list[ReadingEvent], told: str) -> None:
 
 
 def crash(*again: int) -> list[ReadingEvent]:
-    """Return a run in which a worker dies after three records and the next starts with these."""
+    """Return a run in which a worker dies after three records, and the next worker starts with the records `again`."""
     return [begins(0, "a"), *records(10, "a", 1, 2, 3), begins(30, "b"), *records(40, "b", *again, 4, 5)]
 
 
 def stored(t: float, number: int) -> ObservedRow:
-    """Return a row of the table with this checkpoint."""
+    """Return a row of the table whose checkpoint is at this record."""
     return ObservedRow(t, "s-0", "a", Position(str(100 + number)))
 
 
 def test_a_record_that_was_not_checkpointed_may_come_again() -> None:
-    """Duplicates after a crash are counted but are no fault."""
+    """Records that are repeated after a crash are counted, but are no fault."""
     result = verdict(sent(1, 2, 3, 4, 5), crash(2, 3), incidents=[Incident(15, "crash", "a")], rows=[stored(12, 1)])
     assert (result.duplicates, result.faults) == (2, ())
     assert result.owner_changes == (ReaderChange(30, "s-0", "a", "b", "cut", duplicates=2, since=2, replayed=0),)
 
 
 def test_a_record_that_was_checkpointed_may_not_come_again() -> None:
-    """A new owner must start after the checkpoint, and must not read a finished shard."""
+    """A new owner must start after the checkpoint, and must not read a finished shard again."""
     for row in (stored(12, 2), ObservedRow(12, "s-0", None, SHARD_END)):
         result = verdict(sent(1, 2, 3, 4, 5), crash(2), rows=[row])
         why = "b handed over 1 records of s-0 again that were checkpointed when it took it"
@@ -163,7 +163,7 @@ def test_records_of_a_hub_made_anew_are_others_than_those_whose_numbers_they_hav
 
 @pytest.mark.parametrize("verb", ["reset", "annotate"])
 def test_a_lease_that_was_reset_begins_where_it_was_reset_to(verb: WriteVerb) -> None:
-    """A reset by an operator excuses the records that are read again."""
+    """If an operator reset a lease, it is no fault that records are read again."""
     claims = [
         WriteAnswer(5, 4, "z", "claim", "s-0", "done", "z", "3", 3, (1, 102, 0)),
         WriteAnswer(25, 24, OPERATOR, verb, "s-0", "done", None, "6", 6, (0, 0, 0)),
@@ -185,7 +185,7 @@ def test_a_lease_that_was_reset_begins_where_it_was_reset_to(verb: WriteVerb) ->
 def test_a_loss_is_excused_only_where_nobody_could_remember(
     owner: str | None, ends: float, starts: float, *, excused: bool
 ) -> None:
-    """A loss is excused only if no live worker could have known the deleted checkpoint."""
+    """A loss is excused only if no living worker could have known the deleted checkpoint."""
     gone, made = Lease("k", owner=owner, checkpoint=Position("1")), Lease("k", checkpoint=LATEST)
     writes = [
         WriteEvent(20, 20, OPERATOR, OPERATOR, "delete", "k", gone, None, done=True),
@@ -198,7 +198,7 @@ def test_a_loss_is_excused_only_where_nobody_could_remember(
 
 
 def test_a_checkpoint_that_somebody_deleted_accuses_nobody() -> None:
-    """If the table was emptied, starting at the recreated row is no fault."""
+    """If an operator deleted the row, it is no fault that the shard is read from its beginning."""
     emptied = [WriteAnswer(20, 19, "operator", "delete", "s-0", "done")]
     common: dict[str, Any] = {"sent": sent(1, 2, 3, 4, 5), "events": crash(2), "answers": emptied, "end": 40.0}
     seen = [stored(12, 2), stored(25, 1)]
@@ -208,19 +208,19 @@ def test_a_checkpoint_that_somebody_deleted_accuses_nobody() -> None:
 
 @pytest.mark.parametrize(("number", "told"), [(1, False), (2, True)])
 def test_a_reader_begins_where_the_answer_to_its_claim_said(number: int, told: bool) -> None:
-    """The checkpoint in the claim's response decides, not one that the previous owner stored later."""
+    """The checkpoint in the response to the claim counts, not one that the previous owner stored later."""
     claim = WriteAnswer(29, 28, "b", "claim", "s-0", "done", "b", "7", 7, (1, 100 + number, 0))
     run = RunHistory(sent=sent(1, 2, 3, 4, 5), events=crash(2), answers=[claim], rows=[stored(29.5, 2)], end=40.0)
     assert ("handed over again" in " ".join(said(judge_finished_run(run)))) is told
 
 
 def test_a_checkpoint_seen_after_the_change_excuses_nothing_and_accuses_nobody() -> None:
-    """A new owner's own checkpoints do not count against it."""
+    """The checkpoints that a new owner writes itself do not count against it."""
     assert faults(crash(2, 3), rows=(stored(12, 1), stored(45, 5))) == ()
 
 
 def test_keys_are_judged_apart() -> None:
-    """No order is promised between two keys of one shard."""
+    """The records of different keys in one shard need not be in order."""
     events = [begins(0, "a"), *records(10, "a", 2), *records(20, "a", 1, key="other")]
     assert verdict([*sent(2), *sent(1, key="other")], events).faults == ()
 
@@ -232,7 +232,7 @@ def test_the_longest_time_without_a_reader_is_found() -> None:
     late = [*read, begins(4500, "b", "s-1"), begins(1100, "b", "s-2")]
     assert _gap(late, parents, 5000) == (1500.0, "s-1")
     assert _gap(read, {"s-0": (), "s-1": ("s-0",)}, 9000) == (6000.0, "s-1")
-    assert _gap(read, parents, 9000) == (8000.0, "s-2")  # never read at all
+    assert _gap(read, parents, 9000) == (8000.0, "s-2")  # The child s-2 is never read.
     assert _gap(read[:2], {"s-0": ()}, 9000) == (0.0, "")
 
 
@@ -272,13 +272,13 @@ def test_moves_beyond_the_least_show() -> None:
 
 
 def test_no_token_is_read_under_by_two() -> None:
-    """Each owner of a lease must have a fencing token of its own."""
+    """The judge reports a fencing token that two owners of a lease share."""
     shared = [evolve(event, token=7) if event.event == "record" else event for event in good()]
     assert faults(shared) == ("token: b read s-0 under 7, as a did",)
 
 
 def test_a_row_made_anew_begins_its_tokens_again() -> None:
-    """A recreated row may issue the tokens of the deleted one again."""
+    """A recreated row may issue the tokens of the deleted row again."""
     shared = [evolve(event, token=7) if event.event == "record" else event for event in good()]
     gone = WriteEvent(25.0, 25.0, "a", "a", "delete", "s-0", Lease("s-0"), None, done=True)
     judged = judge_history(RunHistory((), sent(1, 2, 3, 4, 5), shared, [gone], end=50.0), UNLIMITED)
@@ -287,7 +287,7 @@ def test_a_row_made_anew_begins_its_tokens_again() -> None:
 
 @pytest.mark.parametrize(("epoch", "told"), [(0, False), (1_000_001, True)])
 def test_a_row_made_anew_by_a_worker_that_had_never_seen_it_begins_at_its_first_token(epoch: int, told: bool) -> None:
-    """A worker that never saw the deleted row cannot know its tokens; one that did continues with higher ones."""
+    """Only a worker that had seen the deleted row must continue with higher tokens in the recreated one."""
     free, first = Lease("s-0"), Lease("s-0", owner="a", epoch=7)
     made = Lease("s-0", epoch=epoch)
     written = [
@@ -303,7 +303,7 @@ def test_a_row_made_anew_by_a_worker_that_had_never_seen_it_begins_at_its_first_
 
 
 def test_an_owner_that_takes_a_row_made_anew_over_reads_on_under_its_own_token() -> None:
-    """Tokens of the deleted row and of the recreated one are not compared."""
+    """The tokens of a deleted row and of the recreated row are not compared."""
     first = Lease("s-0", owner="a", epoch=1)
     made = Lease("s-0")
     taken = evolve(made, owner="b", epoch=1)
@@ -323,7 +323,7 @@ def test_an_owner_that_takes_a_row_made_anew_over_reads_on_under_its_own_token()
 
 @pytest.mark.parametrize(("how", "told"), [("lease-lost", False), ("stopped", True)])
 def test_a_row_whose_owner_had_lost_it_was_held_by_nobody(how: str, told: bool) -> None:
-    """A new group is excused if the owner had lost the lease; a live owner passes its checkpoint on."""
+    """A new group is excused if the owner had lost the lease. A living owner would have passed its checkpoint on."""
     held = Lease("s-0", owner="a", epoch=1, checkpoint=Position("101"))
     written = [
         WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", held, None, done=True),
@@ -338,7 +338,7 @@ def test_a_row_whose_owner_had_lost_it_was_held_by_nobody(how: str, told: bool) 
 
 
 def test_a_record_superseded_by_a_later_token_is_counted() -> None:
-    """`fenced` counts the records that a handler comparing tokens would reject."""
+    """`fenced` counts the records that a handler that compares tokens would reject."""
     tokens = {"a": 3, "b": 5}
     late = [begins(0, "a"), *records(10, "a", 1, 2), begins(30, "b"), *records(40, "b", 3), *records(60, "a", 3)]
     result = verdict(sent(1, 2, 3), [evolve(event, token=tokens[event.worker]) for event in late])
@@ -365,7 +365,7 @@ def test_a_worker_that_joins_after_a_row_was_deleted_takes_its_lease_for_finishe
 
 @pytest.mark.parametrize("holder", [None, "a"])
 def test_only_what_a_new_group_could_not_know_of_may_stay_unfinished(holder: str | None) -> None:
-    """A group that starts at LATEST may skip the batch in between only if no worker held the deleted row."""
+    """A group that starts at LATEST may skip a batch only if no worker held the lease when its row was deleted."""
     row = Lease("s-0", owner=holder, checkpoint=Position("100"))
     at_latest = Lease("s-0", checkpoint=LATEST)
     taken, further = evolve(at_latest, owner="b"), Lease("s-0", owner="b", checkpoint=Position("102"))
@@ -385,7 +385,7 @@ def test_only_what_a_new_group_could_not_know_of_may_stay_unfinished(holder: str
 
 @pytest.mark.parametrize("anew", [0.0, 8.0])
 def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: float) -> None:
-    """A recreated stream reuses shard ids for other shards."""
+    """A recreated stream reuses the ids of former shards, which may have had other parents."""
     events = [begins(0, "a"), begins(1, "b", "s-1"), *records(5, "b", 9, shard="s-1"), *records(10, "a", 1, key="l")]
     taken = [evolve(each, t=4.0) for each in sent(9)] + [evolve(each, t=9.0) for each in sent(1, key="l")]
     history = RunHistory(sent=taken, events=events, parents={"s-0": (), "s-1": ("s-0",)}, recreated_at=anew, end=10.0)
@@ -394,7 +394,7 @@ def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: flo
 
 
 def test_a_record_that_a_handler_failed_with_may_come_again() -> None:
-    """A record is repeated legitimately until its handler finishes it."""
+    """A record may be repeated until a handler has finished it."""
     finished = [evolve(event, t=11, event="finished") for event in records(10, "a", 1)]
     failed = [begins(0, "a"), *records(10, "a", 1, 2), *finished, *records(12, "a", 2)]
     assert faults(failed, 2) == ()
@@ -415,7 +415,7 @@ def test_a_line_is_read_as_its_worker_wrote_it() -> None:
 
 
 def test_finished_leases_count_where_a_rule_set_counts_them() -> None:
-    """Java's workers settle for fewer open shards while finished leases remain in the table."""
+    """The workers of the Java KCL own fewer open shards while finished leases remain in the table."""
     open_ones = [
         WriteEvent(1.0, 1.0, "a", "a", "claim", f"s-{n}", None, Lease(f"s-{n}", owner="a"), done=True) for n in range(2)
     ]

@@ -1,4 +1,4 @@
-"""Owners, time without an owner and the least number of moves, computed from a history."""
+"""Tests the owners, the time without an owner and the least number of moves that are computed from a history."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ from leasehold_lab.judge.rights import (
 
 
 def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:
-    """Return all ways to give each worker its share, which is the floor of the mean or one more."""
+    """Return all ways to give each worker its share, which is the mean rounded down, or one more."""
     floor, extras = divmod(leases, workers)
     return [
         tuple(floor + more for more in chosen) for chosen in product((0, 1), repeat=workers) if sum(chosen) == extras
@@ -29,7 +29,7 @@ def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:
 
 
 def fair(division: tuple[int, ...], groups: tuple[str, ...]) -> bool:
-    """Return whether every group has the floor of its share or one more."""
+    """Return whether every group has its share rounded down, or one more."""
     total = sum(division)
     for group in set(groups):
         held = sum(count for count, name in zip(division, groups, strict=True) if name == group)
@@ -41,7 +41,7 @@ def fair(division: tuple[int, ...], groups: tuple[str, ...]) -> bool:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(0, 3), st.data())
 def test_no_division_needs_fewer_moves_than_the_least(counts: list[int], free: int, data: st.DataObject) -> None:
-    """A rule set is compared with the true minimum of moves."""
+    """The moves of a rule set are compared with the true minimum."""
     groups = tuple(data.draw(st.sampled_from("xy")) for _ in counts)
     workers = [f"{group}-{place}" for place, group in enumerate(groups)]
     held = [worker for worker, count in zip(workers, counts, strict=True) for _ in range(count)]
@@ -74,7 +74,7 @@ def test_a_lease_is_unowned_while_its_owner_is_dead_or_there_is_none() -> None:
 
 
 def test_a_gift_that_was_taken_back_is_no_move() -> None:
-    """If the next owner's request stalled, a gift that is taken back and repeated counts as one move."""
+    """If the next owner's request stalls, a gift that is taken back and then repeated counts as one move."""
     first = OwnerChange(1.0, "s-0", "a", "b", "give")
     back = OwnerChange(3.0, "s-0", "b", "a", "take-back")
     again = OwnerChange(5.0, "s-0", "a", "b", "give")
@@ -83,7 +83,7 @@ def test_a_gift_that_was_taken_back_is_no_move() -> None:
 
 
 def test_only_what_somebody_else_had_done_before_is_refused() -> None:
-    """A worker that repeats a write after a lost response does not count as a race for the lease."""
+    """If a worker repeats a write after a lost response, the rejection does not count as a lost race for the lease."""
 
     def claim(owner: str) -> WriteEvent:
         row = Lease("s-0", owner=owner)
@@ -94,7 +94,7 @@ def test_only_what_somebody_else_had_done_before_is_refused() -> None:
 
 @pytest.mark.parametrize(("late", "told"), [(0.0, []), (0.5, ["held unread"])])
 def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before(late: float, told: list[str]) -> None:
-    """A lease that is held but unread for more than `UNREAD_SECONDS` is a breach."""
+    """A lease that is held but not read for more than `UNREAD_SECONDS` is a breach."""
     rows = [Lease("s-0"), *(Lease("s-0", owner="a-0", epoch=number) for number in range(1, 20))]
     writes = [
         WriteEvent(
@@ -124,7 +124,7 @@ def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before
 
 @pytest.mark.parametrize(("lease", "told"), [(10.0, []), (25.0, ["held unread"])])
 def test_a_lease_that_expired_by_its_own_clock_was_not_held_meanwhile(lease: float, told: list[str]) -> None:
-    """A worker that lost a lease in an outage and took it again is not blamed for the outage."""
+    """A worker that lost a lease in an outage and took it again is not blamed for the time of the outage."""
     row = Lease("s-0", owner="a-0")
     times = [0.0, 8.0, 16.0, 24.0, 32.0, 40.0, 60.0, 68.0, 76.0]  # nothing is written from 40 to 60 s
     writes = [

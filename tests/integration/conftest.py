@@ -1,4 +1,4 @@
-"""Fixtures that the tests of this folder need besides services; the modules of lab/spark are importable."""
+"""Makes the modules of lab/spark importable, and provides a fixture for tests that need Java."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[2] / "lab" / "spark"))
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """Check that there is a Java that processes can start."""
+    """Skip the test if there is no Java that processes can start."""
     try:
         find_java_home()
     except ServiceError as missing:

@@ -1,4 +1,4 @@
-"""The programs that the Makefile starts below tests/ and lab/ find what they import, as they do without pytest."""
+"""Tests that the programs in tests/ and lab/ that the Makefile starts can import their modules without pytest."""
 
 import re
 import subprocess
@@ -24,5 +24,5 @@ def test_each_program_can_import_its_modules(program: str) -> None:
 
 
 def test_the_makefile_pattern_finds_programs_of_all_folders() -> None:
-    """The pattern still matches the way in which the Makefile starts programs."""
+    """The pattern matches the commands with which the Makefile starts programs."""
     assert {"tests/proving/soak.py", "lab/chaos/plain_workers.py", "lab/spark/spark_blocked.py"} <= {*PROGRAMS}

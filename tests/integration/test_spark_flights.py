@@ -1,4 +1,4 @@
-"""Flights through applications of Spark that are killed: slices of what `make chaos-spark` does at full length."""
+"""Sends flights through Spark applications that are killed: short versions of the runs in `make chaos-spark`."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.
 def test_two_applications_and_a_plain_worker_share_a_stream(
     kinesis_url: str, dynalite_url: str, tmp_path: Path
 ) -> None:
-    """No row is lost or counted twice when shards move between them."""
+    """No row is lost or counted twice when shards move between the applications and the worker."""
     count = 6000
     with open_kinesis_ground(kinesis_url, dynalite_url) as ground:
         result = run_flights(ground, list(read_rows(count)), tmp_path, rate=2000, report=print)
@@ -26,9 +26,9 @@ def test_two_applications_and_a_plain_worker_share_a_stream(
 
 @pytest.mark.usefixtures("java", "amqp_engine")
 def test_a_kill_between_sink_and_commit_loses_no_event(azurite_connection: str, tmp_path: Path) -> None:
-    """A sink that skips a batch it knows loses no row that only the repetition had.
+    """A repeated batch contains no rows that the first attempt did not have, which a sink that skips it would lose.
 
-    For Kinesis, tests/spark/test_kills.py holds this without a JVM.
+    For Kinesis, tests/spark/test_kills.py tests this without a JVM.
     """
     with open_hub_ground(azurite_connection) as ground:
         result = run_kills(ground, tmp_path, kills=1, report=print)

@@ -1,4 +1,4 @@
-"""A pipeline from Kinesis by Spark into Kinesis that is killed: a slice of what `spark_pipeline_kills.py` does."""
+"""Kills a Spark pipeline from Kinesis to Kinesis: a short version of the run in `spark_pipeline_kills.py`."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`leasehold plan` runs the example of its help, accepts every field, and reports every kind of bad input."""
+"""Tests that `leasehold plan` runs the example in its help, accepts every field, and reports all bad input."""
 
 import json
 import math
@@ -180,12 +180,12 @@ LEASE_SEEN = Lease("s-0", owner="v", parents=("p",), checkpoint=at_timestamp(5))
     ids=lambda each: each["do"] if isinstance(each, dict) else "",
 )
 def test_every_action_has_a_json_form(action: Action, expected: dict[str, Any]) -> None:
-    """A caller needs the former or the next owner to carry out an action."""
+    """The JSON also contains the former or the next owner, because a caller needs it to carry out the action."""
     assert format_action_json(action) == {"key": "s-0", "rule": action.rule} | expected
 
 
 def test_a_worker_led_by_a_leader_gets_its_share() -> None:
-    """A program that plans through the command line can share with workers that take nothing themselves (M14)."""
+    """A program that plans with this command also releases leases for workers that a leader leads (M14)."""
     leases = [{"key": f"s-{number}", "owner": "b-1", "version": "1"} for number in range(2)]
     me = {"worker": "b-1", "history": {"led": {"java": 4.5}}}
     response = run_plan({"leases": leases, "me": me, "config": {"rules": "minimal"}})
@@ -221,7 +221,7 @@ def test_no_document_ends_in_a_traceback(data: st.DataObject) -> None:
 
 
 def test_an_unknown_field_is_reported_in_one_line() -> None:
-    """A name with a line break or with terminal escapes neither forges nor hides what is printed about it."""
+    """A name with a line break or terminal escapes cannot forge or hide parts of the message."""
     with pytest.raises(BadJsonField, match=r"^a\\nb\\x1b\[2J: unknown field$"):
         run_plan(WHOLE | {"a\nb\x1b[2J": 1})
 
@@ -235,7 +235,7 @@ def test_no_bytes_end_in_a_traceback(text: bytes) -> None:
     "text", [b"[" * 100_000, b'{"leases":' + b"9" * 5000 + b"}", b'{"me":1,"me":2}', b"\xff\xfe", b""]
 )
 def test_hostile_documents_are_rejected(text: bytes) -> None:
-    """Deep nesting, endless numbers, duplicate fields and invalid text are bad input, not bugs."""
+    """Deep nesting, huge numbers, duplicate fields and invalid text are reported as bad input, not as bugs."""
     with pytest.raises(BadJsonField):
         plan_from_json(text)
 
@@ -252,15 +252,15 @@ def _planned_or_rejected(text: bytes) -> None:
 
 
 WRITTEN = {
-    Lease: {"checkpoint"},  # with `sub` and `token`
-    Config: {"rules", "initial_position"},  # with the options of the rule set, and `timestamp_ms`
-    Hole: {"stream"},  # may be left out
+    Lease: {"checkpoint"},  # written together with `sub` and `token`
+    Config: {"rules", "initial_position"},  # written with the rule set's options, and with `timestamp_ms`
+    Hole: {"stream"},  # may be missing
 }
 
 
 @pytest.mark.parametrize("kind", [*FORMS])
 def test_every_field_of_the_planner_has_a_json_form(kind: type) -> None:
-    """A field without a form cannot be expressed from another language, and the result would differ from Python's."""
+    """If a field had no JSON form, programs in other languages could not set it, and would get different plans."""
     assert set(FORMS[kind]) | WRITTEN.get(kind, set()) == {
         JSON_NAMES.get(each.name, each.name) for each in fields(kind) if each.init
     }
@@ -273,7 +273,7 @@ def test_every_rule_set_has_a_json_form() -> None:
 
 @given(leases(), workers())
 def test_a_written_document_is_read_back_unchanged(table: tuple[Lease, ...], me: Me) -> None:
-    """`leases --json` and other languages' bindings write this form; a lost field would change the plan."""
+    """`leases --json` and programs in other languages write this form. If a field were lost, the plan would change."""
     history = asdict(me.history) | {name: dict(getattr(me.history, name)) for name in ("gaps", "paces", "led")}
     for hole in history["holes"]:
         hole |= {"first": str(hole["first"]), "last": str(hole["last"])}
@@ -294,7 +294,7 @@ def _finite(value: Any) -> Any:  # noqa: ANN401  any part of a document
 
 
 def test_a_partial_table_is_planned_as_in_python() -> None:
-    """Nothing may be taken on the basis of a few rows; only in this form, the same rows led to steals."""
+    """After a read of only a few rows, no lease may be taken. The JSON form once lost this, and planned steals."""
     rows = [{"key": f"s-{n}", "owner": "a", "idle": 0} for n in range(6)]
     me = {"worker": "b", "history": {"full_still": 1, "paces": {"a": 3}, "hearing": None}}
     assert [each["do"] for each in run_plan({"leases": rows, "me": {"worker": "b"}})["actions"]] == ["steal"]
@@ -313,7 +313,7 @@ def test_a_look_contains_every_field_of_pythons() -> None:
 
 
 def test_the_output_of_leases_plus_a_worker_is_a_request() -> None:
-    """A pipe connects the two commands without a script in between."""
+    """The two commands can be connected by a pipe, without a script in between."""
     listing = {"at": 1.5, "leases": [LEASE | {"owner": None, "idle": None}], "malformed": [], "trouble": "slow"}
     text = json.dumps(listing).encode()
     assert [each["do"] for each in plan_from_json(text, "b-1")["actions"]] == ["claim"]
@@ -327,7 +327,7 @@ def test_the_output_of_leases_plus_a_worker_is_a_request() -> None:
 
 
 def test_a_document_of_a_thousand_levels_is_rejected() -> None:
-    """A document that could just be parsed used to be too deep to be shown, and caused a traceback."""
+    """A document may be shallow enough to be parsed, but too deep to be formatted. This must not cause a traceback."""
     for levels in range(900, 1000):
         with pytest.raises(BadJsonField, match=r"leases.*is not|recursion"):
             plan_from_json(b'{"leases":' + b"[" * levels + b"]" * levels + b"}")

@@ -1,8 +1,8 @@
-"""The local hub parses and builds AMQP bytes: complete frames, split batches, added annotations and filters."""
+"""Tests how the local hub parses and builds AMQP bytes: frames, batches, annotations and filters."""
 
 import pytest
 
-# Compiled from C at installation. The local hub needs it.
+# The local hub needs this library, which is compiled from C when it is installed.
 pytest.importorskip("proton", reason="python-qpid-proton was not built: no C compiler", exc_type=ImportError)
 
 from proton import Message
@@ -27,12 +27,12 @@ def _message(body: bytes | str, **parts: object) -> bytes:
 
 
 def test_a_performative_gets_its_omitted_nulls() -> None:
-    """The Python SDK fails on the first frame that lacks trailing nulls."""
+    """The Python SDK fails if a frame omits its trailing nulls."""
     assert pad_frame(DETACH).hex(" ", 1) == "00 00 00 18 02 00 00 01 00 53 16 d0 00 00 00 08 00 00 00 03 52 00 40 40"
 
 
 def test_the_payload_of_a_completed_transfer_is_unchanged() -> None:
-    """Nulls are added only to the performative, so none becomes part of the event."""
+    """Nulls are added only to the performative, so they do not become part of the event."""
     result = pad_frame(TRANSFER)
     assert result.endswith(bytes.fromhex("435205a000") + b"\x40" * 8 + b"body")
     assert int.from_bytes(result[:4]) == len(result)
@@ -40,7 +40,7 @@ def test_the_payload_of_a_completed_transfer_is_unchanged() -> None:
 
 @pytest.mark.parametrize("piece", [1, 3, 8, 21, 1000])
 def test_frames_can_arrive_in_any_pieces(piece: int) -> None:
-    """The engine's buffer may end within a frame, so half a frame waits for the rest."""
+    """The engine's buffer may end within a frame. The first part of the frame is kept until the rest arrives."""
     stream = b"AMQP\x00\x01\x00\x00" + HEARTBEAT + DETACH + TRANSFER
     padding = FramePadder()
     sent = b"".join(
@@ -104,7 +104,7 @@ def test_a_filter_sets_the_first_event_of_a_reader(selector: str | None, first: 
 
 @pytest.mark.parametrize("selector", ["x-opt-offset > '1'", "amqp.annotation.x-opt-offset > 'no offset'"])
 def test_an_unknown_filter_is_rejected(selector: str) -> None:
-    """Ignoring an unknown filter would send the partition from its start."""
+    """If the hub ignored an unknown filter, it would send the partition from its start."""
     with pytest.raises(HubRejection, match="filter"):
         Partition().find_start(selector)
 

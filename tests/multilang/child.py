@@ -1,4 +1,4 @@
-"""A child that behaves as its argument says; it spells out the protocol, as a library in another language would."""
+"""A child process that behaves as its argument says. It implements the protocol as another language's library would."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ def log(text: str) -> None:
 
 
 def note(shard: str, message: dict[str, Any]) -> None:
-    """Record a message if the environment names a folder, because a killed daemon prints no more lines."""
+    """Write a message's records to a file if CHILD_NOTES is set, because a killed daemon prints no more lines."""
     if folder := os.environ.get("CHILD_NOTES"):
         lines = "".join(f"{each['partitionKey']} {each['sequenceNumber']}\n" for each in message.get("records", ()))
         with Path(folder, f"{shard}.{os.getpid()}").open("a") as notes:
@@ -32,7 +32,7 @@ def note(shard: str, message: dict[str, Any]) -> None:
 
 
 def main(behavior: str, misbehave_at: str) -> None:  # noqa: C901  one case per behavior
-    """Respond to every message, and misbehave at the given action."""
+    """Respond to every message, and misbehave when the given action is requested."""
     shard = ""
     for line in sys.stdin:
         message = json.loads(line)
@@ -48,7 +48,7 @@ def main(behavior: str, misbehave_at: str) -> None:  # noqa: C901  one case per 
         if behavior in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
             send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
         if behavior == "late" and action == misbehave_at:
-            # The first child of a shard hangs here; later ones behave.
+            # The first child of a shard hangs here. The shard's later children do not.
             mark = Path(os.environ["CHILD_NOTES"], f"hung-{shard}")
             if not mark.exists():
                 mark.touch()

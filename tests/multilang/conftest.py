@@ -1,4 +1,4 @@
-"""The stream that tests of the command read."""
+"""A fixture with the stream that the tests of the command read."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def ground(dynalite_url: str, kinesis_url: str, kinesis_client: "KinesisClient", tmp_path: Path) -> Iterator[Ground]:
-    """A stream of one shard."""
+    """Yield the services, with a stream of one shard."""
     environment = Ground(kinesis_client, kinesis_url, dynalite_url, tmp_path)
     kinesis_client.create_stream(StreamName=environment.stream, ShardCount=1)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=environment.stream, WaiterConfig={"Delay": 1})

@@ -1,4 +1,4 @@
-"""The command over stand-ins of the services, run as a process whose output tests wait for."""
+"""Runs `leasehold multilang` as a process on local services, and waits for lines of its output."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ WAIT = 60.0
 
 
 def processor(behavior: str, action: str = "none") -> str:
-    """Return the command of a child with this behavior at this action."""
+    """Return the command line of a child that shows this behavior at this action."""
     return f"{sys.executable} {CHILD} {behavior} {action}"
 
 
@@ -45,7 +45,7 @@ class Daemon:
         self._lines.put(None)
 
     def await_line(self, wanted: Callable[[str], bool]) -> str:
-        """Return the first new line that is wanted."""
+        """Wait for the first new line for which `wanted` is true, and return it."""
         while True:
             try:
                 line = self._lines.get(timeout=WAIT)
@@ -61,7 +61,7 @@ class Daemon:
         with suppress(Empty):
             while (line := self._lines.get_nowait()) is not None:
                 self.said.append(line)
-            self._lines.put(None)  # for `await_end`
+            self._lines.put(None)  # put the end mark back for `await_end`
         return self.said
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -70,17 +70,17 @@ class Daemon:
         return self.await_end()
 
     def await_end(self) -> int:
-        """Wait for the end; return the status, with all output in `said`."""
+        """Wait for the end of the process, and return its status. `said` then contains all of its output."""
         while (line := self._lines.get(timeout=WAIT)) is not None:
             self.said.append(line)
         return self.process.wait(WAIT)
 
     def child_stderr(self) -> list[str]:
-        """Return what children wrote to standard error, for one shard or for the others."""
+        """Return the lines with which children logged the messages that they got."""
         return [line.partition(": ")[2].partition(": ")[2].strip() for line in self.said if ": got " in line]
 
     def checkpoints(self) -> dict[str, str]:
-        """The row of each shard, by its last number."""
+        """Return the sequence number of each shard's checkpoint."""
         store = open_store(self.store, create=False)
         try:
             return {lease.shard: lease.checkpoint.sequence for lease in store.list().leases}
@@ -89,7 +89,7 @@ class Daemon:
 
 
 class Ground:
-    """The services of one test, and its stream."""
+    """The services and the stream of one test."""
 
     def __init__(
         self, kinesis: "KinesisClient", kinesis_url: str, dynamodb_url: str, folder: Path, region: str = "eu-west-1"
@@ -112,7 +112,7 @@ class Ground:
         self.store = f"dynamodb://{self.stream}-app?region={region}&endpoint={dynamodb_url}"
 
     def put(self, *texts: str) -> list[str]:
-        """Put these records one by one; return their sequence numbers."""
+        """Put these records one by one, and return their sequence numbers."""
         return [
             self.kinesis.put_record(StreamName=self.stream, Data=text.encode(), PartitionKey=text)["SequenceNumber"]
             for text in texts
@@ -120,12 +120,12 @@ class Ground:
 
     @contextmanager
     def daemon(self, program: str, *arguments: str, **properties: str) -> Iterator[Daemon]:
-        """Run the command on this stream, and end it if the test has not."""
+        """Run the command on this stream. At the end of the block, kill it if it still runs."""
         with self.started(str(self.file("app", program, **properties)), *arguments) as daemon:
             yield daemon
 
     def file(self, name: str, program: str, **properties: str) -> Path:
-        """Write the `.properties` file of a daemon with this name."""
+        """Write a `.properties` file with this name for a daemon."""
         file = self.folder / f"{name}.properties"
         contents = self.properties | {"executableName": program} | properties
         file.write_text("".join(f"{key} = {value}\n" for key, value in contents.items()))
@@ -135,7 +135,7 @@ class Ground:
     def started(
         self, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
     ) -> Iterator[Daemon]:
-        """Run the command with these arguments, in its own folder or this one."""
+        """Run the command with these arguments, in `folder` or else in the folder of the test."""
         variables = {**os.environ, "PATH": PATH, **(environment or {})}
         with subprocess.Popen(
             (*COMMAND, *arguments), stderr=subprocess.PIPE, text=True, env=variables, cwd=folder or self.folder

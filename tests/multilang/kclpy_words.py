@@ -1,7 +1,7 @@
-"""The `utils` module of amazon_kclpy's tests, with the daemon's messages written by our encoder.
+"""Replaces the `utils` module of amazon_kclpy's tests, so that our encoder writes the daemon's messages.
 
-The tests' strings are the daemon's half of a conversation. Each message is replaced by ours, and the child's half is
-written as its library writes it. A message that no daemon writes stays unchanged.
+The strings in those tests are the daemon's side of a conversation. Each message is replaced by the one that our encoder
+writes, and the child's responses are simulated. A message that no daemon writes stays unchanged.
 """
 
 import json
@@ -17,7 +17,7 @@ from leasehold.balancer.model import Position
 
 
 def make_io_obj(text: str | None = None) -> StringIO:
-    """Return a file with this content, its messages replaced by ours."""
+    """Return a file with this content, in which our encoder's messages replace the original ones."""
     return StringIO("".join(_written([json.loads(line) for line in (text or "").splitlines()])))
 
 
@@ -58,7 +58,7 @@ def _answered(conversation: Conversation) -> None:
 
 
 def _checkpoint(conversation: Conversation, message: dict[str, Any]) -> None:
-    """Handle the child's request for a checkpoint, by number or, at the end of the shard, of everything."""
+    """Simulate the child's request for a checkpoint. The request at the end of the shard has no sequence number."""
     number = None if conversation.pending_action == "shardEnded" else message["sequenceNumber"]
     conversation.receive_data(
         json.dumps({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None}).encode()
@@ -82,6 +82,6 @@ def _record(message: dict[str, Any]) -> Record:
 
 
 def _note(action: str) -> None:
-    """Write our own messages to a file, so that the test that started this run can compare them."""
+    """Append the action of a message of ours to a file. The test that started this run reads the file."""
     with Path(os.environ["WRITTEN_BY_US"]).open("a") as notes:
         notes.write(f"{action}\n")

@@ -1,4 +1,4 @@
-"""The libraries that processors use and the real daemon, downloaded from their registries."""
+"""Downloads the real MultiLangDaemon, and the libraries of the KCL that record processors use."""
 
 import hashlib
 import os
@@ -12,9 +12,9 @@ from leasehold.adapters.toolchain import ServiceError, fill_once
 from leasehold_lab.standins.node import find_node, install_packages
 
 KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f2944c24db202add5e2a875259c9"
-"""The sources, because installing the package would download Java's jars, which its Python part does not need."""
+"""The requirement for the source archive. Installing the package would also download jars, which tests do not need."""
 REPOSITORIES = "https://github.com/awslabs"
-"""The packages for Node and Ruby have no samples. LEASEHOLD_KCL_REPOSITORIES can name a local folder instead."""
+"""Where the samples for Node and Ruby are, as their packages have none. LEASEHOLD_KCL_REPOSITORIES overrides it."""
 NODES, RUBYS = "amazon-kinesis-client-nodejs", "amazon-kinesis-client-ruby"
 COMMITS = {NODES: "800c210fa491d60da152c1f2dd73fa7c4753553e", RUBYS: "abe69f4df6108d111b89ae66c53d7b8b3792ce3a"}
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -43,20 +43,20 @@ def kclpy() -> Path:
         (archive,) = folder.glob("*.tar.gz")
         with tarfile.open(archive) as opened:
             opened.extractall(folder, filter="data")
-        # Samples are found on the PATH, as if the library were installed.
+        # The sample is started by its name through the PATH, as if the library were installed.
         (folder / "amazon_kclpy-3.1.3" / "samples" / "sample_kclpy_app.py").chmod(0o755)
 
     return fill_once(f"kclpy/{hashlib.sha256(KCLPY.encode()).hexdigest()[:12]}", fill) / "amazon_kclpy-3.1.3"
 
 
 def kclpy_environment() -> dict[str, str]:
-    """Return the environment in which a sample of amazon_kclpy runs on this Python. Raises ServiceError."""
+    """Return the environment in which this Python runs a sample of amazon_kclpy. Raises ServiceError."""
     folder = kclpy()
     return {"PYTHONPATH": str(folder), "PATH": f"{folder / 'samples'}{os.pathsep}{PATH}"}
 
 
 def node_processor() -> str:
-    """Return the command of a processor of aws-kcl. Raises ServiceError."""
+    """Return the command line of a record processor that uses aws-kcl. Raises ServiceError."""
     node = find_node()
 
     def fill(folder: Path) -> None:
@@ -88,7 +88,7 @@ def node_sample() -> tuple[Path, str]:
     node = find_node()
 
     def fill(folder: Path) -> None:
-        install_packages(NODE_TREE, folder)  # the sample's logging library, where the sample looks for it
+        install_packages(NODE_TREE, folder)  # the logging library, in a folder where the sample finds it
         _cloned(folder / "repository", NODES)
 
     folder = fill_once(f"javascript/aws-kcl-{COMMITS[NODES][:12]}", fill)
@@ -97,7 +97,7 @@ def node_sample() -> tuple[Path, str]:
 
 
 def ruby_sample() -> tuple[Path, dict[str, str]]:
-    """Return the folder of aws-kclrb's sample, as in its repository, and of its library. Raises ServiceError."""
+    """Return the folder of aws-kclrb's sample, and the environment in which it runs. Raises ServiceError."""
     ruby = shutil.which("ruby")
     if (
         ruby is None
@@ -114,7 +114,7 @@ def ruby_sample() -> tuple[Path, dict[str, str]]:
 
 
 def java_daemon(*options: str) -> tuple[str, ...]:
-    """Return the command of the KCL's MultiLangDaemon without its file; options are the JVM's. Raises ServiceError."""
+    """Return the MultiLangDaemon's command line up to its file, with these JVM options. Raises ServiceError."""
     if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
         raise ServiceError(f"no {', no '.join(missing)} on the PATH")
     pom = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"

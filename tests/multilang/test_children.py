@@ -1,4 +1,4 @@
-"""Children run as processes, and a fault of one affects only its own shard."""
+"""Tests that children run as processes, and that a fault of one affects only its own shard."""
 
 import asyncio
 import logging
@@ -66,7 +66,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_child_receives_every_message_of_its_life(caplog: pytest.LogCaptureFixture) -> None:
-    """A child is notified of its shard, its records, the request to stop, and the end of the shard."""
+    """A child receives its shard, its records, the request to shut down, and the loss of its lease."""
     caplog.set_level(logging.INFO, "leasehold.child")
     children = ChildProcesses(_argv(), max_records=2)
 
@@ -95,7 +95,7 @@ def test_child_receives_every_message_of_its_life(caplog: pytest.LogCaptureFixtu
 
 
 def test_checkpoint_is_stored_before_it_is_confirmed(caplog: pytest.LogCaptureFixture) -> None:
-    """A child may forget its records once its checkpoint is confirmed."""
+    """A child may discard its records as soon as its checkpoint is confirmed."""
     caplog.set_level(logging.INFO, "leasehold.child")
     children, stored = ChildProcesses(_argv("checkpoint")), list[Position]()
 
@@ -165,7 +165,7 @@ def test_missing_program_dead_letters_no_record(argv: list[str]) -> None:
 
 
 def test_noisy_child_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A processor that prints neither fills the log nor blocks on a full pipe."""
+    """If a processor prints to standard output, it neither fills the log nor blocks on a full pipe."""
     children = ChildProcesses(_argv("babble"))
 
     async def story() -> None:
@@ -183,7 +183,7 @@ def test_noisy_child_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_timed_out_child_is_ended(caplog: pytest.LogCaptureFixture) -> None:
-    """A child that timed out does not run next to the shard's next child."""
+    """A child that timed out does not run at the same time as the shard's next child."""
     children = ChildProcesses(_argv("hang"))
 
     async def story() -> None:
@@ -204,7 +204,7 @@ def test_timed_out_child_is_ended(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
 def test_processes_started_by_a_child_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Such processes may have inherited the child's pipes."""
+    """Processes that a child started may have inherited its pipes."""
     children = ChildProcesses(_argv("orphan"))
 
     async def story() -> None:
@@ -220,7 +220,7 @@ def test_processes_started_by_a_child_end_with_it(caplog: pytest.LogCaptureFixtu
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
 @pytest.mark.parametrize("keeper_dies", [False, True])
 def test_killed_daemon_leaves_no_orphans(keeper_dies: bool, tmp_path: Path) -> None:
-    """This holds even if the process that watches over the children is killed first."""
+    """The children end even if the process that watches over them is killed before the daemon."""
     program = tmp_path / "daemon.py"
     program.write_text(
         "import asyncio\n"
@@ -270,7 +270,7 @@ def test_child_that_hangs_at_shard_end_is_asked_again(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("action", ["shutdownRequested", "leaseLost"])
 def test_last_message_to_a_child_has_a_timeout(action: str) -> None:
-    """Even without `timeoutInSeconds`, the next owner and the next child of a shard do not wait forever."""
+    """The next owner and the next child of a shard never wait forever, even without `timeoutInSeconds`."""
     children = ChildProcesses(_argv("hang", action))
 
     async def story() -> None:
@@ -296,13 +296,13 @@ def test_reclaimed_lease_waits_for_the_previous_child_to_end(caplog: pytest.LogC
             await asyncio.sleep(0.01)
         first = children.pids["s"]
         losing = asyncio.create_task(children.lose_lease("s"))
-        await asyncio.sleep(0)  # it waits for its turn before the lease returns
+        await asyncio.sleep(0)  # let `lose_lease` begin to wait before the lease is claimed again
         beginning = asyncio.create_task(children.start_child("s", TRIM_HORIZON, _never))
         with pytest.raises(ChildFault):
             await batch
         assert _gone(first)
         await asyncio.gather(losing, beginning)
-        # The last message of the earlier lease must not end the child of the next one.
+        # The last message about the lost lease must not end the child of the new one.
         assert children.pids["s"] != first
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
@@ -310,7 +310,7 @@ def test_reclaimed_lease_waits_for_the_previous_child_to_end(caplog: pytest.LogC
 
 
 def test_no_child_is_started_after_close() -> None:
-    """A lease that is taken while the daemon ends gets no child."""
+    """If a lease is taken while the daemon shuts down, no child is started for it."""
     children = ChildProcesses(_argv())
 
     async def story() -> None:
@@ -322,7 +322,7 @@ def test_no_child_is_started_after_close() -> None:
 
 
 def test_unterminated_stderr_line_is_logged_in_parts(caplog: pytest.LogCaptureFixture) -> None:
-    """A progress bar neither fills the memory nor blocks its processor on a full pipe."""
+    """A progress bar, which ends no lines, neither fills the memory nor blocks its processor on a full pipe."""
     children = ChildProcesses(_argv("long"))
 
     async def story() -> None:
@@ -339,7 +339,7 @@ def test_unterminated_stderr_line_is_logged_in_parts(caplog: pytest.LogCaptureFi
 def test_unterminated_stderr_line_is_logged_while_the_child_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The amazon_kclpy sample never ends its lines."""
+    """The amazon_kclpy sample writes lines to standard error without ending them."""
     children = ChildProcesses(_argv("endless"))
 
     async def story() -> None:
@@ -353,7 +353,7 @@ def test_unterminated_stderr_line_is_logged_while_the_child_runs(
 
 
 def test_keeper_handles_many_children_that_never_named_their_group() -> None:
-    """The keeper reads to the end of its pipe."""
+    """The keeper reads its pipe to the end."""
     ended = "".join(f"- {number}\n" for number in range(1, 200))
     keeper = ["/bin/sh", "-c", module._KEEPER_SCRIPT]  # noqa: SLF001  not accessible otherwise
     assert subprocess.run(keeper, input=ended, text=True, timeout=20, check=False).returncode in {0, 1}

@@ -1,4 +1,4 @@
-"""Different credentials for the stream and the lease table, where permissions are enforced."""
+"""Tests that the stream and the lease table can have different credentials. The local service enforces permissions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.services
 
 @pytest.fixture(scope="module")
 def aws() -> Iterator[Account]:
-    """An account in which every call needs a policy that allows it."""
+    """Yield an account in which each call is rejected unless a policy allows it."""
     with account() as environment:
         yield environment
 

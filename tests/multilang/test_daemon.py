@@ -1,4 +1,4 @@
-"""The daemon's search for a record that crashes its children, and the names of the store's errors."""
+"""Tests how the daemon finds a record that crashes its children, and how it names errors of the store."""
 
 import asyncio
 import threading
@@ -36,9 +36,9 @@ def _records(count: int) -> list[Record]:
 def test_each_record_that_crashes_its_child_is_dead_lettered_and_no_other(
     count: int, bad: set[int], cuts: list[int], acknowledges: bool
 ) -> None:
-    """Batches have any size, and children checkpoint nothing, so all records are repeated.
+    """Batches have any size. Unless children acknowledge records, a new child receives them all again.
 
-    Each child receives all records after the checkpoint in order, except for dead letters.
+    Each child receives the records after the checkpoint in order, except for dead letters.
     """
     records, search = _records(count), RecordSearch(ATTEMPTS)
     letters, checkpoint, deaths = set[int](), 0, 0
@@ -69,7 +69,7 @@ def test_each_record_that_crashes_its_child_is_dead_lettered_and_no_other(
 
 
 def test_faults_are_counted_only_until_their_records_have_passed() -> None:
-    """A record is blamed only for faults that occurred since a child last got past it."""
+    """A record is blamed only for faults that have occurred since a child last processed it."""
     search, records = RecordSearch(ATTEMPTS), _records(2 * ATTEMPTS)
     for record in records:
         assert search.record_failure([record]) is None
@@ -77,7 +77,7 @@ def test_faults_are_counted_only_until_their_records_have_passed() -> None:
 
 
 def test_records_before_the_failed_one_reset_no_faults() -> None:
-    """The bad record is found although smaller batches repeat the records before it each time."""
+    """The bad record is found although a child processes the records before it again after each fault."""
     search, records = RecordSearch(ATTEMPTS), _records(2)
     for _ in range(ATTEMPTS - 1):
         assert search.record_failure(records[1:]) is None
@@ -86,7 +86,7 @@ def test_records_before_the_failed_one_reset_no_faults() -> None:
 
 
 def test_finished_search_blames_no_later_record_for_earlier_faults() -> None:
-    """Faults of a dead-lettered record, or of cleared suspects, do not count against later records."""
+    """Faults of a dead-lettered record, or of records that were cleared, do not count against later records."""
     records = _records(5)
     for blamed in (True, False):
         search = RecordSearch(2)
@@ -104,7 +104,7 @@ def test_finished_search_blames_no_later_record_for_earlier_faults() -> None:
 
 
 def test_search_ends_within_the_allowed_attempts() -> None:
-    """A search ends before its shard is put on cooldown, so it does not start again elsewhere."""
+    """A search ends before its shard is put on cooldown, so another worker does not have to start the search again."""
     search, deaths, culprit = RecordSearch(ATTEMPTS), 0, None
     records = _records(DEFAULT_MAX_RECORDS)
     while culprit is None:

@@ -1,4 +1,4 @@
-"""Python's library as the child: it reads what our encoder writes, and we parse its responses."""
+"""Tests amazon_kclpy as the child: it reads the messages that our encoder writes, and we parse its responses."""
 
 import json
 from io import StringIO
@@ -16,7 +16,7 @@ v3 = pytest.importorskip("amazon_kclpy.v3.processor")
 
 
 class _Pipe:
-    """Both pipes of the child; a line is written once the child has responded to the one before."""
+    """Both pipes of the child. A message is sent after the child has responded to the previous one."""
 
     def __init__(self, conversation: Conversation, steps: list[Any], refused: int) -> None:
         self.conversation, self._steps, self._refused = conversation, steps, refused
@@ -103,7 +103,7 @@ def test_conversation_continues_after_a_rejected_checkpoint() -> None:
 
 
 class _SecondVersion(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
-    """A processor of the second version, which the third version's library runs through a delegate."""
+    """A processor of the second version, which the library of the third version runs through an adapter."""
 
     version = 2
 
@@ -130,7 +130,7 @@ class _SecondVersion(v2.RecordProcessorBase):  # type: ignore[misc, name-defined
 
 
 def test_second_version_processor_gets_third_version_messages_in_its_form() -> None:
-    """It receives `leaseLost` and its records in the form of its own version."""
+    """The processor receives its records and `leaseLost` in the form of its own version."""
     processor = _SecondVersion()
     steps = [_records, Conversation.send_shutdown_requested, Conversation.send_lease_lost]
     pipe, errors = _converse(v3.V2toV3Processor(processor), steps)
@@ -139,7 +139,7 @@ def test_second_version_processor_gets_third_version_messages_in_its_form() -> N
 
 
 def test_second_version_processor_ends_its_shard() -> None:
-    """`shardEnded` reaches it as the end of a shard, not as a lost lease."""
+    """The processor receives `shardEnded` as the end of a shard, not as a lost lease."""
     processor = _SecondVersion()
     pipe, errors = _converse(v3.V2toV3Processor(processor), [_records, Conversation.send_shard_ended])
     assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "TERMINATE"]

@@ -1,4 +1,4 @@
-"""Our daemon and the KCL's own MultiLangDaemon on one stream and one table, with the same processor."""
+"""Tests our daemon and the KCL's own MultiLangDaemon on one stream and one table, with the same processor."""
 
 import os
 import re
@@ -23,13 +23,13 @@ from leasehold.stores.urls import open_store
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java"), pytest.mark.timeout(1800)]
 
 WAIT = 300.0
-"""Java lists its leases every two failover times, and starts slowly if several tests share a machine."""
+"""The time limit of each wait. Java lists its leases every two failover times, and starts slowly on a busy machine."""
 CHILD_LINE = re.compile(r"shard (\S+), child (\d+): (started|ended)")
 
 
 @define
 class Fleet:
-    """Daemons of both makes, the records that were put, and those that children received."""
+    """Java's daemons and ours, the keys of the records that were put, and those that children received."""
 
     ground: Ground
     notes: Path
@@ -38,7 +38,7 @@ class Fleet:
     ours: list[Daemon] = field(factory=list)
 
     def owners(self) -> dict[str, str | None]:
-        """Return the owner of each lease that has not ended; empty if the table does not exist yet."""
+        """Return the owner of each lease that has not ended, or nothing if the table does not exist yet."""
         try:
             store = open_store(self.ground.store, create=False, write=False)
         except StoreError:
@@ -49,11 +49,11 @@ class Fleet:
             store.close()
 
     def read_by(self, *workers: str) -> None:
-        """Wait until these workers, and no others, have a lease each."""
+        """Wait until each of these workers owns a lease, and no other worker does."""
         until(lambda: set(self.owners().values()) == {*workers}, f"{workers}: {self.owners()}", WAIT)
 
     def received(self) -> dict[str, list[tuple[str, int]]]:
-        """Return the records of each child, by shard and process."""
+        """Return the keys and sequence numbers that each child received, by shard and process."""
         lines = {file.name: file.read_text().splitlines() for file in self.notes.iterdir()}
         return {
             name: [(key, int(number)) for key, number in (line.split() for line in record_lines)]
@@ -71,7 +71,7 @@ class Fleet:
     @contextmanager
     def start_java(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Start a Java daemon."""
-        # Each worker takes leases by itself, like KCL 2.x and ours; otherwise their leader waits for minutes.
+        # Each worker takes leases by itself, as KCL 2.x and our daemon do. Otherwise, Java's leader waits for minutes.
         version = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
         file = self.ground.file(worker, processor("faithful"), workerId=worker, clientVersionConfig=version)
         log = self.ground.folder / f"{worker}.log"
@@ -87,7 +87,7 @@ class Fleet:
 
     @contextmanager
     def start_ours(self, worker: str) -> Iterator[Daemon]:
-        """Start one of our daemons, with the same file except for its name."""
+        """Start one of our daemons. Only the worker's name distinguishes its file from that of a Java daemon."""
         file = self.ground.file(worker, processor("faithful"), workerId=worker)
         with self.ground.started(str(file), environment={"CHILD_NOTES": str(self.notes)}) as daemon:
             self.ours.append(daemon)
@@ -96,7 +96,7 @@ class Fleet:
 
 @contextmanager
 def put_continuously(fleet: Fleet) -> Iterator[None]:
-    """Put records continuously until the block ends."""
+    """Put records one after the other until the block ends."""
     over = Event()
 
     def put() -> None:
@@ -115,7 +115,7 @@ def put_continuously(fleet: Fleet) -> Iterator[None]:
 
 
 def most_children(daemon: Daemon) -> dict[str, int]:
-    """Return the most children that each shard had at one time."""
+    """Return the largest number of children that each shard had at the same time."""
     alive, peaks = defaultdict[str, int](int), dict[str, int]()
     for line in daemon.said:
         if match := CHILD_LINE.search(line):
@@ -129,7 +129,7 @@ def test_both_daemons_share_a_table_and_take_over_from_each_other(
 ) -> None:
     """No record is lost during a migration, while both daemons run."""
     try:
-        # Several of these share two cores with the services.
+        # Several Java daemons share two cores with the services.
         java = java_daemon("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     except ServiceError as missing:
         pytest.skip(f"JAVA'S MULTILANGDAEMON IS NOT RUN: {missing}")

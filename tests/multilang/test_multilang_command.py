@@ -1,4 +1,4 @@
-"""`leasehold multilang` itself, over stand-ins of the services, with children that are processes."""
+"""Tests `leasehold multilang` on local services, with children that are real processes."""
 
 import base64
 import re
@@ -60,7 +60,7 @@ def test_record_that_crashes_its_child_is_dead_lettered(ground: Ground, tmp_path
 
 
 def test_empty_batches_are_delivered_if_the_file_asks_for_them(ground: Ground) -> None:
-    """A child that flushes by the clock needs calls without records."""
+    """A child that flushes at fixed intervals must be called even if there are no records."""
     with ground.daemon(processor("well"), callProcessRecordsEvenForEmptyRecordList="true") as daemon:
         for _ in range(2):
             daemon.await_line(lambda line: "got processRecords 0" in line)

@@ -1,4 +1,4 @@
-"""A MultiLangDaemon's `.properties` file, and what its keys mean here."""
+"""Tests how the keys of a MultiLangDaemon's `.properties` file are interpreted."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,7 +22,7 @@ from leasehold.balancer.model import at_timestamp
 
 LEAST = {"executableName": "app.py", "applicationName": "app", "streamName": "clicks"}
 
-# Each key that the KCL's own mapping tests set, with their values, in two generations.
+# All keys that the KCL's own tests of its property mapping set, with their values, for KCL 3 and KCL 2.
 KCL3 = """
 executableName = sample_kclpy_app.py
 streamArn = arn:aws:kinesis:us-east-5:000000000000:stream/kclpysample
@@ -79,7 +79,7 @@ def _of(**properties: str) -> MultiLangSettings:
 
 @pytest.mark.parametrize("text", [KCL2, KCL3])
 def test_kcl_property_files_load(text: str, tmp_path: Path) -> None:
-    """A file that runs a daemon today also starts here."""
+    """A file that works with the KCL's daemon also works here."""
     path = tmp_path / "app.properties"
     path.write_text(text)
     settings = interpret_properties(read_properties(path))
@@ -107,7 +107,7 @@ def test_every_key_is_supported_or_reported() -> None:
 
 
 def test_file_without_a_polling_key_uses_fan_out() -> None:
-    """Java uses fan-out under the application's name; polling would take quota from other readers."""
+    """Without a polling key, Java's daemon uses fan-out with the application's name. Polling would use up quota."""
     assert _of(regionName="eu-west-1").source == "kinesis://clicks?region=eu-west-1&consumer=app"
     assert _of(retrievalMode="polling").source == "kinesis://clicks"
     foreign = "arn:aws:kinesis:eu-west-1:123456789012:stream/clicks"
@@ -200,7 +200,7 @@ def test_valid_properties_are_accepted() -> None:
     ],
 )  # fmt: skip
 def test_unusable_properties_are_rejected(properties: dict[str, str], message: str) -> None:
-    """A daemon must not start if it would read from another place than its file says."""
+    """A daemon must not start if it would not read the stream from where its file says."""
     with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
         interpret_properties(LEAST | properties)
     assert fnmatchcase(str(caught.value), message)
@@ -242,7 +242,7 @@ def test_table_names_unknown_keys_and_shows_no_values() -> None:
 
 @given(st.dictionaries(st.one_of(st.sampled_from(KEYS), st.text(max_size=9)), st.text(max_size=20), max_size=6))
 def test_any_file_loads_or_is_rejected_by_key(properties: dict[str, str]) -> None:
-    """Every error names the key."""
+    """If a file is rejected, the error names the key."""
     expected: object
     try:
         expected = {each.key for each in interpret_properties(LEAST | properties).support}

@@ -1,4 +1,4 @@
-"""The conversation with one child, case by case; `test_protocol.py --rewrite` updates the expected responses."""
+"""Tests recorded conversations with one child. `test_protocol.py --rewrite` updates the expected responses."""
 
 import json
 import re
@@ -31,14 +31,14 @@ CASES = Path(__file__).with_name("conversations.txt")
 
 
 class Talk:
-    """One case; each line is a message of the daemon, a line of the child, or a result of the store."""
+    """A recorded case. Each line is a message from the daemon, a line from the child, or a result of the store."""
 
     def __init__(self) -> None:
         self.conversation = Conversation("shard-1", TRIM_HORIZON)
         self.told: list[str] = []
 
     def run(self, line: str) -> None:
-        """Execute this line of the case."""
+        """Execute one line of the case."""
         name, _, rest = line.partition(" ")
         steps: dict[str, Callable[[str], object]] = {
             "initialize": self._initialize,
@@ -103,7 +103,7 @@ class Talk:
                     self.told.append(f"broken: {why}")
 
     def end(self) -> str:
-        """Return the whole case, and the position up to which the child confirmed."""
+        """Return the results of all lines, and the position up to which the child has acknowledged records."""
         result = f"acknowledged {self.conversation.acknowledged.sequence} {self.conversation.acknowledged.sub}"
         return "\n".join([*self.told, result + (", over" if self.conversation.ended else "")])
 
@@ -119,12 +119,12 @@ def _record(text: str, key: str = "k") -> Record:
 
 
 def status(action: str) -> bytes:
-    """Return the response to this action."""
+    """Return the line with which a child responds to this action."""
     return b'{"action":"status","responseFor":"%s"}\n' % action.encode()
 
 
 def with_current_responses(text: str) -> str:
-    """Return the cases with today's responses."""
+    """Return the cases with the responses of the current code."""
     blocks = []
     for case in re.split(r"\n\n(?=# )|\n(?=# )", text.strip()):
         script = case.partition("\n----")[0]
@@ -136,7 +136,7 @@ def with_current_responses(text: str) -> str:
 
 
 def test_conversations_match_the_recorded_ones() -> None:
-    """The KCL's children rely on these exact bytes and responses."""
+    """Child processes that use the KCL's libraries rely on these exact bytes and responses."""
     assert with_current_responses(CASES.read_text()) == CASES.read_text()
 
 
@@ -153,10 +153,10 @@ LINES = st.sampled_from([
 
 
 class TalkMachine(RuleBasedStateMachine):
-    """Status messages never move the checkpoint, and responses never reach another shard's row.
+    """Checks a conversation in any order of events.
 
-    For every order of events, `acknowledged` only rises, to stored checkpoints within the delivered records; messages
-    wait for each other; and nothing is sent or parsed after the end.
+    Only stored checkpoints move `acknowledged`. It never decreases, and never exceeds the delivered records. A message
+    is sent only after the response to the previous one. Nothing is sent or parsed after the end.
     """
 
     def __init__(self) -> None:
@@ -180,12 +180,12 @@ class TalkMachine(RuleBasedStateMachine):
 
     @rule(which=st.sampled_from(["send_shutdown_requested", "send_lease_lost", "send_shard_ended"]))
     def end(self, which: str) -> None:
-        """Send an end."""
+        """Send a message that asks the child to end, or tells it that its lease or its shard is gone."""
         self._asks(getattr(self.conversation, which))
 
     @rule(stored=st.booleans())
     def store(self, stored: bool) -> None:
-        """Let the store respond."""
+        """Store the requested checkpoint, or report that the store rejected it."""
         before, awaited, self.wanted = self.conversation.acknowledged, self.wanted, None
         step = (
             self.conversation.checkpoint_stored
@@ -198,20 +198,20 @@ class TalkMachine(RuleBasedStateMachine):
 
     @rule(line=LINES, cut=st.integers(0, 99))
     def line(self, line: bytes, cut: int) -> None:
-        """Send a line of the child, in one part or two."""
+        """Receive a line from the child, in one part or in two."""
         for part in filter(None, (line[:cut], line[cut:])):
             self.conversation.receive_data(part)
         self._look()
 
     @rule()
     def answer(self) -> None:
-        """Send the response that is awaited."""
+        """Receive the response that the daemon is waiting for."""
         self.conversation.receive_data(status(self.conversation.pending_action or "initialize"))
         self._look()
 
     @rule()
     def close(self) -> None:
-        """End the child."""
+        """Receive the end of the child's output."""
         self.conversation.receive_data(b"")
         self._look()
 
@@ -261,7 +261,7 @@ TestTalk = TalkMachine.TestCase
 
 @pytest.mark.parametrize("arrived", [None, 1_700_000_000.0005])
 def test_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
-    """Python's library calls int() on it."""
+    """amazon_kclpy converts the time with `int()`."""
     conversation = Conversation("s", TRIM_HORIZON)
     conversation.send_initialize()
     conversation.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
@@ -284,14 +284,14 @@ def _begun() -> Conversation:
     ids=["a truth value", "deeply nested"],
 )
 def test_malformed_line_is_not_understood(line: bytes) -> None:
-    """A child's malformed line neither ends its daemon nor is parsed as a number."""
+    """A malformed line from a child does not end the daemon, and `true` is not parsed as a number."""
     conversation = _begun()
     conversation.receive_data(line + b"\n")
     assert isinstance(conversation.next_event(), InvalidLine)
 
 
 def test_overlong_number_is_rejected() -> None:
-    """Python limits the digits that int() parses."""
+    """The number has more digits than Python's `int()` accepts."""
     conversation = _begun()
     conversation.receive_data(status("initialize"))
     conversation.next_event()
@@ -308,7 +308,7 @@ def test_carriage_return_ends_a_line() -> None:
 
 
 def test_overlong_line_is_reported_once() -> None:
-    """A child that writes no line ends does not fill the log."""
+    """A child that never ends its line does not fill the log."""
     conversation = _begun()
     for _ in range(2):
         conversation.receive_data(b"x" * (MAX_LINE_BYTES + 1))
@@ -317,7 +317,7 @@ def test_overlong_line_is_reported_once() -> None:
 
 
 def test_end_of_the_pipe_follows_the_checkpoint_before_it() -> None:
-    """A child may request its last checkpoint and close its pipe."""
+    """A child may close its pipe immediately after requesting its last checkpoint."""
     conversation = _begun()
     conversation.receive_data(status("initialize"))
     conversation.next_event()

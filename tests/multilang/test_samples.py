@@ -1,4 +1,7 @@
-"""The unchanged Python, Node and Ruby libraries under the command, on a stream that splits, plain and aggregated."""
+"""Tests the unchanged Python, Node and Ruby libraries under our command.
+
+The stream is split, and contains plain and aggregated records.
+"""
 
 import os
 import re
@@ -38,7 +41,7 @@ ChildProcesses = dict[tuple[str, str], list[Told]]
 
 @pytest.fixture
 def fanned(dynalite_url: str, ferrokinesis_url: str, tmp_path: Path) -> Iterator[Ground]:
-    """A stream of one shard with fan-out, which a file without a polling key uses."""
+    """Yield the services with a stream that supports fan-out, which a file without a polling key uses."""
     client = boto3.client("kinesis", endpoint_url=ferrokinesis_url, region_name=REGION)
     environment = Ground(client, ferrokinesis_url, dynalite_url, tmp_path, region=REGION)
     client.create_stream(StreamName=environment.stream, ShardCount=1)
@@ -48,7 +51,7 @@ def fanned(dynalite_url: str, ferrokinesis_url: str, tmp_path: Path) -> Iterator
 
 
 def from_registry(make: Callable[[], T]) -> T:
-    """Return what a registry provides; skip with the reason if it does not respond."""
+    """Return the result of `make`, or skip the test if a download fails."""
     try:
         return make()
     except ServiceError as missing:
@@ -56,12 +59,12 @@ def from_registry(make: Callable[[], T]) -> T:
 
 
 def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
-    """Put this many plain records and as many aggregated ones, one key each; return the keys."""
+    """Put `count` records, half of them aggregated, and return their keys, which are all different."""
     keys = [f"{name}-{number}" for number in range(count)]
     ground.put(*keys[: count // 2])
     packed: dict[bool, Aggregate] = defaultdict(lambda: Aggregate(1 << 20))
     for key in keys[count // 2 :]:
-        # A user record belongs to the shard whose range contains its key.
+        # A user record belongs to the shard whose hash range contains the hash of its key.
         upper = int(md5(key.encode(), usedforsecurity=False).hexdigest(), 16) >= 2**127
         assert packed[upper].add(b"x", key)
     for upper, aggregate in packed.items():
@@ -75,7 +78,7 @@ def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
 
 
 def records_in_stderr(daemon: Daemon, record: re.Pattern[str]) -> ChildProcesses:
-    """Return what each child wrote about its records to standard error; a line may arrive in parts."""
+    """Return the records that each child reported on standard error. A line may arrive in parts."""
     texts = defaultdict[tuple[str, str], str](str)
     for line in daemon.output():
         if match := LINE.search(line):
@@ -87,9 +90,9 @@ def records_in_stderr(daemon: Daemon, record: re.Pattern[str]) -> ChildProcesses
 
 
 def records_in_log(file: Path) -> ChildProcesses:
-    """Return what each child wrote about its records to the log that all children of Node's sample share.
+    """Return the records that each child reported in the log file that all children of Node's sample share.
 
-    The sample writes no sub-sequence number. The number in the key serves instead, since it rises within an aggregate.
+    The sample writes no sub-sequence number. The number in the key replaces it, because it rises within an aggregate.
     """
     by_child: ChildProcesses = defaultdict(list)
     for pid, shard, number, key in OF_NODES_SAMPLE.findall(file.read_text() if file.exists() else ""):
@@ -100,10 +103,10 @@ def records_in_log(file: Path) -> ChildProcesses:
 def read_through_a_split(
     ground: Ground, daemon: Daemon, children: Callable[[], ChildProcesses], ended: Callable[[], bool]
 ) -> None:
-    """Put, split, put, and end; check that each record came once, in the order of its shard.
+    """Put records before and after a split, then stop the daemon. Each record must come once, in its shard's order.
 
-    children  what each child has received so far
-    ended     whether the child of the first shard has reported its end
+    `children` returns the records that each child has received so far. `ended` returns whether the child of the first
+    shard has reported the end of the shard.
     """
 
     def await_all_of(keys: list[str]) -> None:
@@ -131,7 +134,7 @@ def read_through_a_split(
 
 
 def read_by_stderr(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
-    """Read through a split, with the records that children write to standard error."""
+    """Read through a split. The children report their records on standard error."""
     read_through_a_split(
         ground,
         daemon,
@@ -141,7 +144,7 @@ def read_by_stderr(ground: Ground, daemon: Daemon, record: re.Pattern[str], ende
 
 
 def usual_changes(ground: Ground) -> list[str]:
-    """Return the changes that every user makes to a sample's file, and no others."""
+    """Return only the settings in a sample's file that every user has to change."""
     summary = ground.kinesis.describe_stream_summary(StreamName=ground.stream)["StreamDescriptionSummary"]
     properties = {
         "streamName": ground.stream,
@@ -160,7 +163,7 @@ def test_amazon_kclpy_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
 
 
 def test_python_library_parses_our_messages() -> None:
-    """The conversations are tested in another process, where the library can be imported."""
+    """The tests with amazon_kclpy run in another process, in which the library can be imported."""
     environment = {**os.environ, **from_registry(kclpy_environment)}
     command = (
         sys.executable,
@@ -176,7 +179,7 @@ def test_python_library_parses_our_messages() -> None:
 
 
 def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
-    """The library's source archive has five of its eleven tests, and not the module that creates their files."""
+    """The library's source archive contains five of its eleven tests, but not their `utils` module."""
     environment, notes = {**os.environ, **from_registry(kclpy_environment)}, tmp_path / "notes"
     (tmp_path / "utils.py").write_text("from kclpy_words import make_io_obj\n")
     (tmp_path / "mock.py").write_text("from unittest.mock import *\n")
@@ -199,7 +202,7 @@ def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
 
 
 def test_aws_kcl_processor_runs_unchanged(ground: Ground) -> None:
-    """Node's library checkpoints by numbers alone, and treats a full pipe as an error."""
+    """Node's library uses only sequence numbers in checkpoints, and treats a full pipe as an error."""
     with ground.daemon(from_registry(node_processor)) as daemon:
         read_by_stderr(ground, daemon, OF_NODE, "shardId-000000000000 has ended")
 
@@ -223,7 +226,7 @@ def test_aws_kclrb_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
     folder, environment = from_registry(ruby_sample)
 
     def children() -> ChildProcesses:
-        # It writes no sub-sequence number either.
+        # Ruby's sample writes no sub-sequence number either.
         by_child = records_in_stderr(daemon, OF_RUBY)
         return {child: [(key, sub, place) for key, place, sub in records] for child, records in by_child.items()}
 

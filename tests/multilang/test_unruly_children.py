@@ -1,4 +1,4 @@
-"""Children crash, hang and print noise while workers come and go; nothing is lost, and each shard has one child."""
+"""Tests that no record is lost, and each shard has one child at a time, while children fail and workers change."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ LINE = re.compile(r"shard (\S+), child (\d+): (started|ended with)")
 
 
 class Daemon:
-    """One worker with its children, until it is stopped."""
+    """A worker that runs in a thread, with its children, until it is stopped."""
 
     def __init__(self, store: MemoryStore, source: ListSource, me: str, children: ChildProcesses) -> None:
         config = Config(lease_seconds=10, initial_position=TRIM_HORIZON)
@@ -48,7 +48,7 @@ class Daemon:
             self._runner.run()
 
     def stop(self) -> None:
-        """Stop in good order."""
+        """Stop the worker gracefully, and wait for its end."""
         until(lambda: self._runner, "the worker")
         assert self._runner is not None
         self._runner.stop()
@@ -60,7 +60,7 @@ class Daemon:
 def test_misbehaving_children_lose_no_record(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Faults also come two at a time, during hand-offs and at the ends of shards."""
+    """Faults also occur in pairs, during hand-offs, and at the ends of shards."""
     monkeypatch.setattr(module, "EXIT_SECONDS", 1.0)
     monkeypatch.setattr(module, "LEASE_MOVING_SECONDS", 3.0)
     caplog.set_level(logging.INFO, "leasehold.child")
@@ -108,12 +108,13 @@ def test_misbehaving_children_lose_no_record(
         assert len(turns) == len({*turns}), (
             f"shard {each.id}: one child was given records while another was: {messages}"
         )
-    # The next worker may start while a child that confirmed shutdownRequested ends; in one worker they take turns.
+    # Another worker may start its child while a child that confirmed shutdownRequested still ends. In one worker, the
+    # next child starts only after the previous one has ended.
     children_of = defaultdict[tuple[str, str], set[str]](set)
     for record in caplog.records:
         if record.name == "leasehold.child" and (match := LINE.match(record.message)):
             shard_id, pid, what = match.groups()
-            # On a slow machine a child may time out before its first request, and so before it has named its shard.
+            # On a slow machine, a child may time out before its first request, so that no file contains its worker.
             lives = children_of[shard_id, worker_of.get(pid, pid)]
             (lives.add if what == "started" else lives.discard)(pid)
             assert len(lives) <= 1, record.message

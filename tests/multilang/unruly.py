@@ -2,8 +2,8 @@
 
     unruly.py FOLDER SEED WORKER
 
-Before it misbehaves, it writes the fault to a file of its process; the children of a shard share a limited number
-of faults. One more file lists the messages to each child of a shard, with its worker, in the order of reading.
+Before a child misbehaves, it counts the fault in a file of its shard, because the children of a shard share a limited
+number of faults. Another file of the shard lists the messages that its children read, in order, with their workers.
 """
 
 import json
@@ -27,14 +27,14 @@ def send(message: dict[str, Any]) -> None:
 
 
 def checkpoint(number: str | None) -> str | None:
-    """Request a checkpoint; return the daemon's error, if any."""
+    """Request a checkpoint, and return the daemon's error or None."""
     send({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None})
     error: str | None = json.loads(sys.stdin.readline())["error"]
     return error
 
 
 def misbehave(fault: str, draw: random.Random) -> None:
-    """Commit one fault, after which there may be no response."""
+    """Misbehave in the given way. After some faults, the child does not respond any more."""
     match fault:
         case "crash":
             os.kill(os.getpid(), draw.choice([signal.SIGKILL, signal.SIGSEGV]))
@@ -51,7 +51,7 @@ def misbehave(fault: str, draw: random.Random) -> None:
         case "null":
             sys.stdout.write("null\n" + "x" * 100_000 + "\n")
         case "fork":
-            # It holds its parent's pipes and is not notified of the end.
+            # The forked process keeps its parent's pipes open, and is not notified when its parent ends.
             if os.fork() == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(600)
@@ -65,7 +65,7 @@ def misbehave(fault: str, draw: random.Random) -> None:
 
 
 def main(folder: Path, seed: str, worker: str) -> None:
-    """Respond to every message, apart from faults."""
+    """Respond to every message, unless a fault prevents it."""
     shard, draw = "", random.Random()  # noqa: S311  random faults
     for line in sys.stdin:
         message = json.loads(line)
@@ -90,7 +90,7 @@ def main(folder: Path, seed: str, worker: str) -> None:
         with own_file.open("a") as notes:
             notes.write("".join(f"{number}\n" for number in numbers[part:]))
         if action in {"shutdownRequested", "shardEnded"} or (numbers and draw.random() < 0.5):
-            # The last record that was delivered, or a finished one of this message.
+            # Without a number, the checkpoint is at the last record that was delivered.
             checkpoint(None if action != "processRecords" or draw.random() < 0.5 else draw.choice(numbers))
         send({"action": "status", "responseFor": action})
 

@@ -1,4 +1,4 @@
-"""Make the modules of lab/mutation importable."""
+"""Makes the modules of lab/mutation importable."""
 
 import sys
 from pathlib import Path

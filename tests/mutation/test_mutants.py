@@ -1,4 +1,4 @@
-"""The list of modules and the counting of their mutants, on which `make mutants` relies."""
+"""Tests the list of modules and the counts of their mutants, on which `make mutants` relies."""
 
 import importlib
 from collections import Counter
@@ -18,7 +18,7 @@ def test_every_listed_module_and_test_exists() -> None:
 
 
 def test_every_excuse_has_a_listed_module_and_a_reason() -> None:
-    """An excuse for a module that is no longer mutated would never be found unused."""
+    """Each excuse belongs to a listed module. An excuse for any other module would never be reported as unused."""
     listed = {module for each in read_groups() for module in each.modules}
     all_excuses = [each for module in listed for each in read_excuses(module)]
     assert [each for each in all_excuses if not each.why.strip()] == []
@@ -26,7 +26,7 @@ def test_every_excuse_has_a_listed_module_and_a_reason() -> None:
 
 
 def test_an_excuse_covers_only_its_own_change() -> None:
-    """An equivalent mutant does not hide another one of the same function that no test notices."""
+    """The excuse for one mutant does not hide another mutant of the same function that no test notices."""
     excuse = Excuse("m.py", "f", was="a = 1\n", now="a = 2\n", why="a is never read")
     assert excuse.matches_mutant(Mutant("m.x_f__mutmut_1", "f", was="a = 1", now="a = 2"))
     assert not excuse.matches_mutant(Mutant("m.x_f__mutmut_2", "f", was="a = 1", now="a = None"))
@@ -89,7 +89,7 @@ def f(self):
 
 
 def test_each_kind_of_fault_is_planted() -> None:
-    """A kind of fault that is never planted would count as noticed."""
+    """Each kind of fault is planted somewhere. A kind that is never planted would look as if tests noticed it."""
     sources = {(fault.kind, fault.line): fault.source for fault in list_faults(PLAIN)}
     assert set(sources) == {("guard", 4), ("reset", 5), ("swap", 5), ("finally", 11), ("reset", 11), ("swap", 11)}
     assert sources["guard", 4] == PLAIN.replace("return None", "if 0: return None")
@@ -101,7 +101,7 @@ def test_each_kind_of_fault_is_planted() -> None:
 
 
 def test_faults_do_not_break_assignments_or_constructors() -> None:
-    """Faults that end every call at once would make any tests look good."""
+    """Faults that make every call fail immediately are not planted, because any test would notice them."""
     assert list(list_faults("def f():\n    a = 1\n    g(a)\n")) == []
     assert list(list_faults("class C:\n    def __init__(self):\n        self.a = 0\n        self.g()\n")) == []
     assert list(list_faults("def f(self):\n    self.a, self.b = self.g(), 1\n    self.c = self.h()\n")) == []
@@ -115,7 +115,7 @@ def test_every_module_and_test_of_a_group_of_faults_exists() -> None:
 
 
 def test_every_excused_fault_quotes_a_line_of_its_module() -> None:
-    """An excuse for a line that is gone would hide a fault in another line that happens to read the same later."""
+    """If a line is gone, its excuse must go, too, or it would hide a fault in a later line with the same text."""
     excuses = [(each["module"], each["line"]) for each in read_unseen_faults()]
     assert [(module, line) for module, line in excuses if line not in (ROOT / module).read_text("utf-8")] == []
 
@@ -145,7 +145,7 @@ def test_a_fault_is_planted_into_already_imported_functions(tmp_path: Path, monk
     one.open = True
     planted = {
         fault_of_kind.kind: fault_of_kind for fault_of_kind in list_faults(PLANTED)
-    }  # the later of the two resets
+    }  # of the two resets, this keeps the later one
     plant_fault(str(tmp_path / "planted.py"), planted["reset"])
     one.close()
     assert (one.open, one.name) == (True, "open")
@@ -156,7 +156,7 @@ def test_a_fault_is_planted_into_already_imported_functions(tmp_path: Path, monk
 def test_a_mutant_is_retried_only_after_its_function_or_tests_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was stopped can be continued, and a new test for a fault is tried."""
+    """A run can be stopped and continued. A missed fault is tried again when its tests have changed."""
     monkeypatch.setattr("statements.BUILD", tmp_path)
     texts = {"a": "as it was"}
     monkeypatch.setattr("statements._read_test_text", texts.__getitem__)

@@ -1,4 +1,4 @@
-"""The list of reasons, and the script that replays it."""
+"""Tests the list of reasons, and the script that checks it."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_an_entry_without_its_code_or_test_is_reported(entry: Reason, fault: str
 
 @pytest.mark.more
 def test_a_change_is_detected_only_if_a_test_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that cannot be collected proves nothing, and the copy is restored afterwards."""
+    """A test that cannot be collected does not count as failed. The copy is restored afterwards."""
     monkeypatch.setattr(reasons, "COPY", tmp_path)
     (tmp_path / "code.py").write_text("ONE = 1\n")
     (tmp_path / "test_code.py").write_text("import code_\n\n\ndef test_one():\n    assert code_.ONE == 1\n")
@@ -48,7 +48,7 @@ def test_a_change_is_detected_only_if_a_test_fails(tmp_path: Path, monkeypatch: 
 
 
 def test_the_script_checks_one_group_without_planting() -> None:
-    """A group that is not listed is an error."""
+    """A group that is not in the list is an error."""
     script = (sys.executable, "lab/mutation/reasons.py", "--check", "--only")
     assert subprocess.run((*script, "aws_calls"), cwd=ROOT, check=False, capture_output=True).returncode == 0
     assert subprocess.run((*script, "nowhere"), cwd=ROOT, check=False, capture_output=True).returncode != 0

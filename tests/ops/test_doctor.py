@@ -1,4 +1,4 @@
-"""`leasehold doctor` finds problems before a fleet starts, tested without a service."""
+"""Tests without a service that `leasehold doctor` finds problems before a fleet starts."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ ROWS = (Lease("s-0", owner="w-1", hash_range=(0, 4)), Lease("s-1"))
 
 
 def raising(error: Exception, cause: Exception | None = None) -> RightAttempt:
-    """Return an attempt to use a right that raises this error."""
+    """Return an attempt to use a permission. The attempt raises this error."""
 
     def ask() -> str:
         raise error from cause
@@ -86,7 +86,7 @@ def test_a_denied_right_is_reported_and_the_others_are_tried() -> None:
 
 
 class Refused(Exception):
-    """A rejection as the clients of PostgreSQL, Google and Azure raise it."""
+    """Stands for the errors that the clients of PostgreSQL, Google and Azure raise for a rejected request."""
 
     def __init__(self, **told: object) -> None:
         self.__dict__.update(told)
@@ -132,7 +132,7 @@ def test_a_read_only_check_uses_no_right_to_write() -> None:
 def test_conditions_are_tried_only_with_all_rights_to_write(
     write: RightAttempt | Exception, state: str, proved: int
 ) -> None:
-    """A store that rejects writes for lack of rights is not accused of ignoring conditions."""
+    """If a store rejects writes because a permission is missing, it is not reported as ignoring conditions."""
     results, calls = examination._Results(), list[int]()  # noqa: SLF001  a step of an examination
     attempt = raising(write) if isinstance(write, Exception) else evolve(write, writes=True)
     trial = RightsTrial("table t", (FINE, attempt), None, lambda: calls.append(1), lambda: None)
@@ -234,7 +234,7 @@ def test_the_finding_on_time_and_costs_is_exact() -> None:
     assert cost_finding(table, Config(), None) == Finding("cost", "ok", f"{idle_text}; {busy_text}; {sessions_text}")
     assert (
         "layout sessions" not in cost_finding(evolve(table, shared=False), Config(), None).says
-    )  # the blobs of the Azure SDKs
+    )  # layout of the Azure SDKs
     sessions_finding = cost_finding(evolve(table, sessions=True), Config(), None).says
     assert "2 workers, layout sessions: when idle 1.4 writes" in sessions_finding
     assert sessions_finding.endswith("in layout usual 10 writes and 0.5 read units a second")
@@ -242,7 +242,7 @@ def test_the_finding_on_time_and_costs_is_exact() -> None:
     bucket_finding = cost_finding(bucket, Config(), None).says
     assert bucket_finding.startswith("10 open shards, 1 worker, layout usual: when idle ")
     assert " reads a second; with records all the time " in bucket_finding
-    # Without a lookout, each worker lists once a cycle. A checkpoint after each batch means five per second.
+    # Without a lookout, each worker lists the table once per cycle. Checkpoints after each batch are five per second.
     assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)
     assert loads(evolve(table, checkpoint_seconds=0.0), Config())[1].writes == pytest.approx(50)
     assert loads(Fleet("azblob", 6000, 1, 1.0, shared=False), Config(cycle_seconds=10.0))[0].reads == 0
@@ -271,7 +271,7 @@ def test_a_clock_may_be_off_by_a_minute(ahead: float, state: FindingState, says:
 
 
 def test_leases_of_other_streams_are_fine_but_another_hub_is_a_fault() -> None:
-    """One table may serve many streams, but partitions of all hubs have the same numbers."""
+    """A table may hold leases of many streams, but of only one hub, because all hubs number their partitions alike."""
     (finding,) = compare_with_stream(
         Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream
     )
@@ -286,7 +286,7 @@ def test_leases_of_other_streams_are_fine_but_another_hub_is_a_fault() -> None:
 
 @pytest.mark.parametrize(("ours", "ahead"), [(1000.5, 0.0), (1100.5, 100.0), (900.0, -100.5)])
 def test_the_clock_is_compared_with_the_date_of_a_response(ours: float, ahead: float) -> None:
-    """Services reject requests that were signed at another time."""
+    """A wrong clock is a problem because services reject requests with a signature from another time."""
     clock = ServiceClock(lambda: ours)
     clock.read_date_header(SimpleNamespace(headers={}))
     assert clock_finding("x", clock.seconds_ahead).state == "unknown"
@@ -308,7 +308,7 @@ def test_the_gap_is_a_lease_and_a_table_read() -> None:
 def test_costs_agree_with_the_documented_measurements(
     shards: int, workers: int, writes: float, reads: float, dollars: float
 ) -> None:
-    """The estimate agrees with the bill in docs/from-java-kcl.md."""
+    """The estimate agrees with the bill that docs/from-java-kcl.md shows."""
     idle_load, busy_load = loads(Fleet("dynamodb", shards, workers, 1.0), Config())
     assert busy_load.writes == pytest.approx(writes, rel=0.1)
     assert busy_load.reads == pytest.approx(reads, rel=0.3)
@@ -323,7 +323,7 @@ def test_costs_agree_with_the_documented_measurements(
 def test_costs_of_layout_sessions_agree_with_the_documented_ones(
     scheme: str, shards: int, workers: int, dollars: float
 ) -> None:
-    """The estimate agrees with docs/sessions.md."""
+    """The estimate agrees with the costs in docs/sessions.md."""
     _, busy_load = loads(Fleet(scheme, shards, workers, 1.0, listings_per_read=3, sessions=True), Config())
     assert busy_load.monthly_cost(LIST_PRICES[scheme]) == pytest.approx(dollars, rel=0.2)
 
@@ -378,7 +378,7 @@ def test_a_store_that_cannot_be_examined_exits_2(arguments: list[str], says: str
 
 
 def test_every_store_and_source_can_be_examined() -> None:
-    # No fleet works on a backup.
+    # No fleet works on a backup file.
     assert set(examination._STORES) == set(stores._SCHEMES) - {"file"}  # noqa: SLF001  two lists of the same
     assert set(examination._SOURCES) == set(sources._SCHEMES)  # noqa: SLF001  likewise
 
@@ -434,7 +434,7 @@ def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatc
     ],
 )
 def test_an_oversized_fleet_gets_a_warning(leases: int, workers: int, state: str, todo: str) -> None:
-    """Above a limit, leases are renewed late and taken from live workers."""
+    """In a fleet above the limit, leases would be renewed late and taken from live workers."""
     finding = size_finding(leases, workers, Config())
     assert (finding.what, finding.state, finding.todo.split(", or")[0]) == ("size", state, todo)
 

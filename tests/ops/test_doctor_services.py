@@ -1,4 +1,4 @@
-"""`leasehold doctor` examines local services, finds denied rights and foreign tables, and leaves nothing behind."""
+"""Tests that `leasehold doctor` finds denied permissions and foreign tables on local services, and changes nothing."""
 
 import json
 import urllib.request
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.services
 
 CANARY = "hunter2canary"
 KEY = "aHVudGVyMmNhbmFyeQ=="
-"""`CANARY` as the key of an Azure account."""
+"""`CANARY` in base64, as the key of an Azure account has to be."""
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def source(stream: str, kinesis_url: str) -> str:
 
 
 def run_doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
-    """Return the exit status and the findings by name."""
+    """Run `leasehold doctor --json`, and return its exit status and its findings by name."""
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.stderr == ""
     return result.exit_code, {finding["what"]: finding for finding in json.loads(result.stdout)["findings"]}
 
 
 def states(findings: dict[str, Any], prefix: str) -> dict[str, str]:
-    """Return the states of the findings whose names start with this prefix, by the rest of their names."""
+    """Return the states of the findings whose names start with this prefix. The prefix is removed from the keys."""
     return {
         what.removeprefix(prefix): finding["state"] for what, finding in findings.items() if what.startswith(prefix)
     }
@@ -161,7 +161,7 @@ def _reset_auth(moto_url: str, calls: str) -> None:
 
 @pytest.fixture
 def rights(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Create a moto user that has only some rights, and yield its secrets."""
+    """Create a user in moto who has only some permissions, and yield the user's secrets."""
     iam, name = boto3.client("iam", endpoint_url=moto_url), f"worker-{uuid4().hex[:8]}"
     allowed = ["kinesis:*", "dynamodb:DescribeTable", "dynamodb:Scan", "dynamodb:PutItem", "dynamodb:DeleteItem"]
     policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": allowed, "Resource": "*"}]}
@@ -179,7 +179,7 @@ def rights(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
 
 @pytest.fixture
 def at_moto(moto_url: str) -> tuple[str, str]:
-    """Return a stream and a table on moto, as URLs."""
+    """Create a stream and a table on moto, and return their URLs."""
     name = f"denied-{uuid4().hex[:8]}"
     client = boto3.client("kinesis", endpoint_url=moto_url)
     client.create_stream(StreamName=name, ShardCount=1)
@@ -252,7 +252,7 @@ def test_a_hub_is_examined_while_a_worker_reads_it(
 
 
 def findings_on_hub(place: str, **options: str) -> list[Finding]:
-    """Return the findings on this hub."""
+    """Try the permissions on this hub, and return the findings."""
     (trial,) = hub_trials(place, options)
     with closing(trial):
         return list(try_rights(trial, read_only=False))
@@ -305,7 +305,7 @@ def test_each_right_on_the_stream_of_a_table_is_tried(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalite_url: str) -> None:
-    """A shared table needs other rights than a table of one application: a query in place of a scan."""
+    """A worker on a part of a shared table needs the permission for a query instead of a scan."""
     table = f"shared-{uuid4().hex[:8]}"
     url = f"dynamodb://{table}?prefix=orders/&endpoint={dynalite_url}"
     status, findings = run_doctor(source, "--store", url)

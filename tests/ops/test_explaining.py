@@ -1,4 +1,4 @@
-"""`leasehold explain` describes why a worker acts and why a lease stays."""
+"""Tests that `leasehold explain` describes why a worker acts and why a lease stays where it is."""
 
 import json
 import re
@@ -28,7 +28,7 @@ OVER = "nothing: it holds more than its share, and takes no leases from others (
 
 
 def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
-    """Return a lease written by one of our workers."""
+    """Return a lease as one of our workers writes it."""
     annotations = (("process", f"p/{owner}"),) if owner else ()
     return Lease(key, owner=owner, idle=idle, yields=owner is not None, annotations=annotations)
 
@@ -37,7 +37,7 @@ FLEET = (*(held(f"s-{number}", "a") for number in range(5)), held("s-5", "b"), L
 
 
 def table(*leases: Lease) -> WatchedTable:
-    """Return a table that was watched for 12 seconds."""
+    """Return a table with these leases that has been watched for 12 seconds."""
     return WatchedTable(leases, History(), 12.0)
 
 
@@ -113,7 +113,7 @@ def test_a_lease_is_explained(lease: Lease, should: str, moves: str) -> None:
 
 
 def test_shares_and_groups_are_even() -> None:
-    """The target on the screen is the one that the rules apply."""
+    """The displayed targets are those that the rules use."""
     assert shares(FLEET) == {"a": 3, "b": 3}
     rows = [held(f"s-{number}", f"x-{number % 3}" if number else "y-0") for number in range(6)]
     assert shares(rows, "prefix") == {"x-0": 1, "x-1": 2, "x-2": 2, "y-0": 1}
@@ -121,7 +121,7 @@ def test_shares_and_groups_are_even() -> None:
 
 
 def test_watching_distinguishes_living_from_dead_workers() -> None:
-    """One read of a table without times cannot show which workers are dead, but a second one can."""
+    """If a table has no times, one read cannot show which workers are dead. A second read can."""
     store, now = MemoryStore(), [0.0]
     living_lease, dead_lease = (
         create_lease_with_owner(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b"))
@@ -180,7 +180,7 @@ def test_a_table_that_cannot_be_explained_is_reported_in_one_line(
 
 
 def test_a_claim_of_a_dead_workers_lease_is_not_called_a_steal() -> None:
-    """The new owner would also have stolen from a live worker, but that rule does not explain this move."""
+    """The new owner would also have stolen a lease from a live worker, but that rule does not explain this claim."""
     lease, other_lease = held("s-0", "a"), held("s-1", "a")
     steal, claim = Steal(other_lease, "a", "M6"), Claim(lease, "M5")
     likely_rule = explaining._likely_rule  # noqa: SLF001  a moment in which a worker would do both is hard to come by
@@ -246,7 +246,7 @@ def test_a_lease_that_is_not_read_is_explained_with_the_reason(reach: Progress |
 
 
 def test_uneven_counts_are_explained_by_loads() -> None:
-    """Counts that differ for the sake of throughput are not reported as a worker that lacks leases."""
+    """If counts differ because throughput is balanced, no worker is reported as having too few leases."""
     heavy_leases = [evolve(held(f"s-{number}", "a"), weight=4 * 1024 * 1024) for number in range(3)]
     light_leases = [evolve(held(f"s-{number}", "b"), weight=2 * 1024 * 1024 + 400_000) for number in range(3, 8)]
     watched = table(*heavy_leases, *light_leases)
@@ -261,7 +261,7 @@ def test_uneven_counts_are_explained_by_loads() -> None:
     assert rules_of((plan_a, plan_b)) == {"M13": RULE_SENTENCES["M13"]}
     should = story(watched, CONFIG, light_leases[0], (plan_a, plan_b)).should
     assert should == f"b: {plan_b.idle_reason.removeprefix('nothing: it ')}, where its share is 4"
-    # M13 does not apply without measurements, or under rules that use counts.
+    # M13 does not apply without measured throughput, or under rules that balance counts.
     assert [plan.loads for plan in plans(table(*FLEET), CONFIG)] == [None, None]
     assert [plan.loads for plan in plans(watched, Config(Kcl()))] == [None, None]
 
@@ -305,7 +305,7 @@ def test_the_explanation_of_a_moving_lease_is_complete() -> None:
 
 
 def test_a_released_failing_lease_is_explained_during_its_cooldown() -> None:
-    """The worker that could not handle a lease is still a worker, but is not expected to take that lease now."""
+    """The worker that could not handle a lease still counts as a worker, but is not expected to take that lease now."""
     progress = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
     unowned_lease = Lease("s-0", idle=5.0, annotations=((PROGRESS_ANNOTATION, progress.note), ("process", "p/a")))
     watched = evolve(table(unowned_lease), at=1005.0)

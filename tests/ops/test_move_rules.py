@@ -1,4 +1,4 @@
-"""The rule of each move is inferred from two listings, tested with simulated workers of which one leaves."""
+"""Tests that the rule of each move is inferred from two listings. In a simulated fleet, a worker leaves or joins."""
 
 from functools import cache
 
@@ -19,11 +19,11 @@ from leasehold_lab.simulator.scenario import Member, Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 GOES = 30.0
-"""When a worker of the simulated fleet leaves, or another joins."""
+"""The time at which a worker leaves the simulated fleet, or another joins it."""
 
 
 class ReplayedStore(MemoryStore):
-    """A store that shows the table of a simulated run, as it was at `now`."""
+    """A store that shows the table of a simulated run as it was at the time `now`."""
 
     def __init__(self, first: tuple[Lease, ...], writes: list[WriteEvent]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class ReplayedStore(MemoryStore):
         self._at = {row.key: row for row in first}
 
     def list(self) -> Listing:
-        """Return every row as it was at `now`."""
+        """Return every row as it was at the time `now`."""
         while self._left and self._left[-1].t <= self.now:
             write = self._left.pop()
             if write.after is None:
@@ -53,13 +53,13 @@ def moves_after_departure(rules: RuleSet, ending: str, every: float, phase: floa
 
 @cache
 def lived(members: tuple[Member, ...], leases: int) -> SimulatedHistory:
-    """Run a fleet whose leases are owned by a, b and c at first. Tests of the same fleet share one run."""
+    """Simulate a fleet whose leases are at first owned by a, b and c. Tests with the same arguments share one run."""
     owners = tuple("abc"[number % 3] for number in range(leases))
     return run(Scenario(3, owners, members, 90.0, network=Network(stall=0.0, unanswered=0.0), full=True))
 
 
 def moves_in_fleet(members: tuple[Member, ...], leases: int, every: float, phase: float) -> tuple[SeenMove, ...]:
-    """Return the moves that a watcher of such a fleet sees, the last move first."""
+    """Simulate this fleet, and return the moves that a watcher sees, the last move first."""
     config, history = members[0].config, lived(members, leases)
     table, record = ReplayedStore(history.first, history.writes), FleetRecord()
     watcher = TableWatcher("x", table, config, record, every=every, wall=lambda: table.now, clock=lambda: table.now)
@@ -72,7 +72,7 @@ def moves_in_fleet(members: tuple[Member, ...], leases: int, every: float, phase
     return moves
 
 
-# # With infrequent listings, a dead owner's leases look recently renewed, and in the next listing have another owner.
+# If listings are infrequent, a dead owner's leases look recently renewed, and have another owner in the next listing.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "phase"), [(2.0, 0.4), (2.0, 1.2), (5.0, 0.0), (5.0, 1.9), (5.0, 3.8), (9.0, 0.0), (9.0, 4.5)]

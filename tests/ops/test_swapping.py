@@ -1,4 +1,4 @@
-"""An operator swaps tables, from workers that do not know TO until the end of the swap, and back."""
+"""Tests the whole swap of tables, from workers that do not know TO yet until its end, and the way back."""
 
 import json
 import time
@@ -60,7 +60,7 @@ NAMES = ("memory://from", "memory://to")
 
 @pytest.fixture
 def tables() -> tuple[Store, Store]:
-    """Return two tables; FROM has a lease that ann owns, a finished one, and one without an owner."""
+    """Return two tables. FROM has three leases: one that ann owns, a finished one, and one without an owner."""
     pair = (MemoryStore(), MemoryStore())
     get_or_create_control_row(pair, NAMES)
     store = joined(pair)
@@ -71,12 +71,12 @@ def tables() -> tuple[Store, Store]:
 
 
 def joined(tables: tuple[Store, Store]) -> SwapStore:
-    """Open the store of one worker."""
+    """Return the store through which a worker uses both tables."""
     return SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
 
 
 def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
-    """Return a pause in which every owner renews once."""
+    """Return a replacement for `sleep` in which every owner renews its leases once."""
     store = joined(tables)
 
     def pause(_seconds: float) -> None:
@@ -115,7 +115,7 @@ def carry_out_swap(tables: tuple[Store, Store]) -> None:
 
 
 def test_a_worker_restarted_with_both_stores_after_a_swap_uses_to(tables: tuple[Store, Store]) -> None:
-    """The restarted worker joins what TO has and creates new leases there. The control row is no lease."""
+    """The restarted worker uses the leases in TO, and does not list the control row as a lease."""
     carry_out_swap(tables)
     for _ in range(2):
         assert get_or_create_control_row(tables, NAMES) is None
@@ -167,7 +167,7 @@ def test_an_ended_swap_shows_both_tables_and_its_end(tmp_path: Path) -> None:
 def test_an_interrupted_end_of_a_swap_is_completed_by_the_next_run(
     tables: tuple[Store, Store],
 ) -> None:
-    """While both rows exist, the control row counts."""
+    """As long as the control row exists, the swap is not over, even if the row that marks its end exists, too."""
     store = joined(tables)
     set_direction(tables, "to")
     list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
@@ -219,7 +219,7 @@ def test_the_end_of_a_swap_includes_leases_that_workers_create_meanwhile(tables:
 
 
 def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
-    """Workers that do not know TO would claim leases that are already in TO, from their last row in FROM."""
+    """A worker that does not know TO would claim a lease in FROM although that lease is already in TO."""
     (unowned_lease,) = tables[FROM].get(["s-2"])
     expect_applied(tables[FROM].write(ClaimLease(unowned_lease, "bob")))
     store = joined(tables)
@@ -236,7 +236,7 @@ def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store
 
 
 def test_a_swap_is_rejected_next_to_java_workers(tables: tuple[Store, Store]) -> None:
-    """Java workers cannot follow leases that have moved."""
+    """Java workers could not find the leases that have moved to TO."""
     rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")
     with pytest.raises(StoreError, match=r"workers of the KCL or of an SDK share FROM \(java-1\)"):
@@ -253,14 +253,14 @@ def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
     [("sqlite://leases.db", "it is the store that already has the leases"), ("file:///b.jsonl", "file:// is a backup")],
 )
 def test_an_unsuitable_to_is_rejected(to: str, why: str) -> None:
-    """The leases must not be moved onto themselves, or into a file that cannot be shared."""
+    """Leases must not be moved into their own table, or into a file that workers cannot share."""
     with pytest.raises(ValueError, match=f"--to: {why}"):
         check_tables_differ("sqlite://leases.db", to, "--to")
 
 
 @pytest.fixture
 def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the URLs of two tables. Of three leases, one has moved, one is moving, and one is in FROM."""
+    """Yield the URLs of two tables. One of three leases has moved, one is moving, and one is still in FROM."""
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         both_tables: tuple[Store, Store] = (source, target)
@@ -275,7 +275,7 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_leases_shows_the_table_of_each_lease_in_a_swap(half_way: tuple[str, str]) -> None:
-    """In one table alone, leases that moved look lost and their owners unknown."""
+    """The command must read both tables. In FROM alone, moved leases would look lost and their owners unknown."""
     with closing(open_for_reading(*half_way)) as swap_store:
         table = TableWatch(swap_store, 10.0, 10.0).look()
     document = describe_table(table, Config())
@@ -308,7 +308,7 @@ def test_a_finished_lease_that_has_moved_has_the_status_ok(tables: tuple[Store, 
 
 
 def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
-    """The page and monitoring do not report half of the fleet as dead."""
+    """The page and the metrics must not report half of the fleet as dead."""
     with closing(open_for_reading(*half_way)) as swap_store, closing(FleetRecord()) as record:
         watcher = TableWatcher("sqlite://from.db", swap_store, Config(), record, every=60.0)
         watcher.look()
@@ -338,7 +338,7 @@ def test_explain_of_one_table_reports_the_running_swap(half_way: tuple[str, str]
 
 
 def test_what_if_simulates_the_fleet_of_both_tables(half_way: tuple[str, str]) -> None:
-    """A forecast counts the leases of both tables, and does not take a mark for a worker."""
+    """A forecast counts the leases of both tables, and does not mistake a moved lease's mark for a worker."""
     arguments = ["--to", half_way[TO], "--for", "0", "--add", "1", "--cycles", "3", "--json"]
     forecast = json.loads(CliRunner().invoke(what_if, [half_way[FROM], *arguments]).stdout)
     assert {worker["worker"]: worker["leases"] for worker in forecast["workers"]} == {"added-1": 1, "ann": 2}
@@ -360,7 +360,7 @@ def test_tables_without_a_swap_are_not_shown_together(half_way: tuple[str, str],
 
 @pytest.mark.parametrize("over", [False, True], ids=["later swap under way", "later swap over"])
 def test_a_worker_of_an_ended_swap_cannot_list_during_a_later_one(tables: tuple[Store, Store], over: bool) -> None:
-    """The marks in TO belong to the later swap, so the worker claims none of these leases, which have readers."""
+    """The marks in TO belong to the later swap, and other workers read these leases. The worker must not claim them."""
     carry_out_swap(tables)
     old_store = SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
     later_tables, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")

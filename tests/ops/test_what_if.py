@@ -1,4 +1,4 @@
-"""`what-if` forecasts the moves that follow when workers join or leave, starting from the current table."""
+"""Tests that `what-if` forecasts, from the current table, the moves that follow if workers join or leave."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ ROWS = tuple(
 
 
 def forecast_of(change: FleetChange, rows: tuple[Lease, ...] = ROWS) -> FleetForecast:
-    """Return the forecast for a table of three workers with four leases each."""
+    """Return the forecast of a change in this table. By default, it has three workers with four leases each."""
     return forecast_change(WatchedTable(rows, History(), 12.0), CONFIG, evolve(change, cycles=6.0))
 
 

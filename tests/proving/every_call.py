@@ -1,8 +1,9 @@
-"""Injects each possible fault into each call of a worker, one at a time, and lets the judge check the history.
+"""Injects each possible fault into each call of a worker, one at a time, and lets the judge check each history.
 
-Each scenario is a small fleet under virtual time. It runs once to number its calls, and then once for each call of the
-worker under test and each fault that such a call can have (`faults_of`). SQLite itself is tested in a similar way.
-`python tests/proving/every_call.py` runs all combinations on all cores.
+Each scenario is a small fleet under virtual time. A scenario is run once without faults, to number its calls. Then it
+is
+run again for each call of the worker under test and for each fault that such a call can have (`faults_of`). SQLite
+itself is tested in a similar way. `python tests/proving/every_call.py` runs all combinations on all cores.
 """
 
 import math
@@ -36,18 +37,19 @@ HERO, PEER = "a-0", "a-1"
 CALM, SECONDS, AT_REST = 40.0, 60.0, 5.0
 
 UNREAD_SECONDS = 21.0
-"""The longest time that a shard may be unread, which is a lease and eight seconds after a death, or a hang of 15 s."""
+"""The longest time, in seconds, that a shard may be unread: a lease and eight seconds after a death, or a hang of 15 s.
+"""
 
 PASSING_SECONDS = 5.0
-"""The additional time that a shard may be unread if a service rejected a single call."""
+"""The additional time, in seconds, that a shard may be unread if a service rejected a single call."""
 
 SERVICES = ("store.", "source.", "reader.")
 
 LONG = ("late", "hang", "freeze", "untrue")
-"""Faults after which a worker may stop reading a lease that it still holds, because it cannot know that it does."""
+"""Faults after which a worker may stop reading a lease that it still holds, because it cannot know that it holds it."""
 
 FOREIGN = tuple(f"{effect}raise {name}" for effect in ("", "do + ") for name in ("value", "key", "memory", "recursion"))
-"""Unexpected exceptions, such as a library that a store or source uses may raise once."""
+"""Unexpected exceptions that a library used by a store or a source may raise once."""
 
 PASSING = (
     *FOREIGN,
@@ -73,7 +75,7 @@ HEEDED = (
     "generator",
     "unheard",
 )
-"""Exceptions that mean something to a worker, raised by a callable of a user's, and those that are no Exceptions."""
+"""Exceptions that mean something to a worker if a user's function raises them, and those that are no `Exception`."""
 
 LATE = ("late + do", "do + late")
 _OF_STORE = ("pause + raise unanswered", "raise refused", "hang + raise unanswered", "untrue", "freeze + do", *LATE)
@@ -120,7 +122,7 @@ JOINS = 7.3
 
 @frozen
 class CallStory:
-    """A fleet, and the worker under test (the hero), whose calls between two times get faults."""
+    """A scenario and a period. The calls of the worker under test (the hero) in this period get faults."""
 
     name: str
     since: float
@@ -129,7 +131,7 @@ class CallStory:
 
 
 def _members(config: Config = CONFIG, *, hero: float = 0.0, peer: float = 0.0) -> tuple[Member, ...]:
-    """Return the two workers by start time."""
+    """Return the two workers, which start at these times."""
     return Member(HERO, config, starts=hero), Member(PEER, config, starts=peer)
 
 
@@ -180,14 +182,14 @@ STORIES = (
 
 
 def calls_of(story: CallStory, history: SimulatedHistory) -> Iterator[tuple[int, CallEvent]]:
-    """Return the calls of the worker under test, by number."""
+    """Yield the calls of the worker under test in the story's period, each with its number."""
     for number, call in enumerate(history.calls):
         if call.process.startswith(f"{HERO}#") and story.since <= call.t <= story.until:
             yield number, call
 
 
 def call_faults(story: CallStory, *, whole: bool = False) -> Iterator[CallFault]:
-    """Return all faults of the first call of each name. If `whole`, return all faults of all calls."""
+    """Yield all faults of the first call of each name. If `whole` is True, yield all faults of all calls."""
     seen: set[str] = set()
     for number, call in calls_of(story, undisturbed(story)):
         if whole or call.what not in seen:
@@ -199,7 +201,8 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
     """Return the faults that a call of this name can meet.
 
     Of the exceptions that any library may raise, one is raised before the effect of the call, and one after it. If
-    `whole`, each of them is raised.
+    `whole`
+    is True, each of these exceptions is raised both before and after the effect.
     """
     kind, _, verb = what.partition(".")
     if kind == "task":
@@ -220,12 +223,12 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
 
 
 def _denials(what: str) -> Iterator[str]:
-    """Return the steps that deny a resource which a call of this name needs."""
+    """Yield the steps that deny a resource that a call of this name needs."""
     return (f"deny {name}" for name, (starts, _) in DENIED.items() if what.startswith(starts))
 
 
 def told(story: CallStory, *befalling: CallFault) -> SimulatedHistory:
-    """Run the scenario with this fault, and return its history from the start position of reading on."""
+    """Run the scenario with these faults, and return its history. Records before the start of reading do not count."""
     history = run(evolve(story.scenario, call_faults=befalling))
     first = {shard: _first_due(history, shard) for shard in history.parents}
     history.sent = [sent for sent in history.sent if sent.number >= first[sent.key]]
@@ -233,9 +236,9 @@ def told(story: CallStory, *befalling: CallFault) -> SimulatedHistory:
 
 
 def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
-    """Run the scenario with this fault, and return all breaches.
+    """Run the scenario with these faults, and return all breaches.
 
-    These are the breaches that the judge finds, and shards that are read late or never.
+    These are the breaches that the judge finds, and the shards that are read late or never.
     """
     history = told(story, *befalling)
     limits = JudgeLimits(
@@ -266,14 +269,14 @@ def _longer(what: str, seconds: Mapping[str, float], most: float) -> Iterator[st
 
 @cache
 def undisturbed(story: CallStory) -> SimulatedHistory:
-    """Return the history of the scenario without faults."""
+    """Return the history of the scenario without faults, which is computed once."""
     return told(story)
 
 
 def forsaken(history: RunHistory) -> Iterator[str]:
-    """Return the leases that a process stopped reading although it still held them.
+    """Yield the leases that a process stopped reading although it still held them.
 
-    A process held a lease if the last write of the lease was its own, and had not expired.
+    A process still held a lease if the last write of the lease was its own, and the lease had not expired.
     """
     for event in history.select_events("lease-lost"):
         earlier = [write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t]
@@ -284,10 +287,11 @@ def forsaken(history: RunHistory) -> Iterator[str]:
 
 
 def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[str, float]:
-    """Return, for each shard, the longest time in seconds in which it was neither read nor handled, until its end.
+    """Return the longest time in seconds in which each shard was neither read nor handled before its end.
 
-    The time counts from the first read of the shard. If `due`, it counts from the time when the shard could be read,
-    which is the start of the scenario or the end of its parents.
+    The time counts from the first read of the shard. If `due` is True, it counts from the time when the shard could
+    first
+    be read, which is the start of the scenario or the end of the shard's parents.
     """
     times: dict[str, list[float]] = {shard: [] for shard in history.parents}
     for event in history.events:
@@ -309,7 +313,7 @@ def _first_due(history: RunHistory, shard: str) -> int:
 
 
 def tried(asked: tuple[int, CallFault]) -> tuple[str, ...]:
-    """Return full descriptions of the breaches in the scenario at this index with this fault."""
+    """Run one scenario, given by its index, with one fault, and return full descriptions of the breaches."""
     story, mishap = STORIES[asked[0]], asked[1]
     found = breaches(story, mishap)
     if not found:
@@ -320,7 +324,7 @@ def tried(asked: tuple[int, CallFault]) -> tuple[str, ...]:
 
 
 def planned(*, whole: bool) -> Iterable[tuple[int, CallFault]]:
-    """Return all faults of all scenarios, by the scenario's index."""
+    """Yield all faults of all scenarios, each with the index of its scenario."""
     return chain.from_iterable(
         ((place, mishap) for mishap in call_faults(story, whole=whole)) for place, story in enumerate(STORIES)
     )

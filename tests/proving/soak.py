@@ -1,7 +1,7 @@
-"""Simulates a fleet with all faults for each of many seeds; prints each breach with its seed and a smaller fleet.
+"""Simulates fleets with all kinds of faults, one per seed, and prints each breach with its seed and a smaller fleet.
 
-`python tests/proving/soak.py 10000` runs that many on all cores; with `--acknowledging`, only those whose consumers
-acknowledge late, at random or never.
+`python tests/proving/soak.py 10000` runs this many seeds on all cores. With `--acknowledging`, it runs only seeds whose
+handlers acknowledge late, at random or never.
 """
 
 import itertools

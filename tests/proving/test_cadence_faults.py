@@ -1,4 +1,4 @@
-"""Each fault that is planted into the cadence is detected in a simulated fleet, and a fleet without faults is not."""
+"""Faults that are planted into the cadence make a simulated fleet miss its limits, which a fault-free fleet keeps."""
 
 import math
 import random
@@ -38,12 +38,12 @@ ORDINARY = OTHERS[5]
 CRASH, END = 44.0, 90.0
 
 OWNED_AGAIN_SECONDS = 18.0
-"""The longest time that a lease may have no living owner after a death, which is `lease_seconds` and 8 s."""
+"""The longest time in seconds that a lease may have no living owner after a death: `lease_seconds` and 8 s."""
 
 
 @frozen
 class Story:
-    """A fleet in which a worker dies at CRASH. `joins` starts four seconds before that, and `stuck` stops planning."""
+    """A fleet in which the worker `dies` dies at CRASH. `joins` starts four seconds before; `stuck` stops planning."""
 
     dies: str
     joins: str = ""
@@ -58,7 +58,7 @@ STORIES = {
 
 
 def lived(story: Story) -> SimulatedHistory:
-    """Simulate 48 leases and return the history."""
+    """Simulate the story with 48 leases, and return the history."""
     draw = random.Random(1)  # noqa: S311  a seed is the point
     present = tuple(name for name in WORKERS if name != story.joins)
     members = [
@@ -82,10 +82,10 @@ def longest_unowned(history: SimulatedHistory) -> float:
 
 
 def test_stand_in_replaces_stuck_lookout_until_it_reads_again() -> None:
-    """A stand-in keeps the role until the stuck lookout looks again, so the fleet always gets calls."""
+    """A stand-in keeps the role until the stuck lookout reads the table again, so the fleet gets calls at all times."""
     history = lived(Story(ORDINARY, stuck=LOOKOUT))
     waited = [each for each in measure_unowned_seconds(history, END, CRASH).values() if each > CONFIG.lease_seconds / 2]
-    # Leases in the share of the stuck worker wait for the patience of others (M9).
+    # Other workers wait patiently before they take the leases in the share of the stuck worker (M9).
     assert median(waited) <= OWNED_AGAIN_SECONDS
 
 
@@ -140,7 +140,7 @@ def test_early_freeing_causes_two_holders(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.more
 def test_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C3: If every worker acts as the lookout, the number of reads exceeds the limit."""
+    """C3: If every worker acts as the lookout, the number of reads is far above that of a fleet with one lookout."""
     name = "an ordinary worker dies"
     bill = sound(name).scanned  # read before the fault is planted, because this may be the first call
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
@@ -152,7 +152,7 @@ def test_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> No
     "story", ["an ordinary worker dies", "the lookout dies", "a new lookout comes, and somebody dies"]
 )
 def test_fleet_whose_keys_fit_no_call_owns_all_leases_in_time(story: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: A key with a separator cannot be written in a call. All workers then read the table when *acts* grows."""
+    """C6: A call cannot contain a key with a separator. All workers then read the table when the count *acts* grows."""
     monkeypatch.setattr(bulletin, "_fits_in_call", lambda _key: False)
     history = lived(STORIES[story])
     assert longest_unowned(history) <= OWNED_AGAIN_SECONDS

@@ -1,4 +1,4 @@
-"""Ten random fleets with all kinds of faults. `make test-more` runs more, and `make soak` runs ten thousand."""
+"""Random fleets with all kinds of faults break no law. `make test-more` tests more seeds, `make soak` ten thousand."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,13 +12,13 @@ pytestmark = pytest.mark.slow
 
 CHUNK = 10
 JOINED = (257, 3703, 6439, 20531, 21184, 214836, 801220, 806531)
-"""Seeds of fleets that workers join after rows were deleted. Each of them has revealed a fault in the past."""
+"""Seeds of fleets that workers join after rows were deleted. Each seed has revealed a fault in the past."""
 CHUNKS = [0, *(pytest.param(chunk, marks=pytest.mark.more) for chunk in range(1, 20))]
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence the log, since faults are expected."""
+    """Silence the log, because faults are expected."""
     with suppress_logs():
         yield
 
@@ -30,19 +30,19 @@ def test_the_judge_has_nothing_to_say(chunk: int) -> None:
 
 
 def test_fleets_include_all_ways_of_acknowledging() -> None:
-    """Handlers that write checkpoints themselves are among the fleets, and lose no unacknowledged record."""
+    """Some fleets have handlers that write checkpoints themselves, and these lose no unacknowledged record."""
     kinds = {trial(seed).scenario.acknowledges for seed in range(25)}
     assert kinds == {"return", "late", "random", "never"}
 
 
 def test_fleets_include_streams_without_hash_ranges() -> None:
-    """Streams like those of DynamoDB tables, whose shards have only parents, are among the fleets."""
+    """Some fleets have streams like those of DynamoDB tables, whose shards have parents but no hash ranges."""
     assert {trial(seed).scenario.ranged for seed in range(25)} == {True, False}
 
 
 @pytest.mark.more
 def test_joiner_after_deleted_rows_skips_no_record() -> None:
-    """A worker that starts after a table was emptied skips no record that others have not read."""
+    """A worker that starts after a table was emptied skips no record that is still unread."""
     assert _said(JOINED) == {}
 
 

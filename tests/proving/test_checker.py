@@ -1,4 +1,4 @@
-"""The faults that the exhaustive checker must find, those that it must not, and the table of results in specs/."""
+"""The exhaustive checker finds the faults that it must find and no others, and specs/ has its current results."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ CASES = [
     pytest.param(
         case,
         id=f"{case.name}, {case.fleet.leases}",
-        # Crashes, and more leases, multiply the interleavings.
+        # Crashes and more leases multiply the interleavings.
         marks=[pytest.mark.more] * (case.fleet.leases == 5 or case.fleet.crashes > 0),
     )
     for case in build_quick_cases()
@@ -34,7 +34,7 @@ CASES = [
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_every_interleaving_has_only_known_faults(case: FleetCase) -> None:
-    """The checker finds no faults except the known ones, and the stored page is current."""
+    """The checker finds only the known faults, and the stored page is current."""
     verdict = judge_case(case)
     assert find_surprises((case,), (verdict,)) == []
     row = format_page((verdict,), "").splitlines()[-1]
@@ -44,7 +44,7 @@ def test_every_interleaving_has_only_known_faults(case: FleetCase) -> None:
 
 @pytest.mark.more
 def test_shares_that_change_with_moves_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault gives the extra leases to the worker with the fewest, so each move changes the shares."""
+    """This planted fault gives the extra leases to the workers with the fewest, so each move changes the shares."""
 
     def fickle(counts: dict[str, int], _floor: int, extras: int, _groups: None) -> frozenset[str]:
         return frozenset(sorted(counts, key=lambda worker: (counts[worker], worker))[:extras])
@@ -54,7 +54,7 @@ def test_shares_that_change_with_moves_are_detected(monkeypatch: pytest.MonkeyPa
 
 
 def test_missing_patience_is_detected() -> None:
-    """The planted fault waits forever for a worker that renews but never plans (M9)."""
+    """With the planted fault, workers wait forever for a worker that renews but never plans (M9)."""
     patient = evolve(OURS, rules=Minimal(patience=10**9))
     assert faults_of(FleetCase("patient", FleetModel(5, ("x-0", "y-1", "x-2"), (patient, None, patient)))) == {
         "unowned",

@@ -1,7 +1,7 @@
-"""A worker that gets no response from the stream does not keep its shards from being read (L-one-way).
+"""A worker that gets no response from the stream does not prevent its shards from being read (L-one-way).
 
-Its connection to the lease table works, so its leases do not expire. No shard is unread for longer than two lease
-durations while another worker is healthy.
+The worker's connection to the lease table works, so its leases do not expire. While another worker is healthy, no shard
+is unread for longer than two lease durations.
 """
 
 import math
@@ -28,7 +28,7 @@ SINCE, SECONDS = 60.0, 240.0
 
 
 def config_of(rules: Kcl | KclRust | EventHubs) -> Config:
-    """Return a configuration that reads the table four times per lease time, as the SDKs of Event Hubs do."""
+    """Return a configuration that reads the table four times per lease duration, as the SDKs of Event Hubs do."""
     return Config(rules, lease_seconds=LEASE_SECONDS, cycle_seconds=LEASE_SECONDS / 4, initial_position=TRIM_HORIZON)
 
 
@@ -47,7 +47,7 @@ LAYOUTS: dict[str, Scenario] = {
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence the log, since faults are expected."""
+    """Silence the log, because faults are expected."""
     with suppress_logs():
         yield
 
@@ -69,7 +69,7 @@ def history_of(
         Member(
             name,
             config,
-            # A worker that is deaf from the start joins a fleet that is at work.
+            # A worker that gets no response from the start joins a fleet that is already running.
             starts=since if name == SICK else 0.0,
             deaf=(Nap(SINCE, seconds),) if name in deaf else (),
             gives_up_seconds=gives_up_seconds,
@@ -80,7 +80,7 @@ def history_of(
 
 
 def longest_unread(history: SimulatedHistory, since: float = SINCE, until: float = SECONDS) -> float:
-    """Return the longest time that a shard was not read."""
+    """Return the longest time in seconds that a shard was not read."""
     longest = 0.0
     for key in {row.key for row in history.first}:
         read = [since, *(event.t for event in history.select_events("read") if event.shard == key and event.t > since)]
@@ -97,7 +97,7 @@ def longest_unread(history: SimulatedHistory, since: float = SINCE, until: float
 def test_shard_of_a_worker_without_stream_is_read_within_two_lease_times(
     layout: str, rules: str, shards: int, *, from_the_start: bool, gives_up_seconds: float
 ) -> None:
-    """Its calls time out, or never return. Four lease times if no other worker is known to read the stream."""
+    """Calls time out or never return. The limit is four lease times if no other worker is known to read the stream."""
     history = history_of(
         CONFIGS[rules],
         LAYOUTS[layout],
@@ -105,9 +105,9 @@ def test_shard_of_a_worker_without_stream_is_read_within_two_lease_times(
         since=SINCE if from_the_start else 0.0,
         gives_up_seconds=gives_up_seconds,
     )
-    # Where each worker reads the table once per cycle, it also learns of a free lease up to a cycle later.
+    # If each worker reads the table once per cycle, it finds a free lease up to a cycle later.
     looks = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
-    # A worker that knows no other worker that reads the stream waits longer before it releases its leases (D4).
+    # A worker that knows of no other worker that reads the stream waits longer before it releases its leases (D4).
     unknown = shards == 1 or layout == "dated objects"
     assert longest_unread(history) <= (4 if unknown else 2) * LEASE_SECONDS + looks
 
@@ -125,9 +125,9 @@ def released(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str,
 @pytest.mark.parametrize("rules", CONFIGS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_workers_keep_their_leases_in_an_outage_of_the_stream(layout: str, rules: str) -> None:
-    """If others get no response either, a release helps no shard. After the outage each is read at once.
+    """If other workers get no response either, a release helps no shard. After the outage, each shard is read at once.
 
-    Where the layout has no annotations, others may be idle, so each worker releases one lease now and then.
+    If the layout has no annotations, other workers may be idle, so each worker releases one lease now and then.
     """
     seconds = 100.0
     history = history_of(
@@ -146,7 +146,7 @@ def test_workers_keep_their_leases_in_an_outage_of_the_stream(layout: str, rules
 
 
 def test_single_worker_releases_one_lease_at_a_time() -> None:
-    """The worker cannot know whether it is alone, because another worker may be idle. Its waits between trials grow."""
+    """A worker cannot know whether it is alone, because another worker may be idle. The waits between releases grow."""
     history = history_of(CONFIGS["minimal"], shards=3, since=0.0, well=0)
     times = [at - SINCE for _, _, at in released(history)]
     assert len(times) in {2, 3}
@@ -154,14 +154,14 @@ def test_single_worker_releases_one_lease_at_a_time() -> None:
 
 
 def test_worker_whose_stream_recovers_takes_its_share() -> None:
-    """The rest ends, and a response shortens the next one."""
+    """The worker takes leases again after its pause, and a response shortens the next pause."""
     history = history_of(CONFIGS["minimal"], shards=4, since=0.0, seconds=40.0)
     owners = {write.key: write.after.owner for write in history.writes if write.done and write.after is not None}
     assert [*owners.values()].count(SICK) == 2
 
 
 def test_drain_does_not_wait_for_a_hanging_stream_call() -> None:
-    """A drain releases a lease although a call to the stream never returns."""
+    """A drain releases a lease even if a call to the stream never returns."""
     member = Member(
         SICK, CONFIGS["minimal"], ends=70.0, ending="leave", deaf=(Nap(SINCE, math.inf),), gives_up_seconds=math.inf
     )
@@ -181,7 +181,7 @@ def lone_history(
     gives_up_seconds: float = 5.0,
     lasting: float = math.inf,
 ) -> SimulatedHistory:
-    """Simulate two workers with three leases each, of which some get no response about one shard."""
+    """Simulate two workers with three leases each. Some of the workers get no response about one shard."""
     names = SICK, WELL
     members = tuple(
         Member(
@@ -206,12 +206,12 @@ def lone_history(
 def test_shard_without_responses_moves_to_another_worker(
     layout: str, rules: str, *, from_the_start: bool, gives_up_seconds: float
 ) -> None:
-    """Its calls are refused or time out, while other shards respond. A shard that was never read waits longer."""
+    """Calls for one shard fail or time out, while other shards respond. A shard that was never read waits longer."""
     since = 0.0 if from_the_start else 20.0
     history = lone_history(
         CONFIGS[rules], LAYOUTS[layout], since=since, seconds=70.0, gives_up_seconds=gives_up_seconds
     )
-    # See above: a free lease is found up to a cycle later.
+    # As above, a free lease is found up to a cycle later.
     looks = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
     assert longest_unread(history, since, 70.0) <= (4 if from_the_start else 2) * LEASE_SECONDS + looks
 
@@ -220,7 +220,7 @@ def test_shard_without_responses_moves_to_another_worker(
     "layout", [pytest.param(name, marks=pytest.mark.more) if name != "rows" else name for name in LAYOUTS]
 )
 def test_shard_that_responds_to_no_worker_moves_seldom(layout: str) -> None:
-    """Each worker keeps it for longer every time, and moves no other lease because of it."""
+    """Each worker keeps the shard for longer every time, and moves no other lease because of it."""
     history = lone_history(
         CONFIGS["minimal"], LAYOUTS[layout], since=20.0, lasting=200.0, seconds=SECONDS + 40.0, deaf=(SICK, WELL)
     )

@@ -1,7 +1,7 @@
 """Compares the histories of simulated fleets with stored digests, which a refactoring must not change.
 
-After a change of behavior, `python -m leasehold_lab.simulator.digests --write tests/proving/digests.txt` stores them
-again. The commit message explains the change.
+After an intended change of behavior, `python -m leasehold_lab.simulator.digests --write tests/proving/digests.txt`
+stores the new digests. The commit message explains the change.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_histories_match_the_stored_digests(seeds: range) -> None:
 
 
 def test_seeds_cover_all_layouts_and_consumers() -> None:
-    """All stores, both kinds of handlers and their paces occur among the stored digests."""
+    """All stores, both kinds of handlers, and all times of acknowledgment occur among the stored digests."""
     scenarios = [create_scenario(seed) for seed in range(digests.SEEDS)]
     assert {(scenario.sessions, bool(scenario.swaps)) for scenario in scenarios} == {
         (False, False),
@@ -50,7 +50,7 @@ def test_seeds_cover_all_layouts_and_consumers() -> None:
 
 @pytest.mark.slow
 def test_missing_event_changes_the_digest_and_is_named() -> None:
-    """A difference is reported with the event at which it begins."""
+    """A difference is reported with the first event that differs."""
     with suppress_logs():
         history = run(create_scenario(0))
     before, whole = compute_digest(history), list(format_trace(history))

@@ -23,7 +23,7 @@ STOPS = 20.0
 
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 2 else MORE) for seed in range(1, 10))]
-"""The number of seeds. Each history takes a fifth of a second of processor time."""
+"""The seeds. Each history takes a fifth of a second of processor time."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,13 +44,13 @@ def drained(
 ) -> SimulatedHistory:
     """Stop a worker with many shards at a random moment of its batches, in a fleet with another worker.
 
-    If `newcomer` is given, another worker joins that many seconds before the stop, so that there are next owners
-    waiting for leases of the stopped worker.
+    If `newcomer` is given, a third worker joins that many seconds before the stop, so that next owners are waiting for
+    leases of the stopped worker.
     """
     stop = STOPS + Random(seed).uniform(0.0, min(handling, 14.0))  # noqa: S311  a seed, not a secret
     joins = () if newcomer is None else (Member(NEWCOMER, config, starts=stop - newcomer),)
     peer = Member(PEER, config, starts=0.0 if peers else stop + 70.0)
-    # The longest drain, and two batches of 14 s by the next owner; or the peer that comes last.
+    # Allow for the longest drain and two batches of 14 s by the next owner, or for the peer that starts last.
     seconds = stop + (80.0 if peers else 110.0)
     scenario = Scenario(
         seed=seed,
@@ -83,7 +83,7 @@ def expiries(history: SimulatedHistory) -> list[str]:
 
 
 def gaps(history: SimulatedHistory) -> list[str]:
-    """Return the leases that the draining worker held but did not renew in time."""
+    """Return the leases that the draining worker held, but did not renew in time."""
     (stop,) = (each.t for each in history.incidents if each.what == "leave")
     (gone,) = (each.t for each in history.incidents if each.what == "gone")
     written = {each.key: [stop - LEASE] for each in history.first}
@@ -128,7 +128,7 @@ def test_drain_renews_leases_until_their_release(seed: int, handling: float) -> 
 @pytest.mark.parametrize("drain_seconds", [5.0, 12.0, 25.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_unfinished_lease_is_held_until_the_drain_ends(seed: int, drain_seconds: float) -> None:
-    """A lease whose handler is still running is held for as long as the drain may take."""
+    """A lease whose handler is still running is held for as long as the drain may last."""
     history = drained(seed, handling=60.0, shards=6, drain_seconds=drain_seconds)
     (stop,) = (each.t for each in history.incidents if each.what == "leave")
     (gone,) = (each.t for each in history.incidents if each.what == "gone")

@@ -10,7 +10,7 @@ from leasehold_lab.simulator.question import suppress_logs
 pytestmark = pytest.mark.slow
 
 EACH = 20
-"""One fault out of this many is tested here, and another one by `make test-more`. `make soak` tests all faults."""
+"""This test tries one fault out of this many, and `make test-more` another one. `make soak` tries all faults."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,7 +33,7 @@ def test_single_fault_loses_no_record(place: int, first: int) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("story", STORIES, ids=[story.name for story in STORIES])
 def test_planned_events_leave_no_shard_unread(story: CallStory) -> None:
-    """After a start, a drain or a split, shards are read without waiting for a listing of the table."""
+    """After a start, a drain or a split, shards are read without waiting for the next listing of the table."""
     expiry = CONFIG.lease_seconds if "dead" in story.scenario.owners else 0.0
     found = unread(undisturbed(story), CALM, due=True)
     assert {shard: seconds for shard, seconds in found.items() if seconds > expiry + 3.0} == {}

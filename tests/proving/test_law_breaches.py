@@ -43,7 +43,7 @@ def but(change: Callable[[Actions, list[Lease], Me], Iterable[Action]]) -> Plann
 
 
 def forgetful(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
-    """Remove a lease from the list that was passed in."""
+    """Remove a lease from the list that was passed in, which breaks a law."""
     actions = plan(leases, shards, me, config)
     if isinstance(leases, list) and leases:
         leases.pop()
@@ -98,14 +98,14 @@ PLANTED: dict[str, tuple[Law, Planner, str]] = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_fault_is_found_and_named(name: str) -> None:
-    """Each law finds the fault that was made to break it, and names the breach."""
+    """Each law finds the fault that was planted to break it, and its message describes the breach."""
     law, planner, words = PLANTED[name]
     with pytest.raises(LawBroken, match=words):
-        law.check(planner, Kcl(), examples=2000)  # with 100 examples, the fault is missed in one of a few hundred runs
+        law.check(planner, Kcl(), examples=2000)  # 100 examples would miss the fault now and then
 
 
 def test_planner_that_fails_on_one_row_is_found() -> None:
-    """A planner that raises an exception for one row breaks a law."""
+    """A planner that raises an exception because of one row breaks a law."""
 
     def stumbling(actions: Actions, table: list[Lease], _me: Me) -> Actions:
         return tuple(action for action in actions if not any(1 // len(lease.parents) for lease in table if lease.ended))
@@ -134,7 +134,7 @@ def test_case_is_shown_as_python_code() -> None:
 
 
 def test_lease_that_moves_in_a_circle_is_not_at_rest() -> None:
-    """A lease that moves through the whole fleet in each round ends where it began, yet it has moved."""
+    """A lease that moves through the whole fleet in each round ends where it began, but the fleet is not at rest."""
     fleet = SmallFleet(("a", "b", "c"), ("c",), Config(Kcl()))
     wander = but(lambda _actions, table, _me: (Steal(lease, lease.owner or "", "X") for lease in table))
     with pytest.raises(LawBroken, match="leases still move"):
@@ -164,7 +164,7 @@ def test_handler_that_always_fails_is_reported() -> None:
 
 
 def test_same_seed_gives_the_same_chaos() -> None:
-    """A failing seed can be replayed."""
+    """A failing seed can be replayed, because equal seeds give equal histories."""
     first, second = chaos(Minimal(), seed=3), chaos(Minimal(), seed=3)
     assert first.history == second.history
     assert evolve(first.scenario, seed=0) != first.scenario

@@ -1,4 +1,4 @@
-"""How often the workers of a simulated fleet list the whole table, both when balanced and in a rolling replacement."""
+"""Workers of a simulated fleet rarely list the whole table, whether balanced or during a rolling replacement."""
 
 from attrs import evolve
 
@@ -23,7 +23,7 @@ def test_present_workers_list_nothing_at_the_start() -> None:
 
 
 def test_rolling_replacement_lists_no_more_than_kcl() -> None:
-    """A fleet that is replaced in turn reads no more rows by listings than a fleet of KCL 2.x."""
+    """A fleet whose workers are replaced in turn lists no more rows than a fleet of KCL 2.x does."""
     fleet = create_rolling_fleet(200, name_group_workers(0, 10), Config(), gap=10.0, seed=1, cycles=3.0)
     listings = [began for began, _, _ in run(fleet.scenario).listings if began >= fleet.since]
     seconds = fleet.scenario.seconds - fleet.since

@@ -1,4 +1,4 @@
-"""Many workers join one that owns all leases."""
+"""Many workers join one worker that owns all leases."""
 
 import pytest
 from attrs import evolve
@@ -15,7 +15,7 @@ SLOW = Network(latency=(0.4, 0.5), stall=0.0, unanswered=0.0)
 
 
 def test_owner_with_many_requests_renews_its_other_leases() -> None:
-    """An owner renews its other leases while it gives many away."""
+    """An owner renews its other leases while it gives many leases away."""
     fleet = create_scaled_out_fleet(
         120, ("a-000",), name_group_workers(1, 40), Config(), seed=1, start="together", cycles=2.0
     )

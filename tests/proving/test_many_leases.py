@@ -10,7 +10,10 @@ from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario, name_group_workers
 
 SLOW_SECONDS = 0.5
-"""With ten concurrent renewals, twenty leases are renewed per second, and 106 in the interval between renewals."""
+"""The latency of the store in seconds.
+
+With ten concurrent renewals, twenty leases are renewed per second, and 106 in the interval between renewals.
+"""
 
 
 def changed_hands(leases: int, seconds: float = 40.0) -> int:
@@ -22,14 +25,14 @@ def changed_hands(leases: int, seconds: float = 40.0) -> int:
 
 
 def test_concurrent_renewals_grow_with_the_latency_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
-    """A worker renews as many leases at the same time as needed, so none expires over a slow store."""
+    """A worker renews as many leases at the same time as needed, so that no lease expires because of a slow store."""
     with caplog.at_level(logging.WARNING, "leasehold.runner"):
         assert changed_hands(300) == 0
     assert not caplog.messages
 
 
 def test_worker_with_too_many_leases_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The log explains once why leases expire if a worker cannot renew all of them in time."""
+    """If a worker cannot renew all of its leases in time, the log explains once why leases expire."""
     with caplog.at_level(logging.WARNING, "leasehold.runner"):
         changed_hands(700, seconds=20.0)
     said = [text for text in caplog.messages if "renewals at a time are too few" in text]

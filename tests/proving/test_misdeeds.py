@@ -26,14 +26,14 @@ LIMITS = JudgeLimits(dict.fromkeys(WORKERS, CONFIG.lease_seconds), SETTLED, call
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence the log, since faults are expected."""
+    """Silence the log, because faults are expected."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 def told(whose: CallableKind, what: Deviation, seconds: float = 25.0) -> RunHistory:
-    """Run two workers with four shards, one of which has a faulty function for a while, and return the history."""
+    """Run two workers with four shards. One worker has a faulty function for a while. Return the history."""
     members = tuple(Member(worker, CONFIG) for worker in WORKERS)
     owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
     faults = (CallableFault(WORKERS[0], whose, what, 20.0, seconds),)
@@ -51,7 +51,7 @@ def test_both_laws_hold_whatever_a_callable_does(whose: CallableKind, what: Devi
 def poisoned(*more: CallableFault) -> RunHistory:
     """Run a fleet whose handlers fail on poisonous records for a while, with additional faults.
 
-    At first the handlers hang, so that batches are long and hold poison between other records.
+    At first the handlers hang, so that later batches are long, with poisonous records between other ones.
     """
     members = tuple(Member(worker, CONFIG) for worker in WORKERS)
     owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
@@ -62,7 +62,7 @@ def poisoned(*more: CallableFault) -> RunHistory:
 
 
 def test_only_poisonous_records_become_dead_letters() -> None:
-    """Records next to a poisoned one are handled as usual, and no poisoned record is skipped."""
+    """Records next to a poisonous one are handled as usual, and no poisonous record is skipped."""
     history = poisoned()
     assert judge_history(history, LIMITS) == ()
     dead_lettered = {(event.shard, event.place) for event in history.select_events("dead-lettered")}

@@ -30,7 +30,7 @@ def digests(hash_seed: str) -> list[str]:
 
 
 def test_same_seed_gives_the_same_history_in_every_process() -> None:
-    """A failure that was found under a seed can be replayed."""
+    """A failure that was found with a seed can be replayed."""
     here = [compute_digest_of_seed(seed) for seed in SEEDS]
     assert digests("1") == here
 
@@ -53,8 +53,8 @@ def test_run_restores_the_garbage_collector(collects: bool) -> None:
 
 
 def test_run_leaves_no_objects_behind() -> None:
-    """The memory and the time of a run stay constant over many runs."""
-    # Faults are logged, and pytest's captured log keeps references to the objects involved.
+    """The memory and the time that a run takes stay constant over many runs."""
+    # The fleet has no faults, because faults are logged, and pytest's captured log keeps references to objects.
     calm = evolve(SMALL, calm=0.0)
 
     def objects() -> int:
@@ -62,7 +62,7 @@ def test_run_leaves_no_objects_behind() -> None:
         gc.collect()
         return len(gc.get_objects())
 
-    # The first two runs create what is cached permanently.
+    # The first two runs create objects that are cached permanently.
     before = [objects() for _ in range(3)][-1]
     # Other threads of the test process create a few objects meanwhile.
     assert sum(objects() - before for _ in range(3)) < 300

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", sorted(build_session_models()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
-    """In every order of requests, no record is skipped, no confirmed write is undone, and no shard has two readers."""
+    """In any order of requests, no record is skipped, no confirmed write is undone, and no shard has two readers."""
     explored = build_session_models()[name].explore(4_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
     assert explored.states >= 4_000 or explored.complete
@@ -33,7 +33,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
-    """Write the lease's row first, then end the old owner's session."""
+    """Write the lease's row before the old owner's session is ended."""
     put, stop = SessionStore._put_row, SessionStore._stop_owner
     waiting: dict[int, tuple[JoinedLease, str]] = {}
 
@@ -64,7 +64,7 @@ def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
 
 
 def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
-    """Freeze by writing an older epoch over a later entry."""
+    """Freeze a lease by writing an older epoch over a later entry."""
 
     def stop(self: SessionStore, joint: JoinedLease, how: str) -> bool:
         session, key = joint.session, joint.row.lease.key
@@ -103,7 +103,7 @@ def dropping_a_frozen_entry(patched: pytest.MonkeyPatch) -> None:
 
 
 def stopping_whatever_version_is_there(patched: pytest.MonkeyPatch) -> None:
-    """End the session whatever its version is by then."""
+    """End a session whatever its version is at that time."""
     real = SessionStore._stop_owner
 
     def stop(self: SessionStore, joint: JoinedLease, how: str) -> bool:
@@ -120,7 +120,7 @@ def stopping_whatever_version_is_there(patched: pytest.MonkeyPatch) -> None:
 
 
 def counting_a_reading_as_a_renewal(patched: pytest.MonkeyPatch) -> None:
-    """Answer a rejected write as Done because the row still names its writer."""
+    """Report a rejected write as Done because the row still names its writer."""
     real = Page._write_entries
 
     def write(self: Page, tickets: list[Ticket]) -> bool:
@@ -133,7 +133,7 @@ def counting_a_reading_as_a_renewal(patched: pytest.MonkeyPatch) -> None:
 
 
 def beginning_because_the_row_names_me(patched: pytest.MonkeyPatch) -> None:
-    """Begin to read before any write of the next owner shows the giver that it has accepted."""
+    """Begin to read before any write of the next owner shows the former owner that the lease was accepted."""
 
     def accept(self: SessionStore, joint: JoinedLease, *_: Any) -> Outcome:  # noqa: ANN401  whatever it is given
         self._cache_row(joint.row)
@@ -157,7 +157,7 @@ def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
 
 
 def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
-    """Replace a lease's row whatever its version, if its owner is the one that was read."""
+    """Replace a lease's row whatever its version is, if its owner is still the one that was read."""
     contents: dict[str, str] = {}
     real, really = sessions.compute_version, sessions.apply_request
 
@@ -179,7 +179,7 @@ def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
 
 
 def positions_without_their_epoch(patched: pytest.MonkeyPatch) -> None:
-    """Trust an entry of any epoch."""
+    """Trust a session's entry whatever its epoch is."""
 
     def entry(self: Session, row: LeaseRow) -> SessionEntry | None:
         found = self.entries.get(row.lease.key)
@@ -229,7 +229,7 @@ def removing_what_a_row_names(patched: pytest.MonkeyPatch) -> None:
 
 
 def group_writes_that_may_create_their_row(patched: pytest.MonkeyPatch) -> None:
-    """Let the next write of its owner recreate a session that was removed."""
+    """Let the next write of an owner recreate a session that was removed."""
 
     def put_if_match(self: CheckedCells, name: str, fields: Any, version: str) -> str | None:  # noqa: ANN401
         written = real(self, name, fields, version)
@@ -258,7 +258,7 @@ EARLY = (
 
 
 def setting(moves: tuple[int, ...], initial_actions: Any, verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
-    """Return a setting as small as this order allows."""
+    """Return a setting that is as small as the order of events allows."""
     return SessionModel(moves, leases, faults, frozenset(verbs.split()), initial_actions)
 
 
@@ -301,7 +301,7 @@ def test_checker_finds_nothing_without_a_planted_fault(plant: Plant) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checker finds an order of requests for each planted fault that breaks a law."""
+    """The checker finds an order of requests in which the planted fault breaks a law."""
     plant(monkeypatch)
     found = PLANTS[plant]().explore(FOUND_WITHIN).findings
     assert found, plant.__doc__

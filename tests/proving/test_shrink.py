@@ -1,4 +1,4 @@
-"""A failing scenario is simplified as long as it still fails."""
+"""A failing scenario is simplified for as long as it still fails."""
 
 from leasehold_lab.simulator.chaos import trial
 from leasehold_lab.simulator.run import FAULTS, describe_scenario, shrink_scenario

@@ -1,4 +1,4 @@
-"""`leasehold simulate` for one seed, and for many seeds on this machine and on Spark."""
+"""`leasehold simulate` works for one seed, and for many seeds on this machine and on Spark."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ AT_LEAST = {
 
 
 def answered(*arguments: str) -> Any:  # noqa: ANN401  JSON
-    """Run the command in a separate process, because a sweep forks it, and return its JSON."""
+    """Run the command in a separate process, because a sweep forks its process. Return the JSON that it prints."""
     command = [sys.executable, "-m", "leasehold.adapters.cli.main", "simulate", *arguments, "--json"]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -49,7 +49,7 @@ def test_scale_out_takes_the_least_moves() -> None:
 
 @pytest.mark.more
 def test_workers_that_know_the_table_read_few_rows() -> None:
-    """Workers with `--known` read few rows before the event, so large fleets can be simulated."""
+    """With `--known`, workers read few rows before the event, so large fleets can be simulated."""
     crash = ("--leases", "80", "--workers", "8", "--event", "crash", "--pace", "own", "--cycles", "2")
     told, known = answered(*crash), answered(*crash, "--known")
     assert (known["claims"], known["spread"]) == (told["claims"], told["spread"]) == (10, 1)
@@ -68,7 +68,7 @@ def test_simulation_restores_the_log_level() -> None:
 
 @pytest.mark.slow
 def test_sweep_gives_the_same_results_as_single_seeds() -> None:
-    """Each result of a sweep belongs to its seed, and is that of a single simulation."""
+    """Each result of a sweep belongs to its seed, and equals the result of a single simulation."""
     swept = answered(*SMALL, "--seed", "7", "--sweep", "3", "--jobs", "2")["seeds"]
     assert [told.pop("seed") for told in swept] == [7, 8, 9]
     assert swept == [alone(seed) for seed in (7, 8, 9)]

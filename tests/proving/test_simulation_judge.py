@@ -1,4 +1,4 @@
-"""The judge finds and names each breach that is planted into the history of a good run."""
+"""The judge finds and names each breach that is planted into the history of a run without breaches."""
 
 import functools
 import re
@@ -32,7 +32,7 @@ def good() -> RunHistory:
 
 
 def planted(*writes: WriteEvent, told: tuple[ReadingEvent, ...] = ()) -> RunHistory:
-    """Return the good history with this added."""
+    """Return the good history with these writes and events added."""
     history = good()
     return evolve(
         history,
@@ -42,7 +42,7 @@ def planted(*writes: WriteEvent, told: tuple[ReadingEvent, ...] = ()) -> RunHist
 
 
 def last(key: str, t: float, verbs: tuple[WriteVerb, ...] = ("renew", "checkpoint", "claim")) -> WriteEvent:
-    """Return the last write of a lease before this time."""
+    """Return the last write of this lease before the time `t`."""
     return [write for write in good().writes if write.key == key and write.t < t and write.verb in verbs][-1]
 
 
@@ -52,12 +52,12 @@ def other(write: WriteEvent) -> str:
 
 
 def wrote(before: Lease | None, after: Lease | None, t: float, who: str, verb: WriteVerb) -> WriteEvent:
-    """Return a write of a second process."""
+    """Return a write that a second process made."""
     return WriteEvent(t, t - 0.01, who, f"{who}#9", verb, after.key if after else "s-0", before, after, done=True)
 
 
 def taken(verb: WriteVerb, t: float, epoch: int = 1) -> WriteEvent:
-    """Let the other worker take a lease."""
+    """Return the write by which the other worker takes lease s-0 at the time `t`."""
     held = last("s-0", t)
     row = held.after
     assert row is not None
@@ -76,7 +76,7 @@ def counter() -> RunHistory:
 
 
 def checkpoint_went_back() -> RunHistory:
-    """Write a checkpoint below the one before."""
+    """Write a checkpoint before the previous one."""
     row = last("s-0", 50.0).after
     assert row is not None
     return planted(wrote(row, evolve(row, checkpoint=Position("100")), 50.0, row.owner or "", "checkpoint"))
@@ -100,7 +100,7 @@ def needless_move() -> RunHistory:
 
 
 def uneven() -> RunHistory:
-    """Add the same steal, and nothing after it."""
+    """Add a successful steal, and nothing after it."""
     return planted(taken("steal", good().end))
 
 
@@ -111,13 +111,13 @@ def lost() -> RunHistory:
 
 
 def never_read() -> RunHistory:
-    """Add records that are never handled at the end."""
+    """Leave out all events after 55 s, so that the last records are never handled."""
     history = good()
     return evolve(history, events=[event for event in history.events if event.t < 55.0])
 
 
 def out_of_order() -> RunHistory:
-    """Read a child before its parent was read to the end."""
+    """Make s-1 a child of s-0, so that the child was read before its parent was read to the end."""
     return evolve(good(), parents={**good().parents, "s-1": ("s-0",)})
 
 
@@ -153,12 +153,12 @@ def token() -> RunHistory:
 
 
 def begun(taking: WriteEvent) -> tuple[ReadingEvent, ...]:
-    """Let the new owner begin to read, a moment after it wrote."""
+    """Return the event by which the new owner begins to read, a moment after it wrote."""
     return (ReadingEvent(taking.t + 0.05, taking.process, "initialize", taking.key),)
 
 
 def record(taking: WriteEvent, number: int) -> ReadingEvent:
-    """Let it handle this record."""
+    """Return the event by which the new owner handles this record."""
     return ReadingEvent(taking.t + 0.1, taking.process, "record", taking.key, (number, 0), taking.key, str(number))
 
 
@@ -193,7 +193,7 @@ def unforeseen() -> RunHistory:
 
 
 def checkpoint_of_another() -> RunHistory:
-    """Confirm a checkpoint after another worker took the lease, recorded only by the processes."""
+    """Confirm a checkpoint after another worker has taken the lease. Only the processes record the writes."""
     row = last("s-0", 50.0)
     new_owner, owner = f"{other(row)}#9", row.process
     answers = [
@@ -244,17 +244,17 @@ def test_good_run_has_no_breach() -> None:
 
 @pytest.mark.parametrize(("history", "what"), PLANTED.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_planted_breach_is_named(history: Callable[[], RunHistory], what: BreachKind) -> None:
-    """The judge names each planted breach, with its time and its lease or worker."""
+    """The judge names each planted breach, with the time and the lease or the worker."""
     named = [breach for breach in judge_history(history(), LIMITS) if breach.what == what]
     assert named
-    for breach in named:  # the breach, its time, and its lease or worker
+    for breach in named:  # The text contains the breach, its time, and its lease or worker.
         assert str(breach).startswith(f"{what} at {breach.t:.3f} s: ")
         assert re.search(r"\b(s-\d|a-00\d)", breach.why)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_each_law_is_broken_only_by_planted_faults(law: Callable[[JudgedRun], Iterable[Breach]]) -> None:
-    """Every law is part of the verdict, and finds its breach."""
+    """Every law is part of the verdict, and finds at least one of the planted breaches."""
     assert list(law(JudgedRun(good(), LIMITS))) == []
     assert any(list(law(JudgedRun(history(), LIMITS))) for history in PLANTED)
 

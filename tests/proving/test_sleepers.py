@@ -1,6 +1,7 @@
-"""A worker is paused during every kind of event that can happen to its leases.
+"""A worker that is paused during any kind of event that can happen to its leases breaks no law.
 
-Records that were checkpointed meanwhile are not handled again, and all other records that still exist are handled.
+Records that were checkpointed during the pause are not handled again, and all other records that still exist are
+handled.
 """
 
 from collections.abc import Iterator
@@ -49,21 +50,21 @@ MOMENTS = [10.0 + 0.75 * step for step in range(8)]
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence the log, since faults are expected."""
+    """Silence the log, because faults are expected."""
     with suppress_logs():
         yield
 
 
 def slept(scenario: Scenario, events: tuple[Reshape, ...], at: float) -> SimulatedHistory:
-    """Return the history of a fleet in which the worker under test (the hero) is paused at this time."""
+    """Return the history of a fleet in which the worker under test (the hero) is paused at the time `at`."""
     members = (Member(HERO, CONFIG, naps=(Nap(at, SLEEP_SECONDS),)), Member(PEER, CONFIG))
     return run(evolve(scenario, members=members, reshapes=events))
 
 
 def repeated(history: SimulatedHistory, reset_at: float) -> list[str]:
-    """Describe the records that were handled although a later checkpoint was stored before.
+    """Describe the records that were handled although a checkpoint at or after them had been stored before.
 
-    A reset voids the checkpoints of open shards.
+    A reset makes the checkpoints of open shards void.
     """
     steps = [
         (write.t, write.key, write.after.checkpoint.order)
@@ -103,7 +104,7 @@ def unhandled(history: SimulatedHistory) -> list[str]:
 
 
 def breaches(layout: str, event: str, at: float) -> dict[str, list[str]]:
-    """Return the breaches in one scenario."""
+    """Return the breaches in one scenario, by a description of the scenario and the kind of breach."""
     resets = [each.at for each in EVENTS[event] if each.what == "reset"]
     history = slept(LAYOUTS[layout], EVENTS[event], at)
     found = {
@@ -116,7 +117,7 @@ def breaches(layout: str, event: str, at: float) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_worker_after_a_pause_repeats_no_records(event: str) -> None:
-    """After a pause, a worker trusts the table, repeats no checkpointed record, and keeps no shard from others."""
+    """After a pause, a worker trusts the table, repeats no checkpointed record, and leaves others their shards."""
     assert breaches("rows", event, 12.0) == {}
 
 

@@ -1,4 +1,4 @@
-"""Simulated starts of whole fleets, deaths in fleets whose workers all list the table or run KCL, and write traffic."""
+"""Fleets keep their limits when they start, and after deaths, also next to KCL workers, and save writes."""
 
 import pytest
 from attrs import evolve
@@ -13,7 +13,7 @@ CRASH = SimulationQuestion(40, (8,), kind="crash", cycles=4.0)
 
 
 def test_few_workers_claim_the_same_lease_at_the_start() -> None:
-    """C15: Of many workers that start at the same time, few claim the same lease."""
+    """C15: If many workers start at the same time, few of them claim the same lease."""
     assert simulate_question(SimulationQuestion(100, (40,), start="together", cycles=2.0)).failed_writes <= 1
 
 
@@ -22,7 +22,7 @@ def test_few_workers_claim_the_same_lease_at_the_start() -> None:
 def test_leases_are_owned_within_an_expiry_and_a_cycle_after_a_death(seed: int, *, dated: bool) -> None:
     """C16: A worker that finds a late owner reads the table again when the owner's leases may have expired.
 
-    With dated rows, one read of the table is enough to find them.
+    With dated rows, one read of the table is enough to find the expired leases.
     """
     told = simulate_question(evolve(CRASH, seed=seed, dated=dated))
     assert told.unowned_lease_cycles_max <= 1.62
@@ -33,12 +33,12 @@ BESIDE_KCL = SimulationQuestion(60, (12,), kind="crash", pace="own", peer="kcl",
 
 
 def test_death_beside_kcl_takes_no_longer() -> None:
-    """M15: In a fleet with KCL workers, leases are read again after a death as soon as without them."""
+    """M15: In a fleet with KCL workers, leases are owned again after a death as soon as in a fleet without them."""
     assert simulate_question(BESIDE_KCL).unowned_lease_cycles_max * 20.05 <= 18.0
 
 
 def test_simulated_kcl_worker_does_not_sign_its_leases() -> None:
-    """A simulated worker of another library writes none of our attributes, so it is never the lookout."""
+    """A simulated worker of another library writes none of our attributes, so it never becomes the lookout."""
     history = run(build_fleet(BESIDE_KCL).scenario)
     rows = {row.key: row for row in history.first} | {write.key: write.after for write in history.writes if write.after}
     members = build_fleet(BESIDE_KCL).scenario.members

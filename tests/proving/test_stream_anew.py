@@ -1,4 +1,4 @@
-"""A stream is deleted and recreated with the same name during a run with other random faults."""
+"""If a stream is deleted and recreated under the same name among other faults, no record of the new one is skipped."""
 
 import random
 
@@ -14,13 +14,16 @@ from leasehold_lab.simulator.scenario import Member, Reshape, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 FURTHER = 2_000_000
-"""The sequence numbers of the recreated stream are larger than this."""
+"""All sequence numbers of the recreated stream are at least this number."""
 
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 UNTOLD = (1180, 1556, 1848)
-"""Owners whose rows are in blobs read the second stream until their next listing of shards, five minutes later."""
+"""Seeds in which the owners' rows are blobs.
+
+Such owners read the second stream until their next listing of shards, five minutes later.
+"""
 BEGUN_UNHELD = (1564, 2655)
-"""All rows are deleted while the new stream's leases are free, so a worker that joins starts them at LATEST."""
+"""Seeds in which all rows are deleted while the new stream's leases are free, so a joining worker starts at LATEST."""
 SEEDS = [
     0,
     2,
@@ -31,14 +34,14 @@ SEEDS = [
 
 
 def _scenario(seed: int) -> Scenario:
-    """Return the scenario of this seed, in which the stream is recreated after a reshard, and perhaps split again."""
+    """Return the scenario of this seed. The stream is recreated after a reshard, and perhaps resharded again."""
     scenario, draw = trial(seed, Minimal()).scenario, random.Random(f"anew {seed}")  # noqa: S311  a seed is the point
     at = draw.uniform(30.0, FAULTS_END - 30.0)
     before = tuple(each for each in scenario.reshapes if each.at < at)
     early = before or (Reshape(draw.uniform(5.0, 20.0), draw.choice(("double", "split"))),)
     again = (Reshape(at + draw.uniform(0.5, 25.0), draw.choice(("double", "split", "merge"))),) * draw.randrange(2)
-    seconds = scenario.seconds + 2 * SETTLE_SECONDS  # each lease of the old stream is released and taken again
-    stays = Member("z", scenario.members[0].config)  # at least one worker must be there at the end
+    seconds = scenario.seconds + 2 * SETTLE_SECONDS  # Each lease of the old stream must be released and taken again.
+    stays = Member("z", scenario.members[0].config)  # At least one worker must be there at the end.
     scenario = evolve(scenario, members=(*scenario.members, stays))
     return evolve(scenario, reshapes=(*early, Reshape(at, "anew"), *again), callable_faults=(), seconds=seconds)
 
@@ -65,11 +68,13 @@ def test_every_record_of_the_second_stream_is_handed_over_in_order(seed: int) ->
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=SLOW) for seed in UNTOLD)])
 def test_no_record_of_the_second_stream_is_handed_over_unasked(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A worker never continues at positions of the old stream, which would skip records of the new one.
+    """A worker never continues at positions of the old stream, because it would then skip records of the new one.
 
-    A worker that has not listed the shards since may take a lease that another one released, until it learns of the
-    new stream. If rows are deleted while no worker holds them, this counts as a request to start again: the next
-    worker begins as a new group.
+    Until a worker lists the shards again, it does not know the new stream, and may take a lease that another worker
+    released.
+    If rows are deleted while no worker holds their leases, this counts as a request to start again: the next worker
+    begins
+    as a new group does.
     """
     scenario = evolve(_scenario(seed), emptyings=())
     history = run(scenario)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", sorted(build_swap_models()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
-    """In every order of requests of a swap, no record is skipped, no write undone, and no shard has two readers."""
+    """In any order of requests of a swap, no record is skipped, no write is undone, and no shard has two readers."""
     explored = build_swap_models()[name].explore(3_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
     assert explored.states >= 3_000 or explored.complete
@@ -36,7 +36,7 @@ def a_copy_that_speaks(patched: pytest.MonkeyPatch) -> None:
 
 
 def claiming_by_the_copys_checkpoint(patched: pytest.MonkeyPatch) -> None:
-    """Claim with the copy's checkpoint, which is where the lease began (W3)."""
+    """Claim with the checkpoint of the copy, which is the position at which the lease began (W3)."""
     real = swap._copy_without_owner
     patched.setattr(swap, "_copy_without_owner", lambda row: evolve(real(row), checkpoint=TRIM_HORIZON))
 
@@ -52,7 +52,7 @@ def claiming_by_the_checkpoint_of_an_earlier_turn(patched: pytest.MonkeyPatch) -
 
 
 def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
-    """Claim the lease in TO while FROM's row still satisfies writes of its owner and of other workers (W2)."""
+    """Claim the lease in TO while writes of its owner and of other workers to FROM's row still succeed (W2)."""
 
     def moved(self: SwapStore, side: int, held: Lease, me: str) -> Outcome:
         arrived = self._copy_and_claim(RowPair((None, None)).put(side, held), me)
@@ -63,7 +63,7 @@ def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
 
 
 def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
-    """Write the mark on the row as it is by then, and not as it was held (W2)."""
+    """Write the mark on the row as it is at that time, not as it was when the lease was held (W2)."""
     real = CheckedTable.write
 
     def write(self: CheckedTable, asked: Write) -> Outcome:
@@ -76,7 +76,7 @@ def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
 
 
 def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
-    """Let the worker that marked the row claim it in TO, even if another has claimed it there meanwhile (W4)."""
+    """Let the worker that marked the row claim the lease in TO, even if another has claimed it there meanwhile (W4)."""
 
     def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Annotations = ()) -> Lease | None:
         goal = 1 - pair.side
@@ -95,7 +95,7 @@ def reading_one_row(patched: pytest.MonkeyPatch) -> None:
 
 
 def believing_two_moments(patched: pytest.MonkeyPatch) -> None:
-    """Combine FROM's row while it was a copy with TO's row when it is one (W5)."""
+    """Combine a row of FROM from the time when it was a copy with a row of TO from the time when that is one (W5)."""
 
     def mended(_self: SwapStore, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         return dict(pairs)
@@ -104,7 +104,7 @@ def believing_two_moments(patched: pytest.MonkeyPatch) -> None:
 
 
 def freeing_what_is_left_before_it_is_a_copy(patched: pytest.MonkeyPatch) -> None:
-    """Free the row of an earlier period before it is a copy. A worker that read the other row before trusts it."""
+    """Free the row of an earlier period before the row is a copy. A worker that read the other row before trusts it."""
     patched.setattr(swap, "is_unclaimed_copy", lambda _row: False)
 
     def side(self: RowPair) -> int:
@@ -127,7 +127,7 @@ CARRIED = (*FREE, (0, "look", "", 1), (1, "carry", "s0"), (1, "look", ""), (1, "
 
 
 def setting(moves: tuple[int, ...], initial_actions: Any, verbs: str, **faults: int) -> SwapModel:  # noqa: ANN401
-    """Return a setting as small as this order allows."""
+    """Return a setting that is as small as the order of events allows."""
     return build_swap_model(moves, initial_actions, *verbs.split(), faults=faults)
 
 
@@ -154,7 +154,7 @@ def test_checker_finds_nothing_without_a_planted_fault(plant: Plant) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checker finds an order of requests for each planted fault that breaks a law."""
+    """The checker finds an order of requests in which the planted fault breaks a law."""
     plant(monkeypatch)
     found = PLANTS[plant]().explore(FOUND_WITHIN).findings
     assert found, plant.__doc__

@@ -1,4 +1,4 @@
-"""A fleet whose lease table is repeatedly swapped to another store and back while workers are killed."""
+"""A fleet keeps its laws while its lease table is repeatedly swapped with another store and workers are killed."""
 
 import math
 import random
@@ -17,15 +17,15 @@ from leasehold_lab.simulator.world.world import SimulatedHistory
 
 WORKERS, LEASES, LEASE_SECONDS = ("ann", "bob", "cid", "dan"), 8, 10.0
 TURN_SECONDS = 900.0
-"""The time between two swaps, and the mean lifetime of a worker."""
+"""The time between two swaps in seconds, and the mean lifetime of a worker."""
 ENDINGS: tuple[MemberEnding, ...] = ("crash", "crash", "leave")
 FAULTS = Network(lost=0.001, unanswered=0.002, late=0.001)
 
 
 def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN_SECONDS) -> Scenario:
-    """Return a scenario of four workers that die or leave in every turn and return, while leases move there and back.
+    """Return a scenario of four workers that die or leave in every turn and return, while leases are swapped and back.
 
-    If `sessions`, the second table has the layout `sessions`.
+    If `sessions` is True, the second table has the layout `sessions`.
     """
     draw, seconds, peace = random.Random(seed), turns * turn_seconds, turn_seconds / 3  # noqa: S311  a seed is the point
     members = []
@@ -53,7 +53,7 @@ def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN
 
 
 def breaches(history: SimulatedHistory) -> tuple[Breach, ...]:
-    """Return the breaches that the judge finds."""
+    """Return the breaches that the judge finds in the history."""
     return judge_history(history, JudgeLimits(lease_seconds=dict.fromkeys(WORKERS, LEASE_SECONDS)))
 
 
@@ -85,7 +85,7 @@ def test_swap_and_back_twelve_times(*, sessions: bool) -> None:
 @pytest.mark.more
 @pytest.mark.slow
 def test_swap_that_skips_a_record_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The judge reports a planted fault that skips a record in a swap."""
+    """The judge reports a lost record if a planted fault skips a record in a swap."""
     copy = swap._copy_without_owner  # noqa: SLF001  the step that is broken
 
     def ahead(row: Lease) -> Lease:

@@ -1,4 +1,4 @@
-"""Tests of the scheduler of virtual time."""
+"""Tests the scheduler of virtual time."""
 
 import math
 
@@ -6,7 +6,7 @@ from leasehold_lab.simulator.world.tasks import TaskScheduler
 
 
 def test_task_that_waits_forever_ends_with_the_run() -> None:
-    """A task that is still waiting at the end of a run is ended, so it keeps no memory."""
+    """A task that is still waiting at the end of a run is ended, so that it keeps no memory."""
     ended: list[str] = []
     tasks = TaskScheduler()
 

@@ -1,4 +1,4 @@
-"""One account that enforces rights, for the tests of this folder."""
+"""A fixture with an account that enforces permissions, for the tests in this folder."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,6 @@ from standins.iam import Account, account
 
 @pytest.fixture(scope="session")
 def aws() -> Iterator[Account]:
-    """Return streams and tables that check rights."""
+    """Yield an account whose streams and tables check permissions."""
     with account() as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""The files under docs/rights, with their placeholders filled in."""
+"""Reads the policies under docs/rights, and fills in their placeholders."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "rights"
 
 
 def policy(name: str, *, without: str = "", **places: str) -> Document:
-    """Return this file's policy for these resources (STREAM, TABLE, CONSUMER), optionally without one action."""
+    """Return the policy in this file for these resources (STREAM, TABLE, CONSUMER), optionally without one action."""
     text = (FOLDER / f"aws-{name}.json").read_text()
     for placeholder, value in {"REGION": REGION, "ACCOUNT": ACCOUNT, **places}.items():
         text = text.replace(placeholder, value)
@@ -22,7 +22,7 @@ def policy(name: str, *, without: str = "", **places: str) -> Document:
 
 
 def actions(*names: str) -> list[str]:
-    """Return every action of these files."""
+    """Return all actions that these files allow."""
     files = [json.loads((FOLDER / f"aws-{name}.json").read_text()) for name in names]
     return [action for file in files for statement in file["Statement"] for action in _listed(statement["Action"])]
 

@@ -1,4 +1,4 @@
-"""Dead letters and producers write as the given role or session, where rights are enforced."""
+"""Tests that dead letters and producers write with the given role or session. The service enforces permissions."""
 
 from collections.abc import Callable
 from itertools import count
@@ -37,14 +37,14 @@ def _dead_letter(url: str, **more: Any) -> None:  # noqa: ANN401  likewise
 
 @pytest.fixture
 def stream(aws: Account, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return another account's stream, into which the environment's credentials may not write."""
+    """Return a stream into which the environment's credentials may not write, like a stream of another account."""
     name = f"roles-{next(_numbers)}"
     aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)
     key, secret = aws.user(allowed("sts:AssumeRole"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.service.url)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which caches another session
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # boto3 caches a session with other credentials
     return name
 
 
@@ -79,4 +79,4 @@ def test_a_dead_letter_is_stored_with_the_role_or_session(aws: Account, stream: 
     assert aws.client("s3").list_objects_v2(Bucket=stream)["KeyCount"] == 1
     with pytest.raises(DeadLetterError):
         _dead_letter(url)
-    _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the same dead letter is already stored
+    _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the dead letter is already stored

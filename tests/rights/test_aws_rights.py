@@ -1,4 +1,4 @@
-"""The policies under docs/rights are sufficient for their purpose, and grant no right that is not needed."""
+"""Tests that the policies under docs/rights suffice for their purpose, and grant no unnecessary permission."""
 
 from collections.abc import Callable
 from itertools import count
@@ -37,7 +37,7 @@ _numbers = count()
 
 
 def _mostly_later(rights: list[str], *now: str) -> list[Any]:
-    """Return each right as a parameter. Those not in `now` take a second or two each, and wait for `make test-more`."""
+    """Return each permission as a parameter. Those that are not in `now` are tested only by `make test-more`."""
     return [pytest.param(right, marks=() if right in now else pytest.mark.more) for right in rights]
 
 
@@ -52,7 +52,7 @@ class Place:
 
     @property
     def stream(self) -> str:
-        """The stream's URL. JSON is used from the start, since moto rejects CBOR."""
+        """The URL of the stream. It requests JSON, because moto rejects CBOR."""
         return f"kinesis://{self.name}?region={REGION}&endpoint={self.aws.service.url}&wire=json"
 
     @property
@@ -60,20 +60,20 @@ class Place:
         return f"dynamodb://{self.name}?region={REGION}&endpoint={self.aws.service.url}"
 
     def policy(self, name: str, without: str = "") -> Document:
-        """Return this file's policy for these resources."""
+        """Return the policy in this file for the stream and the table."""
         return policy(name, without=without, STREAM=self.name, TABLE=self.name, CONSUMER=self.name)
 
     def become(self, *policies: Document) -> None:
-        """Give this process these rights and no others from now on."""
+        """From now on, use credentials that have only the permissions of these policies."""
         self.sign_in(*self.aws.user(*policies))
 
     def sign_in(self, key: str, secret: str) -> None:
         self.monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
         self.monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-        self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which caches another session
+        self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # boto3 caches a session with other credentials
 
     def asked(self) -> dict[str, bool]:
-        """Return the rights requested on these resources so far, and whether each was granted every time."""
+        """Return the permissions that were requested on these resources so far, and whether each was always granted."""
         grants: dict[str, bool] = {}
         for action, resource, granted in self.aws.asked()[self.earlier :]:
             if self.name in resource.split("/"):
@@ -83,13 +83,13 @@ class Place:
 
 @pytest.fixture
 def place(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Create a stream, and a table with one lease that has a parent, with all rights."""
+    """Create a stream, and a table with one lease that has a parent. The environment's credentials may do anything."""
     return _made(aws, f"orders-{next(_numbers)}", monkeypatch)
 
 
 @pytest.fixture
 def lasting(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Return used resources, for tests that need no new ones."""
+    """Return resources that several tests share, because these tests need no new ones."""
     if "lasting" in aws.client("kinesis").list_streams(Limit=1000)["StreamNames"]:
         return Place(aws, "lasting", monkeypatch, earlier=len(aws.asked()))
     return _made(aws, "lasting", monkeypatch)
@@ -109,7 +109,7 @@ def _made(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], object]) -> str:
-    """Run a real worker until `enough` is read or printed; return everything that went wrong."""
+    """Run a real worker until `enough` returns true, and return all errors."""
     read: list[bytes] = []
     errors: list[str] = []
     try:
@@ -145,7 +145,7 @@ def test_a_consumer_needs_only_the_rights_of_its_file(place: Place, caplog: pyte
 
 @pytest.mark.parametrize("right", _mostly_later(actions("consumer"), "dynamodb:UpdateItem", "kinesis:GetRecords"))
 def test_a_consumer_reports_each_missing_right(place: Place, right: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Each right of the file is needed, and the error names the one that is missing."""
+    """Each permission in the file is needed, and the error names the missing one."""
     place.become(place.policy("consumer", without=right))
     errors = consumed(place, place.stream, lambda read, _: right in caplog.text or len(read) == 9)
     assert right in errors + caplog.text
@@ -153,7 +153,7 @@ def test_a_consumer_reports_each_missing_right(place: Place, right: str, caplog:
 
 
 def test_the_table_is_created_only_with_the_right_to_create_it(place: Place) -> None:
-    """If the table comes from Terraform, the worker does not need the right to create it."""
+    """A worker needs the permission to create the table only if the table does not exist yet."""
     place.aws.client("dynamodb").delete_table(TableName=place.name)
     place.become(place.policy("consumer"))
     with pytest.raises(
@@ -179,7 +179,7 @@ def test_the_rights_cover_only_one_stream_and_one_table(
 
 
 def test_a_fan_out_consumer_needs_only_the_rights_of_its_file(place: Place) -> None:
-    """The test shows only that the request is granted, because moto has no subscriptions."""
+    """The test shows only that the request is permitted, because moto does not implement subscriptions."""
     place.become(place.policy("fan-out-consumer"))
     consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: "kinesis:SubscribeToShard" in place.asked())
     rights = place.asked()
@@ -210,7 +210,7 @@ def test_a_producer_reports_each_missing_right(lasting: Place, right: str, tmp_p
 @pytest.mark.parametrize("right", _mostly_later(["", *actions("read-only")], ""))
 @pytest.mark.parametrize("tool", ["leases", "explain", "serve"])
 def test_reading_tools_report_each_missing_right(lasting: Place, tool: str, right: str) -> None:
-    """Tools that only read need no right to write."""
+    """Tools that only read need no permission to write."""
     lasting.become(lasting.policy("read-only", without=right))
     status, output = _looked(tool, lasting.table)
     assert (status, right in output) == (1 if right else 0, True)
@@ -230,7 +230,7 @@ def _looked(tool: str, table: str) -> tuple[int, str]:
 
 
 def _served(table: str) -> tuple[int, str]:
-    """Do what `serve` does for each look at a table."""
+    """Read a table as `serve` does."""
     record = FleetRecord(None)
     try:
         watcher = TableWatcher("orders", open_for_reading(table), Config(), record, every=1.0)

@@ -1,4 +1,4 @@
-"""The files and pages of docs/rights agree with the rights that the code uses."""
+"""Tests that the files and pages of docs/rights agree with the permissions that the code uses."""
 
 import json
 import re
@@ -36,7 +36,7 @@ ROLES = {
     "Storage Blob Data Reader": "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1",
     "Azure Event Hubs Data Receiver": "a638d3c7-ab3a-418d-83e6-5f17a39d4fde",
 }
-"""The built-in roles, with the ids that are the same in every tenant."""
+"""The built-in roles of Azure, with their ids, which are the same in every tenant."""
 
 
 def test_the_error_for_a_missing_right_lists_the_rights_of_the_files() -> None:
@@ -64,7 +64,7 @@ def test_a_table_stream_reader_uses_exactly_the_rights_of_its_file(monkeypatch: 
 
 
 def test_a_fan_out_consumer_has_all_rights_of_a_polling_one() -> None:
-    """If a stream has no room for the consumer, its shards are polled."""
+    """A fan-out consumer polls the shards if the stream has no room for another consumer."""
     assert set(actions("consumer")) < set(actions("fan-out-consumer"))
 
 
@@ -94,10 +94,10 @@ def test_the_azure_roles_are_those_in_the_errors() -> None:
 
 @pytest.mark.services
 def test_a_worker_uses_the_table_of_the_terraform_file(moto_url: str) -> None:
-    """A key with another name would be noticed only by the first worker.
+    """If the file's key had another name, only the first worker would notice it.
 
-    The test reads the file's syntax and its values. Whether the provider accepts them, only `terraform validate`
-    can show.
+    The test checks the syntax and the values of the file. Only `terraform validate` could show whether the provider
+    accepts them.
     """
     table = _block(hcl2.loads((FOLDER / "lease-table.tf").read_text()), "resource", "aws_dynamodb_table", "leases")
     (attribute,), (recovery,) = table["attribute"], table["point_in_time_recovery"]
@@ -118,7 +118,7 @@ def test_a_worker_uses_the_table_of_the_terraform_file(moto_url: str) -> None:
 
 
 def _block(document: dict[str, Any], *labels: str) -> Any:  # noqa: ANN401  whatever stands in the file
-    """Return the block of this kind with these labels, which the parser leaves in their quotes."""
+    """Return the block of this kind with these labels. The parser may keep the quotes around labels."""
     kind, *names = labels
     (inner,) = document[kind]
     for name in names:
@@ -137,7 +137,7 @@ def test_a_shared_table_worker_uses_exactly_the_rights_of_its_file(dynalite_url:
     client = boto3.client("dynamodb", endpoint_url=dynalite_url)
     with careless_line(dynalite_url) as line:
         url = f"dynamodb://rights-shared?prefix=a/&endpoint={line.url}"
-        open_store(url).close()  # creates it
+        open_store(url).close()  # creates the table
         line.requests.clear()
         store = open_store(url, create=False)
         create_owned_lease(store)
@@ -150,7 +150,7 @@ def test_a_shared_table_worker_uses_exactly_the_rights_of_its_file(dynalite_url:
 
 
 def test_postgresql_users_have_the_documented_rights(postgres_service: Service) -> None:
-    """A worker has all rights that it needs, and a reader cannot write."""
+    """A worker has all permissions that it needs, and a user who only reads cannot write."""
     with connect(build_conninfo(postgres_service), autocommit=True) as connection:
         connection.execute("CREATE DATABASE rights")
     place = f"postgres://127.0.0.1:{postgres_service.port}/rights"

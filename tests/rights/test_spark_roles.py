@@ -1,4 +1,4 @@
-"""A Spark query reads, keeps its leases and writes as the roles in its options, where rights are enforced."""
+"""Tests that a Spark query reads, holds leases and writes with the roles in its options."""
 
 from contextlib import closing
 from itertools import count
@@ -24,8 +24,8 @@ _numbers = count()
 
 @pytest.fixture
 def query_options(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return the options of a query whose environment may only assume roles, with one record to read."""
-    # A reader sets the signal handlers of its process, which Spark normally starts for it alone.
+    """Return the options of a query on a stream with one record. The default credentials may only assume roles."""
+    # A reader sets signal handlers, because Spark normally starts a process for it alone.
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.end_on_signal", lambda _stop: None)
     name = f"queries-{uuid4().hex[:8]}"
     aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)
@@ -34,7 +34,7 @@ def query_options(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.service.url)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which caches another session
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # boto3 caches a session with other credentials
     return {
         "kinesis.streamName": name,
         "kinesis.region": REGION,
@@ -44,7 +44,7 @@ def query_options(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
 
 
 def role(aws: Account, action: str) -> dict[str, str]:
-    """Create a role with these rights, and return the options for it without their prefix."""
+    """Create a role with these permissions, and return its options without their prefix."""
     return {
         "roleArn": aws.role(f"spark-{next(_numbers)}", allowed(action), external_id="x-17"),
         "externalId": "x-17",
@@ -52,12 +52,12 @@ def role(aws: Account, action: str) -> dict[str, str]:
 
 
 def beginning(whose: str, options: dict[str, str]) -> dict[str, str]:
-    """Return the options with the prefix of the stream, or of the lease table."""
+    """Return the options with this prefix, `kinesis` for the stream or `lease` for the table."""
     return {f"{whose}.{name}": value for name, value in options.items()}
 
 
 def test_the_stream_and_the_leases_can_have_different_roles(aws: Account, query_options: dict[str, str]) -> None:
-    """A stream of another account is not read with the table's rights, or the reverse."""
+    """The stream is read only with its own role, and the lease table is used only with the table's role."""
     more = {
         "kinesis.startingPosition": "TRIM_HORIZON",
         "kinesis.dynamodb.endpointUrl": aws.service.url,
@@ -86,7 +86,7 @@ def test_the_stream_and_the_leases_can_have_different_roles(aws: Account, query_
 
 
 def test_a_sink_and_a_batch_use_the_role(aws: Account, query_options: dict[str, str]) -> None:
-    """Executors do not depend on the credentials of their own machines."""
+    """A sink on an executor does not use the credentials of the executor's machine."""
     rows = pa.table({"data": [b"b"], "partitionKey": ["k"], "explicitHashKey": pa.nulls(1, pa.string())})
     tag = Tag("query", 0, 0, "part", "edition", 0)
     with pytest.raises(SourceError):

@@ -1,4 +1,4 @@
-"""A service's temporary rejections are distinguished from lasting ones."""
+"""Temporary rejections by a service are distinguished from lasting ones."""
 
 import pytest
 from azure.eventhub.exceptions import AuthenticationError, ConnectError
@@ -46,15 +46,15 @@ AGAIN = [("ProvisionedThroughputExceededException", 400), ("InternalFailure", 50
 def test_aws_rejection_is_lasting_only_if_a_retry_gets_it_again(
     code: str, status: int, kind: type[SourceError], service: AwsService
 ) -> None:
-    """A redirect is temporary, and a missing permission is lasting."""
+    """For example, a redirect is temporary, and a missing permission is lasting."""
     error = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     with pytest.raises(SourceError) as raised, translate_errors("orders", service):
-        raise ClientError(error, "GetRecords")  # type: ignore[arg-type]  # enough of a response
+        raise ClientError(error, "GetRecords")  # type: ignore[arg-type]  # The other fields are not needed.
     assert type(raised.value) is kind
 
 
 def _connect_error(condition: str) -> ConnectError:
-    """Return an error of the Event Hubs client with this condition as the service's reason."""
+    """Return an error of the Event Hubs client, with this condition as the reason that the service gave."""
     error = ConnectError("no")
     error.error = condition
     return error
@@ -72,5 +72,5 @@ def _connect_error(condition: str) -> ConnectError:
     ids=["token", "unauthorized", "not-found", "value", "busy"],
 )
 def test_rejected_event_hub_credentials_may_be_temporary(error: Exception, kind: type[SourceError]) -> None:
-    """If a role was just granted, or a token is about to be renewed, a request may be rejected once or twice."""
+    """After a role was granted, or while a token is being renewed, a request may be rejected once or twice."""
     assert type(translate_error(error, Access("ns.servicebus.windows.net", "hub", "$Default"))) is kind

@@ -1,4 +1,4 @@
-"""A Spark sink's records are dispatched once, in every order of attempts, crashes, reshards and restarts."""
+"""The records of a Spark sink are dispatched once, in any sequence of attempts, crashes, reshards and restarts."""
 
 from collections import Counter
 from functools import partial
@@ -33,7 +33,7 @@ PARTS_PER_BATCH, ROWS = 2, 6
 
 @define(eq=False)
 class Shard:
-    """A shard of the stream and its reader's state: records dispatched up to a position, and up to a checkpoint.
+    """A shard of the stream, and the state of its reader: what it has dispatched so far, and up to the checkpoint.
 
     first, last  the range of the shard's keys
     """
@@ -64,25 +64,25 @@ class Shard:
         return self.first * WIDTH, (self.last + 1) * WIDTH - 1
 
     def lease(self) -> Lease:
-        """Return the shard's lease as it is stored in the table."""
+        """Return the lease of the shard as the table stores it."""
         return Lease(self.name, checkpoint=self.checkpoint, hash_range=self.span)
 
 
 @define(eq=False)
 class Attempt:
-    """A task that writes the rows of a part in order, and sends rows again until they are acknowledged."""
+    """A Spark task that writes the rows of a part, in order, and sends each row again until it is acknowledged."""
 
     tags: list[Tag]
     keys: list[int]
     acked: set[int] = field(factory=set)
 
     def unit(self, shard: Shard, limit: int) -> list[int]:
-        """Return the next rows for a shard that this attempt believes to be open, in order, at most `limit`."""
+        """Return the next rows, at most `limit`, for a shard that this attempt believes to be open."""
         return [row for row in range(len(self.tags)) if row not in self.acked and shard.takes(self.keys[row])][:limit]
 
     @property
     def complete(self) -> bool:
-        """Whether all rows are written."""
+        """Whether all rows are written and acknowledged."""
         return len(self.acked) == len(self.tags)
 
 
@@ -92,15 +92,15 @@ def is_restored_run(runs: dict[int, Any], tag: Tag) -> bool:
 
 
 class SinksAndReaders(RuleBasedStateMachine):
-    """One query that writes, and the readers of its stream."""
+    """A query that writes to a stream, and the readers of the stream."""
 
     @initialize()
     def begins(self) -> None:
         """Start with two shards and the first batch."""
         self.shards, self.names = [Shard("s0", 0, 3), Shard("s1", 4, KEYS - 1)], count(2)
         self.run, self.batch, self.editions = 1, 0, count()
-        self.attempts: list[Attempt] = []  # of any batch, since some attempts outlive theirs
-        self.written: dict[tuple[int, str], set[str]] = {}  # the editions of each part
+        self.attempts: list[Attempt] = []  # of all batches, because some attempts outlive their batch
+        self.written: dict[tuple[int, str], set[str]] = {}  # the editions of each part of each batch
         self.whole: dict[tuple[int, str], Attempt] = {}
         self.late: list[list[tuple[Tag, int]]] = []
         self.duplicates_allowed = False
@@ -122,9 +122,9 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data(), most=st.integers(1, 4), outcome=st.sampled_from(["acked", "unknown", "late"]))
     def sends(self, draw: st.DataObject, most: int, outcome: str) -> None:
-        """Write a unit. It is acknowledged, or its response is lost, or it arrives after the next units.
+        """Write a unit. It is acknowledged, its response is lost, or it arrives only after the next units.
 
-        The writer may not know yet that the target shard was split or merged.
+        The writer may not know that the target shard was split or merged.
         """
         attempt, target_shard = draw.draw(st.sampled_from(self.attempts)), draw.draw(st.sampled_from(self.shards))
         unit = attempt.unit(target_shard, most)
@@ -153,14 +153,14 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def another_attempt(self, draw: st.DataObject) -> None:
-        """Run a task again with the same rows, after the first attempt or concurrently with it, as Spark may."""
+        """Run a task again with the same rows, after the first attempt or concurrently with it, as Spark may do."""
         former_attempt = draw.draw(st.sampled_from(self.attempts))
         if former_attempt.tags[0].batch == self.batch:
             self._attempt(former_attempt.tags[0].part, former_attempt.tags[0].edition, former_attempt.keys)
 
     @rule()
     def another_run(self) -> None:
-        """Kill the query and restart it with the same rows. Tasks of the former run may continue for a while."""
+        """Kill the query, and restart it with the same rows. Tasks of the former run may continue for a while."""
         self.run += 1
         attempts_by_part = {
             attempt.tags[0].part: attempt for attempt in self.attempts if attempt.tags[0].batch == self.batch
@@ -181,7 +181,7 @@ class SinksAndReaders(RuleBasedStateMachine):
     @precondition(lambda self: self.batch < 6)
     @rule()
     def next_batch(self) -> None:
-        """Start the next batch once each part is written completely."""
+        """Start the next batch if all parts of this one are written completely."""
         complete = {
             attempt.tags[0].part: attempt for attempt in self.attempts if attempt.complete and self._now(attempt)
         }
@@ -240,7 +240,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def checkpoints(self, draw: st.DataObject) -> None:
-        """Checkpoint the records that were dispatched."""
+        """Write a checkpoint after the records that were dispatched."""
         self._checkpoint(draw.draw(st.sampled_from(self.shards)))
 
     def _checkpoint(self, shard: Shard) -> None:
@@ -253,7 +253,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def reader_restarts(self, draw: st.DataObject) -> None:
-        """Resume at the checkpoint on another worker, and undo what was dispatched after it."""
+        """Resume at the checkpoint on another worker, and forget the records that were dispatched after it."""
         shard = draw.draw(st.sampled_from(self.shards))
         if not shard.done:
             shard.read, dispatched_count = shard.stored
@@ -274,7 +274,7 @@ class SinksAndReaders(RuleBasedStateMachine):
                     shard.records += [(attempt.tags[row]._replace(span=shard.span), attempt.keys[row]) for row in unit]
                     attempt.acked.update(unit)
             self.whole[self.batch, str(number)] = attempt
-        for shard in self.shards:  # parents come before their children
+        for shard in self.shards:  # Parents come before their children.
             self._read(shard, len(shard.records))
             self._checkpoint(shard)
         dispatched = [candidate for shard in self.shards for candidate in shard.handed]
@@ -296,7 +296,7 @@ TestSinksAndReaders = SinksAndReaders.TestCase
 
 
 def test_short_tag_has_the_context_of_the_previous_record() -> None:
-    """A record in the middle of an aggregate has a short tag."""
+    """Within an aggregate, a record may have a short tag with only a row number."""
     first = Tag("q", 1, 2, "0-0", "e", 7)
     values = [b"8", first.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5.a-ff"]
     assert parse_tags(values) == [
@@ -310,7 +310,7 @@ def test_short_tag_has_the_context_of_the_previous_record() -> None:
 
 
 def test_token_counts_only_from_its_own_position() -> None:
-    """If a lease was reset or moved by the Java KCL, its token is ignored and no record is left out."""
+    """If the lease was reset, or moved by the Java KCL, the token is ignored, so that no record is skipped."""
     seen_rows, tag = SeenRows(), Tag("q", 1, 0, "0", "e", 3)
     assert seen_rows.token == ""
     seen_rows.record_row(tag, Position("50", 2))
@@ -331,12 +331,12 @@ def test_token_counts_only_from_its_own_position() -> None:
 
 @pytest.mark.parametrize("run", [200, 50], ids=["later by number", "earlier by number"])
 def test_rows_of_a_restored_query_are_kept_with_a_warning(run: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows of a restored checkpoint are kept, whatever the number of the run, and a warning is logged."""
+    """If a query was restored from an older checkpoint, its rows are kept whatever the number of its run."""
     seen_rows = SeenRows()
     seen_rows.record_row(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     assert seen_rows.check_duplicate(
         Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2")
-    )  # from a task that outlived its batch
+    )  # This row comes from a task that outlived its batch.
     assert not caplog.records
     assert not seen_rows.check_duplicate(Tag("q", run, 8, "0", "other", 0), lambda: 0, Position("3"))
     assert not seen_rows.check_duplicate(Tag("q", run, 9, "0", "e", 3), lambda: 0, Position("4"))
@@ -345,7 +345,7 @@ def test_rows_of_a_restored_query_are_kept_with_a_warning(run: int, caplog: pyte
 
 
 def test_possible_duplicates_are_counted_once() -> None:
-    """The count shows how many duplicates a restored checkpoint may have caused."""
+    """The count shows how many duplicates the restored query may have caused."""
     seen_rows = SeenRows()
     seen_rows.record_row(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     tags = [Tag("q", 200, batch, "0", "other", 0) for batch in (8, 8, 9, 10)]
@@ -362,15 +362,14 @@ def test_possible_duplicates_are_counted_once() -> None:
 
 
 LIVE = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=40)
-"""For each step: which of three runs writes next, whether it begins a batch, and whether other runs have the same
-row.
+"""The steps: which of three runs writes next, whether it begins a batch first, and whether other runs have that row.
 """
 
 
 @given(LIVE)
 @example([(0, False, False), (1, False, False), (1, True, False), (0, False, False)])
 def test_rows_of_concurrent_runs_are_all_kept(steps: list[tuple[int, bool, bool]]) -> None:
-    """A row is left out only if the same row of the same batch was read before."""
+    """A row is dropped only if the same row of the same batch was read before."""
     history, batches, rows, seen_rows = SeenRows(), [3, 3, 4], [0, 0, 0], set[tuple[int, str, int]]()
     for number, (run, begins, shared) in enumerate(steps, 1):
         if begins:
@@ -386,7 +385,7 @@ def test_rows_of_concurrent_runs_are_all_kept(steps: list[tuple[int, bool, bool]
 
 
 def test_rows_of_a_former_run_are_dropped_once_rewritten() -> None:
-    """A task that outlives its run repeats no row, even after the next run has begun another batch."""
+    """The rows of a task that outlives its run are dropped, even after the next run has begun another batch."""
     seen_rows, former, later = SeenRows(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
     assert not seen_rows.check_duplicate(former, lambda: 0, Position("1"))
     assert seen_rows.check_duplicate(later, lambda: 0, Position("2"))
@@ -405,23 +404,23 @@ def test_run_keeps_its_highest_row_when_another_run_begins_a_batch() -> None:
 
 
 class ScriptedDraw:
-    """Returns these values in turn, instead of drawing them with hypothesis."""
+    """A replacement for the `data` strategy of Hypothesis. It returns these values in turn."""
 
     def __init__(self, *values: object) -> None:
         self._values = iter(values)
 
-    def draw(self, _strategy: object) -> Any:  # noqa: ANN401  whatever was chosen
+    def draw(self, _strategy: object) -> Any:  # noqa: ANN401  any of the values
         return next(self._values)
 
 
 @pytest.mark.parametrize("first", ["0", "1"])
 def test_batch_killed_more_often_than_runs_are_remembered_repeats_nothing(first: str) -> None:
-    """The rows of a forgotten run are known to the runs that repeat its batch."""
+    """The rows of a forgotten run are remembered with the later runs that repeat its batch."""
     machine = SinksAndReaders()
     machine.begins()
     machine.merges(cast("st.DataObject", ScriptedDraw(machine.shards[0])))
     other_part = "1" if first == "0" else "0"
-    # Each run writes one new row, and is killed before it gets the response.
+    # Each run writes some rows, and is killed before it gets the response.
     for part, most in ((first, 1), *((other_part, most) for most in range(1, MAX_RUNS + 1))):
         machine.another_run()
         attempt = next(candidate for candidate in reversed(machine.attempts) if candidate.tags[0].part == part)
@@ -432,7 +431,7 @@ def test_batch_killed_more_often_than_runs_are_remembered_repeats_nothing(first:
 
 
 def test_rows_of_forgotten_runs_pass_to_their_successors() -> None:
-    """The token of a batch that was killed many times contains each of its rows."""
+    """If a batch was killed many times, the token still covers the rows of all its runs."""
     seen_rows, runs = SeenRows(), 3 * MAX_RUNS
     tags = [Tag("q", run, 0, str(run), "e", 3) for run in range(runs)]
     assert not any(
@@ -449,7 +448,7 @@ def test_rows_of_forgotten_runs_pass_to_their_successors() -> None:
 
 
 def test_memory_for_deduplication_is_bounded() -> None:
-    """Checkpoints stay small for a stream with many writers."""
+    """The numbers of queries, runs, batches and parts are limited, so that checkpoints stay small with many writers."""
     seen_rows = SeenRows()
     for number in range(MAX_QUERIES + 1):
         seen_rows.record_row(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
@@ -467,7 +466,7 @@ def test_memory_for_deduplication_is_bounded() -> None:
 
 @pytest.mark.parametrize("known_batch", [True, False])
 def test_parents_of_a_merge_are_deduplicated_separately(known_batch: bool) -> None:
-    """The child of a merge drops a row only if it was read from the parent whose range contains the row's key."""
+    """After a merge, a row is dropped only if it was read from the parent whose range contains the key of the row."""
     parents = list[Lease]()
     for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
         seen_rows = SeenRows()
@@ -481,7 +480,7 @@ def test_parents_of_a_merge_are_deduplicated_separately(known_batch: bool) -> No
 
 
 def test_delayed_rows_of_one_parent_do_not_affect_the_other() -> None:
-    """A delayed row for one parent of a merge is kept, even if a later row for the other parent was read."""
+    """A delayed row for one parent of a merge is kept even if a later row for the other parent was read before."""
     child = SeenRows()
     assert not child.check_duplicate(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
     assert not child.check_duplicate(Tag("q", 1, 0, "0", "e", 1, (100, 200)), lambda: 150, Position("2"))
@@ -489,14 +488,14 @@ def test_delayed_rows_of_one_parent_do_not_affect_the_other() -> None:
     child = SeenRows.of(Position("9", token=child.token))
     assert child.check_duplicate(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("9"))
     assert not child.check_duplicate(Tag("q", 1, 1, "0", "f", 0, (0, 200)), lambda: 7, Position("10"))
-    assert len(child.pieces) == 2  # the previous batch is forgotten for all parents
+    assert len(child.pieces) == 2  # The previous batch is forgotten for all parents.
 
 
 @given(st.text(max_size=20).filter(lambda own: "had1 " not in own), st.booleans())
 @example("\r", False)
 @example("4294967296 ", True)
 def test_token_survives_storage_unchanged(own: str, carried: bool) -> None:
-    """An offset is not changed by a checkpoint or a dead letter, even if it ends in white space."""
+    """A checkpoint or a dead letter must not change an offset, even if it ends in white space."""
     seen_rows = SeenRows()
     seen_rows.check_duplicate(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
     token = f"{own} {seen_rows.token}" if carried else own

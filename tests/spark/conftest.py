@@ -1,4 +1,4 @@
-"""Fixtures for pipelines that run in processes of their own: Java and Python, and a stream."""
+"""Fixtures for pipelines that run in separate processes: environments with Java and Python, a cluster and a stream."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def master(java_environment: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture
 def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[KinesisClient, str, Path]]:
-    """Yield a stream and a folder in which a test can put everything else."""
+    """Yield a client, the name of a stream, and a folder in which a test can put everything else."""
     name = f"applications-{next(_names)}"
     kinesis_client.create_stream(StreamName=name, ShardCount=SHARDS)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
@@ -63,7 +63,7 @@ def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[Kines
 
 @pytest.fixture(autouse=True)
 def own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore Spark's setting about faults, which data sources change in what they take for their own process."""
+    """Restore the variable that hides tracebacks. Data sources set it in what they take for a process of their own."""
     monkeypatch.setenv(HIDE_TRACEBACK, "")
 
 

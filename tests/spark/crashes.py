@@ -42,7 +42,7 @@ def drain(query: Query, sink: Sink, stream: Stream, also: tuple[Row, ...] = ()) 
 class Crash:
     """A query that completed some batches, planned another one, and was then killed.
 
-    before, planned  the offsets that Spark has logged
+    before, planned  the offsets that Spark has logged: of the last completed batch, and of the planned one
     rows             the rows of the planned batch
     """
 
@@ -69,7 +69,7 @@ def crash_query(
 ) -> Crash:
     """Run a query until `is_crash_batch` is true of the planned batch.
 
-    Kill it after the sink has received the rows, or before.
+    Then kill the query. If `reaches_sink`, the sink has received the rows of this batch by then.
     """
     query, sink = place.query(start=start, rereadable=rereadable), Sink()
     while len(query.rows) < 2:  # until both shards are held and read

@@ -1,4 +1,4 @@
-"""An in-memory stream whose shards can be added and ended, and a reader that is driven as Spark drives it."""
+"""An in-memory stream whose shards can be added and ended, and a query that calls a reader as Spark does."""
 
 import json
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 from attrs import Factory, define
 
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -37,8 +37,8 @@ class Stream:
     trimmed                 the number up to which a shard's records are gone
     numbers                 whether the latest position is a number, as for event hubs, or a time
     tokens                  whether each record has a token, which is needed to open the shard after it
-    made                    when the stream was made; 0 if it cannot tell
-    undecided               whether all rows may have come before
+    made                    when the stream was created; 0 if its incarnation is unknown
+    undecided               whether all rows are reported as possible duplicates
     readers                 every reader that was opened, closed or not
     """
 
@@ -78,12 +78,12 @@ class Stream:
         return tuple(parent for parent, children in self.children.items() if shard in children)
 
     def recreate(self, *shards: str) -> None:
-        """Recreate the stream with these shards; readers of the old one are rejected."""
+        """Recreate the stream with these shards. Readers of the old stream are rejected."""
         self.made += 1000
         self.records, self.children = {shard: [] for shard in shards}, {}
 
     def incarnation(self) -> str:
-        """Return the incarnation of the stream, or "" if it cannot tell."""
+        """Return the incarnation of the stream, or "" if it is unknown."""
         return f"fake:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
@@ -204,7 +204,7 @@ class Query:
         return None
 
     def run(self, end: dict[str, Any]) -> list[tuple[str, int, str]]:
-        """Return the rows of the batch that ends there."""
+        """Return the rows of the batch that ends at `end`."""
         parts = self.reader.partitions(self.offset, end)
         rows = sorted(row for part in parts for batch in self.reader.read(part) for row in rows_of(batch))
         self.rows += rows

@@ -1,10 +1,10 @@
-"""A process that drives a query as Spark does, with logs like Spark's, and kills itself at a bad moment.
+"""A program that runs a query as Spark does, with logs like Spark's, and kills itself before a batch is committed.
 
     python killed_query.py FOLDER dies|lives
 
 FOLDER contains `stream.json` (records by shard), the leases, and two logs like Spark's: `offsets`, written before a
-batch is run, and `commits`, written after it. The sink runs every batch, and then skips it if it knows the batch's
-number.
+batch is run, and `commits`, written after it. The sink computes every batch, and then skips the batches whose numbers
+it knows.
 """
 
 import json

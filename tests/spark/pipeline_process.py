@@ -1,4 +1,4 @@
-"""`leasehold pipeline` as a process, observed from outside."""
+"""Runs `leasehold pipeline` in a process, and observes it from outside."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SPARK = Path(pyspark.__file__).parent
 
 @define
 class Application:
-    """A pipeline in a process of its own, and the number of rows that it has reported so far."""
+    """A pipeline in a separate process, and the number of rows that it has reported so far."""
 
     process: "subprocess.Popen[str]"
     folder: Path
@@ -68,7 +68,7 @@ def started(
     url: str,
     *more_arguments: str,
 ) -> Iterator[Application]:
-    """Start a pipeline with this command and `more_arguments` arguments, and end it after the block."""
+    """Start a pipeline with this command and additional arguments, and end it after the block."""
     client, stream, folder = place
     options = {"kinesis.streamName": stream, "kinesis.endpointUrl": url, "kinesis.region": "eu-west-1"}
     options |= {"kinesis.startingPosition": "TRIM_HORIZON", "lease.store": f"sqlite:///{folder}/leases.db"}

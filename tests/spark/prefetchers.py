@@ -50,7 +50,7 @@ class LeaseHolder:
 
 
 def pace(interval_seconds: float = MIN_INTERVAL_MS / 1000) -> ReadAheadPace:
-    """Return a pace without limits."""
+    """Return a pace with such high limits that no test reaches them."""
     return ReadAheadPace(make_columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
 
 

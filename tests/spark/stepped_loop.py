@@ -30,7 +30,7 @@ TICK = 0.05
 class Steps:
     """Runs the steps of shards when a test asks for it.
 
-    A step that replaces another one waits until that one has ended.
+    A step that replaces another one waits until the other step has ended.
     """
 
     steps: dict[str, list[Step]] = Factory(dict)
@@ -45,7 +45,7 @@ class Steps:
         self.dues[key] = -math.inf
 
     def run(self, now: float) -> None:
-        """Run every step that is due once."""
+        """Run every due step once."""
         for key in [key for key, due in sorted(self.dues.items()) if due <= now and self.steps[key]]:
             self.dues[key] = self.steps[key][0](now)
             if self.dues[key] == math.inf:
@@ -90,7 +90,7 @@ class Stepped(LeaseLoop):
 
 
 def stepped(patch: pytest.MonkeyPatch) -> Clock:
-    """Make the readers of the test run in steps. Replays hardly wait."""
+    """Make the readers of the test run in steps, and shorten the waits of replays."""
     clock, uuid_numbers = Clock(), count(1)
 
     def create_worker(**options: Any) -> Worker:  # noqa: ANN401  as those of a worker

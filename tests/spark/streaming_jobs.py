@@ -1,4 +1,4 @@
-"""Streaming queries over a lease table, grouped as jobs."""
+"""Jobs, each of which consists of streaming queries that share a stream and a lease table."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 from attrs import define, field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery

@@ -1,4 +1,4 @@
-"""`leasehold pipeline` as users start it: alone, on a cluster of two workers, and against a Connect server."""
+"""`leasehold pipeline` works as users start it: alone, on a cluster of two workers, and against a Connect server."""
 
 import json
 import signal

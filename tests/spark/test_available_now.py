@@ -129,7 +129,7 @@ def test_child_of_finished_shards_is_awaited(leases: Rows, ended: str, awaited: 
     ("awaited", "ended", "handing_off", "on_idle", "due"),
     [
         (True, True, False, False, True),  # a child waits for the end, and other shards are still read
-        (True, False, True, False, True),  # so does the next owner
+        (True, False, True, False, True),  # a next owner waits, and other shards are still read
         (True, False, False, True, False),  # the commit happens with the next rows
         (False, False, False, True, True),
         (False, False, False, False, False),

@@ -1,4 +1,4 @@
-"""Batches in a real session over real streams: no leases, many tasks, and each record of the time range once."""
+"""Batch queries over real streams use many tasks and no leases, and return each record of the time range once."""
 
 import json
 from datetime import UTC, datetime

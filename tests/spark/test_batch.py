@@ -1,10 +1,10 @@
-"""A batch query over a slice of a stream: each record is in exactly one part, and each part ends by itself."""
+"""A batch query over a slice of a stream puts each record in exactly one part, and each part ends by itself."""
 
 from pathlib import Path
 from threading import Thread
 from typing import cast
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import define, field
 from hypothesis import given
@@ -47,7 +47,7 @@ class Stream(ListSource):
 
     Reading from a time begins at the first record that arrived then or later.
 
-    tells_last   whether it knows its last sequence number, as a hub does, or only its time
+    tells_last   whether the stream knows its last sequence number, as a hub does, or only its time
     unreachable  how many openings fail
     """
 
@@ -117,7 +117,7 @@ def batch(ground: Ground, since: Position | None, until: Position | None, tasks:
     rows = [rows_in(list(sliced_reader.read(part))) for part in parts]
     assert rows == [
         rows_in(list(sliced_reader.read(part))) for part in parts
-    ]  # a task that is run again gets the same rows
+    ]  # A task that is run again must get the same rows.
     return rows
 
 
@@ -169,7 +169,7 @@ def test_batch_has_each_record_of_its_time_once(
 
 @given(st.lists(st.floats(-100, 200), max_size=25), st.integers(2, 12), st.integers(1, 9), st.booleans())
 def test_arrival_times_cause_neither_overlaps_nor_gaps(times: Times, tasks: int, size: int, ended: bool) -> None:
-    """Even if the clocks of a service differ widely, parts repeat no row and omit none."""
+    """Even if the clocks of a service differ widely, the parts repeat no row and omit none."""
     ground = Ground()
     ground.stream.put("s", times, size, ended=ended)
     rows_of_one_task = batch(ground, None, at_timestamp(UNTIL), 1)
@@ -208,7 +208,7 @@ def test_batch_includes_shards_that_appear_before_its_end() -> None:
 def test_only_few_shards_are_cut_into_parts() -> None:
     """If there are few shards, they are cut so that all cores are busy.
 
-    The records of a thousand shards are not looked up in vain.
+    A stream of a thousand shards is not cut, so their records are not looked up for nothing.
     """
     ground = Ground()
     ground.stream.put("a", [*range(60)])
@@ -323,7 +323,7 @@ def query_of(ground: Ground, path: Path, time_slice: Slice, start: str = "AT_TIM
 
 
 def run_query(query: SlicedQuery) -> list[str]:
-    """Return all rows, making the calls of Spark in their order."""
+    """Run the query with the calls that Spark makes, in the same order, and return all rows."""
     query.prepareForTriggerAvailableNow()
     offset, rows = query.initialOffset(), []
     try:
@@ -380,14 +380,14 @@ def test_lone_query_reads_a_slice_whole_and_once(tmp_path: Path) -> None:
 
 
 def test_query_that_would_never_end_is_rejected(tmp_path: Path) -> None:
-    """With this trigger, a query over a past slice would idle forever, so it is rejected."""
+    """Without `trigger(availableNow=True)`, a query over a past slice would idle forever, so it is rejected."""
     query = query_of(Ground(), tmp_path / "leases.db", Slice(TRIM_HORIZON, UNTIL))
     with pytest.raises(ValueError, match=r"would not end with this trigger; use trigger\(availableNow=True\)$"):
         query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
 
 
 def test_checkpoint_of_another_slice_is_rejected(tmp_path: Path) -> None:
-    """A query continues at the ends in its checkpoint, and the ends of another slice would skip its first records."""
+    """A query continues at the ends in its checkpoint. Those of another slice would make it skip its first records."""
     ground = Ground()
     ground.stream.put("a", [1.0])
     offset_of_other_slice = query_of(ground, tmp_path / "a.db", Slice(TRIM_HORIZON, UNTIL - 1)).initialOffset()

@@ -1,4 +1,4 @@
-"""Queries that cannot start. Each gives the reason in one sentence, and leaves nothing behind."""
+"""Queries that cannot start give the reason in one sentence, and leave nothing behind."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ from leasehold.stores.urls import open_store
 
 
 def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options: dict[str, str]) -> str:
-    """Return the error that the query ends with, without the description that Spark appends."""
+    """Return the error with which the query ends, without the description that Spark appends."""
     all_options = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1", **options}
     rows = spark.readStream.format("kinesis-leased").options(**all_options)
 
@@ -70,7 +70,7 @@ def test_wrong_stream_is_one_sentence_and_creates_no_table(
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_once_trigger_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
-    """With this trigger, a query would end without a row, so a job would never make progress."""
+    """With `trigger(once=True)`, a query would end without a row, so a job would never make progress."""
     error = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
     assert "use trigger(availableNow=True), which reads what exists now" in error.splitlines()[0]
     assert "Traceback" not in error
@@ -96,7 +96,7 @@ def test_throttled_stream_does_not_keep_a_query_from_starting(tmp_path: Path) ->
 
 
 def test_existing_table_is_opened_without_listing_shards(tmp_path: Path) -> None:
-    """A restart does not need the permission to list shards."""
+    """A query that is restarted does not need the permission to list shards."""
     missing_stream, url = Unlisted(SourceError("no such stream")), f"sqlite://{tmp_path}/leases.db"
     with pytest.raises(StoreError, match="there is no file"):
         open_lease_table(open_store, url, missing_stream, create=False)

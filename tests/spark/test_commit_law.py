@@ -1,8 +1,9 @@
 """The law of Spark's commit: whatever happens, no checkpoint passes a record that Spark has not finished.
 
-Spark is simulated by a log of offsets, a log of commits, and a sink that runs every batch and then skips it if it knows
-its number. Hypothesis draws faults, throttling, steals and kills. After each step the checkpoints are compared with the
-sink's contents. In the end, the sink must have every record.
+Spark is simulated by a log of offsets, a log of commits, and a sink that computes every batch and then skips the batch
+if
+it already has one with this number. Hypothesis draws faults, throttling, steals and kills. After each step, the
+checkpoints are compared with the sink's contents. In the end, the sink must have every record.
 """
 
 import json
@@ -30,7 +31,7 @@ from leasehold.stores.writes import AnnotateLease, CheckpointLease, ClaimLease, 
 pytestmark = pytest.mark.slow
 
 Row = tuple[str, int, str]
-"""Shard, number, and the stream's creation time, because a recreated stream has the same shards and numbers again."""
+"""Shard, number and the stream's creation time. A recreated stream has the same shards and numbers again."""
 FAULTS = (StoreError, SourceError, TimeoutError)
 LOOKS, BATCHES_MOST = 30, 60
 
@@ -58,7 +59,7 @@ class UnreliableStore(KillableStore):
 
 
 class Killed(Exception):
-    """The process was killed at this moment."""
+    """Raised at the moment at which the process is killed."""
 
 
 class Spark(RuleBasedStateMachine):
@@ -70,7 +71,7 @@ class Spark(RuleBasedStateMachine):
 
     @initialize(flush=st.sampled_from(["true", "false"]), packed_from=st.sampled_from([2, 64]))
     def begin(self, flush: str, packed_from: int) -> None:
-        """Begin with nothing read. `packed_from` decides from how many ranges on offsets are packed."""
+        """Begin with nothing read. Offsets are packed if they have at least `packed_from` ranges."""
         self.patch = pytest.MonkeyPatch()
         self.clock: Clock = stepped(self.patch)
         self.patch.setattr("leasehold.adapters.spark.offsets.PACKED_RANGES_MIN", packed_from)
@@ -91,7 +92,7 @@ class Spark(RuleBasedStateMachine):
     def batch(self, dies: str | None, limit: int) -> None:
         """Repeat a batch that was planned but not committed, or plan a new one, as Spark does.
 
-        The process may die on the way.
+        The process may die on the way, at the moment `dies`.
         """
         try:
             self._batch(dies, limit)
@@ -133,7 +134,7 @@ class Spark(RuleBasedStateMachine):
 
     @rule(shard=shards)
     def falls_silent(self, shard: str) -> None:
-        """Stop responding for this shard, or respond again. The query cannot wait that long."""
+        """Stop responding for this shard, or respond again. The query cannot wait as long as the silence may last."""
         self.stream.silent ^= {shard}
 
     @rule(shard=shards)
@@ -149,7 +150,7 @@ class Spark(RuleBasedStateMachine):
 
     @rule(shard=shards, count=st.integers(0, 8), stays=st.booleans())
     def steal(self, shard: str, count: int, *, stays: bool) -> None:
-        """Have another worker take a lease and continue from its checkpoint. It then holds the lease or releases it."""
+        """Let another worker take a lease and continue from its checkpoint. It then holds the lease or releases it."""
         for lease in self.store.get([shard]):
             if not self._of_this(lease):
                 continue  # our workers don't read leases of a former stream
@@ -192,7 +193,7 @@ class Spark(RuleBasedStateMachine):
 
     @invariant()
     def no_record_is_repeated_to_a_sink_that_skips_known_batches(self) -> None:
-        """Records may be repeated only if another worker had the lease in between, or if a range was given up."""
+        """Records may be repeated only if another worker had the lease meanwhile, or if a range was given up."""
         if not hasattr(self, "sink") or not self.rereadable or self.doubles_allowed:
             return
         rows = [row for batch_rows in self.sink.values() for row in batch_rows]
@@ -277,13 +278,13 @@ class Spark(RuleBasedStateMachine):
 
 
 class EventHubsSpark(Spark):
-    """The same for a source whose shards only one reader may read, so the last batch before a kill may be repeated."""
+    """Tests the law for shards that only one reader may read, so the last batch before a kill may be repeated."""
 
     rereadable = False
 
 
 class RecreatedSpark(Spark):
-    """The same over a stream that is deleted and recreated. The leases of the query then begin again."""
+    """Tests the law over a stream that is deleted and recreated. The leases of the query then begin again."""
 
     made = 1000
     anew: ClassVar = {"lease.ifRecreated": "TRIM_HORIZON"}
@@ -300,7 +301,7 @@ class RecreatedSpark(Spark):
         self.clock.now += SAFETY_SECONDS
 
     def teardown(self) -> None:
-        """After the shards were listed again, every record of the current stream arrives."""
+        """Check that every record of the current stream arrives once the shards were listed again."""
         if hasattr(self, "store"):
             self.let_listing_become_due()
         super().teardown()

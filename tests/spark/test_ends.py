@@ -1,4 +1,4 @@
-"""How a reader's process ends: Spark closes its channel and sends SIGTERM, in any order, and no lease stays held."""
+"""When Spark closes the channel of a reader's process and sends SIGTERM, in any order, no lease stays held."""
 
 import signal
 import subprocess
@@ -18,17 +18,18 @@ from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.timeout(60)
 
-WAIT = 30.0  # not imported from a module of the tests, because this file is also a program of its own
+WAIT = 30.0  # not imported from a test module, because this file is also run as a program
 SHARDS = ("a", "b")
 ANSWERS = "answers"
-"""The name of a file whose lock represents the service. While the test holds the lock, the service responds to no
-read.
+"""The name of a file whose lock represents the service.
+
+While the test holds the lock, the service does not respond to reads.
 """
 
 
 @define
 class Process:
-    """The process of a reader that holds both leases and waits for a response for each shard."""
+    """The process of a reader that holds both leases, and waits for a response for each shard."""
 
     process: "subprocess.Popen[str]"
     folder: Path
@@ -67,7 +68,7 @@ def test_signal_during_shutdown_interrupts_no_release(reader: Process) -> None:
     """Spark sends SIGTERM just after it has closed the channel, and the leases are still released."""
     reader.close_channel()
     assert reader.told() == "stops"
-    for _ in range(2):  # Spark sometimes sends it twice
+    for _ in range(2):  # Spark sometimes sends the signal twice.
         reader.process.send_signal(signal.SIGTERM)
     assert reader.owners_after_end() == [None] * len(SHARDS)
 
@@ -83,14 +84,14 @@ def test_signal_alone_releases_the_leases_and_ends(reader: Process, number: sign
 
 
 class SlowStream(Stream):
-    """A stream whose reads return when the file can be locked."""
+    """A stream whose reads return once the file `ANSWERS` can be locked."""
 
     def open(self, lease: Lease, start: Position) -> FakeReader:  # noqa: ARG002  as in the protocol
         return SlowReader(self, lease.shard, 0)
 
 
 class SlowReader(FakeReader):
-    """A reader whose reads wait until the file can be locked."""
+    """A reader whose reads wait until the file `ANSWERS` can be locked."""
 
     def read(self) -> Batch:
         self.stream.readings += 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import evolve
 from fake_stream import Place, Stream
@@ -40,7 +40,7 @@ def fetched_rows(part: FetchedRows) -> list[int]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RowServer]:
-    """Return a server that keeps everything in memory."""
+    """Yield a server that keeps all rows in memory."""
     row_server = RowServer(ADDRESS, PLENTY, str(tmp_path))
     yield row_server
     row_server.close()
@@ -56,7 +56,7 @@ def test_each_task_gets_its_own_rows_at_every_request(tmp_path: Path, limit: int
 
 
 def test_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
-    """A large batch does not need the driver's memory twice, for waiting and for being planned."""
+    """The driver does not hold a large batch in memory twice: once while it waits, and once while it is planned."""
     part = rows(*range(10))
     server = RowServer(ADDRESS, 3 * part.nbytes, str(tmp_path))
     for index in range(8):
@@ -81,7 +81,7 @@ def test_no_rows_are_served_without_the_token(server: RowServer) -> None:
 def test_finished_batch_is_not_sent(server: RowServer) -> None:
     """A task that is left over from an earlier attempt gets an error.
 
-    It neither hangs nor takes an empty response for all its rows.
+    The task neither hangs nor takes an empty response for all of its rows.
     """
     parts = [server.keep_rows(number, 0, [rows(number)]) for number in (1, 2)]
     server.discard_batch(1)
@@ -214,7 +214,7 @@ def test_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> None
 
 
 def test_large_batches_are_sent_without_a_copy() -> None:
-    """Large batches are sent without a copy, and small ones are merged."""
+    """Only small batches are merged before they are sent, because merging copies them."""
     large_batches = [pa.record_batch({"data": [b"x" * UNMERGED_BATCH_BYTES, b"%d" % number]}) for number in range(2)]
     (task,) = spread_over_tasks(
         {"a": concatenate_batches(large_batches), "b": concatenate_batches([rows(1), rows(2)])}, 1

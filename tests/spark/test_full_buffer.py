@@ -1,7 +1,4 @@
-"""Live reads by fan-out while a sink blocks.
-
-After a subscription has ended, the next one waits until the buffer has room.
-"""
+"""While a sink blocks live reads by fan-out, a subscription that has ended is renewed only once the buffer has room."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

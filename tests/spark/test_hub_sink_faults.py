@@ -1,8 +1,8 @@
-"""If a client of Event Hubs has raised an exception, it is closed, and the next attempt opens another one."""
+"""If a client of Event Hubs raises an exception, the client is closed, and the next attempt opens another one."""
 
 from typing import Any, cast
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 
 from leasehold.adapters.sources.deduplication import Tag
@@ -34,7 +34,7 @@ class FailingClient:
         raise self.fault
 
     def close(self) -> None:
-        """Record the call, and fail as broken connections do."""
+        """Record the call, and fail as a broken connection does."""
         self.closed = True
         raise OSError("it is gone")
 

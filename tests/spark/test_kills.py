@@ -1,4 +1,4 @@
-"""SIGKILLs between sink and commit, each sent to a process that calls the source as Spark does."""
+"""SIGKILLs between sink and commit, sent to processes that call the source as Spark does, lose and repeat no row."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ OFTEN = pytest.mark.more, pytest.mark.timeout(1500)
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=OFTEN)], ids=["twice", "often"])
 def test_kills_between_sink_and_commit_repeat_the_same_rows(tmp_path: Path, kills: int) -> None:
-    """A sink that skips a batch that it knows loses no row, because the repetition has the same rows."""
+    """A sink that skips batches that it knows loses no row, because a repeated batch has the same rows as before."""
     for kind in ("offsets", "commits", "sink", "repeated"):
         (tmp_path / kind).mkdir()
     records: dict[str, list[str]] = {"a": [], "b": []}

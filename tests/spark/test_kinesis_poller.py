@@ -36,13 +36,13 @@ def aggregate(*keys: str) -> bytes:
 
 
 def cut_short(sealed: bytes) -> bytes:
-    """Return the same, with a second user record whose key is missing from the table: only the first one is kept."""
+    """Return the aggregate with a second user record whose key is missing from the table, so only the first is kept."""
     body = sealed[4:-16].replace(b"\x08\x01\x1a", b"\x08\x09\x1a")
     return sealed[:4] + body + hashlib.md5(body, usedforsecurity=False).digest()
 
 
 def kinesis_record(number: int, data: bytes) -> dict[str, Any]:
-    """Return the record as the service sends it."""
+    """Return a record as the service sends it."""
     arrived = datetime(2026, 1, 31, 10, 0, number, 123_000, tzinfo=UTC)
     return {"Data": data, "PartitionKey": f"k{number}", "SequenceNumber": str(number)} | (
         {"ApproximateArrivalTimestamp": arrived} if number % 2 else {}

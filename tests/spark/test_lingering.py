@@ -1,4 +1,4 @@
-"""A batch grows while shards are behind, but does not wait when they are at their tips."""
+"""A batch grows while shards are behind, but is planned without delay when they are at their tips."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Planned = Callable[..., tuple[int, float]]
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
-    """Return a function that plans a first batch and returns its number of rows and the seconds that this took."""
+    """Return a function that plans a first batch, and returns its number of rows and the planning time in seconds."""
     clock = stepped(monkeypatch)
 
     def plan_first_batch(stream: Stream, **options: str) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""The offset that Spark stores for a batch: exact, stable as text, and never before an earlier offset."""
+"""The offset that Spark stores for a batch is exact, has a stable text, and never moves back."""
 
 import json
 import math
@@ -75,13 +75,17 @@ def test_offset_of_a_thousand_quiet_shards_is_short() -> None:
 
 
 def kinesis_number(shard: int, rng: Random) -> str:
-    """Return a number as Kinesis composes it: version, birth, shard, count, time of the record, shard, version."""
+    """Return a sequence number with the parts that Kinesis uses.
+
+    These are the version, the stream's creation time, the shard, a count, the time of the record, the shard, and the
+    version.
+    """
     count, seconds = rng.randrange(1 << 34), 1_760_000_000 - rng.randrange(86_400)
     return str(int(f"2{1_500_000_000:09x}{shard % 16:x}{count:016x}00{seconds:09x}{shard:08x}2", 16))
 
 
 def assert_survives_encoding(offset: Offset, packed_from: int) -> None:
-    """Assert that an offset survives encoding, which packs it if it has at least `packed_from` ranges."""
+    """Assert that an offset is unchanged by encoding, which packs it if it has at least `packed_from` ranges."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leasehold.adapters.spark.offsets.PACKED_RANGES_MIN", max(packed_from, 1))
         stored = json.loads(json.dumps(encode_offset(offset)))
@@ -123,7 +127,7 @@ def test_offset_of_another_connector_is_rejected_with_an_explanation(stored: dic
 
 
 def test_offset_of_another_stream_is_rejected_unless_unnamed() -> None:
-    """The positions of one stream have no meaning in another."""
+    """The positions of one stream have no meaning in another stream."""
     part = ("a", Range(TRIM_HORIZON, Position("7"), 4))
     named_offset, unnamed_offset = (
         Offset(3, (part,), "kinesis://orders"),
@@ -202,7 +206,7 @@ def _end(position: Position, step: Step) -> Position:
 
 
 def test_flush_changes_nothing_but_the_text() -> None:
-    """The flush is a batch of its own, so that Spark commits the previous batch before an idle time."""
+    """A flush is a separate batch, so that Spark commits the previous batch before it becomes idle."""
     held_ranges = {"a": RangeStart(4, Position("7")), "b": RangeStart(2, SHARD_END)}
     offset = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(Position("1"), SHARD_END, 2))))
     flush = advance_offset(offset, held_ranges, {})
@@ -280,7 +284,7 @@ def test_no_shard_moves_backward_or_past_its_end() -> None:
         (Position("60"), True, Position("60")),  # the other worker continued after us
         (Position("40"), False, Position("40")),  # our rows could not be repeated
         (TRIM_HORIZON, True, Position("50")),  # the table was recreated in the meantime
-        (LATEST, False, Position("30")),  # likewise, and the last range could not be repeated
+        (LATEST, False, Position("30")),  # as above, and the last range could not be repeated
     ],
 )
 def test_reclaimed_shard_starts_at_the_latest_complete_prefix(
@@ -300,7 +304,7 @@ def test_shares_fit_the_limit_and_starve_no_shard(waiting: Mapping[str, int], li
 
 
 def test_shares_do_not_depend_on_the_order_of_the_shards() -> None:
-    """A batch that is planned again after a crash is the same batch."""
+    """If a batch is planned again after a crash, it is divided in the same way."""
     assert divide_fairly({"b": 5, "a": 5}, 5) == divide_fairly({"a": 5, "b": 5}, 5) == {"a": 2, "b": 3}
 
 

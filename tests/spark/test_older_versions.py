@@ -1,4 +1,4 @@
-"""A query as PySpark 4.0 and 4.1 drive it. They announce neither the start of a batch nor that a query should end."""
+"""Queries work in PySpark 4.0 and 4.1, which announce neither the start of a batch nor that a query should end."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ TRIES = 400
 
 @define
 class OlderSpark:
-    """The calls that such a Spark makes, and its two logs.
+    """Makes the calls of such an older Spark, and keeps its two logs.
 
     ends       the offset log
     committed  how many batches are in the commit log
@@ -68,7 +68,7 @@ class OlderSpark:
         return False
 
     def run(self) -> None:
-        """Have the sink read the last batch. The sink ignores the batch if it already has it."""
+        """Let the sink read the last batch. A sink that already has the batch ignores it."""
         number = len(self.ends) - 1
         start = self.ends[-2] if number else self.reader.initialOffset()
         parts = self.reader.partitions(start, self.ends[-1])
@@ -91,7 +91,7 @@ def texts(prefix: str, count: int) -> list[str]:
 
 @pytest.fixture
 def older(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OlderSpark]:
-    """Return a function that creates such a Spark over these shards."""
+    """Return a function that creates an older Spark with a query over these shards."""
     stepped(monkeypatch)
     monkeypatch.setattr("leasehold.adapters.spark.query_run.HAS_AVAILABLE_NOW", False)
     return lambda **records: OlderSpark(Stream(records))
@@ -136,7 +136,7 @@ def test_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], killed:
 
 
 def test_first_batch_of_a_run_has_everything_there_is(older: Callable[..., OlderSpark]) -> None:
-    """With `trigger(availableNow=True)`, such a Spark takes one batch for everything, and does not announce it."""
+    """With `trigger(availableNow=True)`, an older Spark announces no trigger, and takes one batch for everything."""
     query = older(a=texts("a", 300), b=texts("b", 25), c=texts("c", 1))
     query.batch()
     assert query.rows == texts("a", 300) + texts("b", 25) + texts("c", 1)
@@ -152,7 +152,7 @@ def test_full_first_batch_is_not_delayed(older: Callable[..., OlderSpark]) -> No
 
 
 def test_slice_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query over a slice cannot end here, because such a Spark asks for only one batch."""
+    """A query over a slice could not end, because an older Spark asks for only one batch, so the slice is rejected."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.HAS_AVAILABLE_NOW", False)
     option_reader = OptionReader({"lease.cores": "1"}, ALL_SOURCES, KINESIS_SOURCE)
     options = parse_lease_options(option_reader, "sqlite:///unused", {}, "maxRowsPerTrigger")
@@ -179,7 +179,7 @@ def test_features_missing_in_older_pyspark_are_replaced() -> None:
 
 @define
 class NightlyRuns:
-    """Runs with `trigger(availableNow=True)`. Such a Spark asks for one batch per run, and treats it as all there is.
+    """Runs with `trigger(availableNow=True)`. An older Spark asks for one batch per run, and takes it for all there is.
 
     elsewhere  shards whose lease another worker holds and renews
     """
@@ -204,7 +204,7 @@ class NightlyRuns:
         renewing_store.dead = True
 
     def until_read(self, **options: Any) -> int:  # noqa: ANN401  likewise
-        """Run until everything was read that this query should read. Return the number of runs."""
+        """Run until everything was read that this query should read, and return the number of runs."""
         for runs in range(1, NIGHTS):
             self.run(**options)
             if set(self.rows) == set(self.theirs):

@@ -1,4 +1,4 @@
-"""One range that is read again, read by read: how long the replay waits, when it gives up, and what it records."""
+"""A range is read again, one read at a time: how long the replay waits, when it gives up, and what it records."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +33,7 @@ WANTED = Range(TRIM_HORIZON, Position("3"), 1)
 ALL_READ = Batch((), None, 0.0, 0.01)
 BEHIND = Batch((), None, 3.0, 0.01)
 MUTE = Batch((), None, None, 0.01)
-"""Empty reads: the source reports that it has no more records, that it has more, or it does not respond."""
+"""Empty reads, which mean that the source has no more records, that it has more records, or that it did not respond."""
 
 Answer = Batch | Exception
 
@@ -50,7 +50,7 @@ def _turns(answers: Iterable[Answer]) -> list[Answer]:
 
 @define
 class Script:
-    """A source whose readers return these responses in turn, and after that no response.
+    """A source whose readers return these responses in turn. After the last one, reads get no response.
 
     opened    the lease and the start position of each opening
     mute      the shard whose readers never respond
@@ -146,7 +146,7 @@ class Counted(MemoryStore):
 
 @define
 class Trial:
-    """A lease that `ann` holds under epoch 1, and the means to repeat a range of it."""
+    """A lease that `ann` holds under epoch 1, with all that a test needs to replay a range of the lease."""
 
     script: Script
     exclusive: bool = False
@@ -171,7 +171,7 @@ class Trial:
         return RangeReplay(self.row, self.wanted, self.place, self.waits)
 
     def claim(self, worker: str) -> None:
-        """Have another worker take the lease."""
+        """Let another worker take the lease."""
         self.store.write(ClaimLease(self.row, worker))
 
     def renew(self) -> None:
@@ -271,7 +271,7 @@ def test_unanswered_read_is_neither_silence_nor_a_response() -> None:
 
 
 def test_trimmed_range_is_given_up_at_once_and_noted() -> None:
-    """Spark commits the batch. The annotation shows the next run that the range was not delivered."""
+    """Spark commits a batch without the range. The annotation shows the next run that the range was not delivered."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None
     assert trial.row.annotation(UNREAD_ANNOTATION) == format_range(WANTED)
@@ -290,7 +290,7 @@ def test_cancelled_repetition_stops_reading() -> None:
 
 
 def test_silent_range_of_a_living_owner_is_given_up() -> None:
-    """The query starts while another worker reads the partition, and does not disturb the writes of that worker."""
+    """The query starts while another worker reads the partition, and does not disturb that worker's writes."""
     trial = Trial(Script([ALL_READ] * 200), exclusive=True)
     trial.claim("bob")
     again = trial.repetition()
@@ -328,7 +328,7 @@ def test_silent_range_without_a_row_is_given_up_after_a_response() -> None:
 
 
 def test_write_to_a_row_without_an_owner_is_no_sign_of_life() -> None:
-    """If its partition was released, a range is awaited, because it can still be read."""
+    """If the partition of a range was released, the range is awaited, because it can still be read."""
     trial = Trial(Script([MUTE] * 40 + [records(3)]), exclusive=True)
     trial.store.write(ReleaseLease(trial.row, "ann"))
     trial.waits.at = lambda _: trial.renew()
@@ -372,7 +372,7 @@ def test_record_ends_the_silence_of_a_link() -> None:
 
 
 def test_rejected_note_is_retried() -> None:
-    """The owner's renewal may come in between and make the first attempt fail."""
+    """A renewal by the owner may come in between, and make the first attempt fail."""
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 2
     assert numbers(trial.repetition()) is None
@@ -381,7 +381,7 @@ def test_rejected_note_is_retried() -> None:
 
 
 def test_note_rejected_three_times_fails_the_batch() -> None:
-    """Spark does not commit a batch whose missing range is not noted, because the next run takes it for done."""
+    """A batch fails if its missing range cannot be noted, because the next run would take the range for delivered."""
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 3
     with pytest.raises(
@@ -404,7 +404,7 @@ def test_deleted_lease_needs_no_note() -> None:
         (False, True, 1, True),  # any reader may read, so the batch was complete under any owner
         (True, True, 1, True),
         (True, True, 2, False),  # another reader may have been connected
-        (True, False, 1, False),  # here, this is unknown
+        (True, False, 1, False),  # without an owner count, another reader may have been connected
         (False, False, 2, True),
     ],
 )
@@ -428,7 +428,7 @@ def test_range_is_trusted_only_if_no_other_worker_read_it_alone(
 
 
 def test_batch_omits_only_the_ranges_given_up() -> None:
-    """A sink that has the batch without a range skips a repetition that has it, so the range stays left out."""
+    """A sink that has a batch without a range skips a repetition with the range, so the range stays left out."""
     trial = Trial(Script([records(3)]))
     trial.store.write(CreateLease(Lease("b")))
     trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD_ANNOTATION, format_range(trial.wanted)))
@@ -461,7 +461,7 @@ class RecordingWatchdog(Watchdog):
 def test_wait_names_what_is_left_and_logs_every_tenth_look(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit: int, lines: int
 ) -> None:
-    """A long wait is logged, but not at every check, and the error at its end names the shard."""
+    """A long wait is logged, but not at every check, and the error that ends the wait names the shard."""
     monkeypatch.setattr(replay, "POLL_SECONDS", 0.0)
     trial, watchdog = Trial(Script([MUTE] * 2000)), RecordingWatchdog(limit)
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="enough"):

@@ -29,7 +29,7 @@ Options = Mapping[str, str]
 
 
 def dynamo(options: Options) -> dict[str, Any]:
-    """Return what the source for a table's stream parses from these options."""
+    """Return what the source of a table's stream parses from these options."""
     source_spec, lease, _, bounds = DynamoLeased(dict(options)).parse_options(options)
     open_arguments: Any = getattr(source_spec.open, "args", None)
     return {
@@ -46,7 +46,7 @@ READS: dict[str, tuple[Callable[[Options], Any], Options]] = {
     DYNAMO: (dynamo, {"dynamodb.tableName": "t"}),
     HUBS: (parse_event_hubs_options, {"eventhubs.namespace": "n", "eventhubs.name": "h"}),
 }
-"""How each source parses its options, and which options it requires."""
+"""For each source, the function that parses its options, and the options that the source requires."""
 
 KEY = StructField("partitionKey", StringType())
 SINKS: dict[str, tuple[Callable[[Options], Any], Options]] = {
@@ -63,7 +63,7 @@ SINKS: dict[str, tuple[Callable[[Options], Any], Options]] = {
         READS[HUBS][1],
     ),
 }
-"""How each sink parses its options, and which options it requires."""
+"""For each sink, the function that parses its options, and the options that the sink requires."""
 
 DECLARED: dict[str, tuple[SparkOption, ...]] = {
     KINESIS: (*ALL_SOURCES, *KINESIS_SOURCE),
@@ -185,7 +185,7 @@ OWN: dict[str, tuple[OptionCase, ...]] = {
         ("maxEventsPerTrigger", "7", lease("trigger_rows"), 2**53, 7),
     ),
 }
-"""For each option: name, value, how to read the result, the default result, and the result with the value."""
+"""For each option: its name, a value, a function that reads the result, the default result, and that with the value."""
 
 ELSEWHERE = {
     "test_spark_roles.py": {"kinesis.dynamodb.endpointUrl"},

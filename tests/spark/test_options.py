@@ -1,4 +1,4 @@
-"""Options as users of other connectors write them, and the errors for options that are not possible."""
+"""Options work as users of other connectors write them, and impossible options get errors that name the option."""
 
 import re
 import subprocess
@@ -123,7 +123,7 @@ def test_bad_option_is_named(name: str, value: str, error_text: str) -> None:
 
 
 def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Secrets do not appear in logs or errors, and may also be in a file."""
+    """The secrets of a connection string do not appear in logs or errors. They may also be in a file."""
     store, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", CONNECTION)
     parsed = parse_event_hubs_options(store)
@@ -146,7 +146,7 @@ def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.
 def test_secret_is_rejected_where_spark_would_show_it(
     options: dict[str, str], error_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark shows a signature in its plans, and shows any secret on the page of a Connect server."""
+    """Spark shows a signature in its plans, and any secret on the page of a Connect server."""
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", "hush")
     with pytest.raises(ValueError, match="^" + re.escape(error_text)) as caught:
         parse_event_hubs_options({**options, "lease.store": "sqlite://x"})
@@ -167,7 +167,7 @@ def test_secret_is_rejected_where_spark_would_show_it(
     ids=["unknown", "as Spark", "bound elsewhere", "not wanted"],
 )
 def test_rows_are_fetched_if_the_driver_is_known(options: dict[str, str], address: Address | None) -> None:
-    """Tasks connect to an address on which the driver listens, and batches are not limited to 4 MB."""
+    """If tasks can fetch rows, they connect to an address on which the driver listens, and batches may exceed 4 MB."""
     assert parse_kinesis_options({**KINESIS, **options}).lease.fetch == address
 
 
@@ -195,7 +195,7 @@ def test_rows_are_fetched_if_the_driver_is_known(options: dict[str, str], addres
 def test_address_is_that_of_sparks_own_driver(settings: dict[str, str], expected: dict[str, str]) -> None:
     """On a single machine, rows are fetched from the loopback address.
 
-    If Spark encrypts its traffic, there is no address.
+    If Spark encrypts its traffic, no address is used.
     """
 
     class Session:
@@ -218,7 +218,7 @@ def test_misplaced_option_reaches_the_source(options: dict[str, str], place: str
 
 
 def test_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
-    """A repeated batch is recognized by the epochs of its leases, so after a move its rows would be omitted."""
+    """A repeated batch is recognized by the epochs of its leases, so the rows of a moved lease would be omitted."""
     with pytest.raises(ValueError, match=r"^option lease\.to: queries of Spark take no part in `leasehold swap`; stop"):
         parse_kinesis_options({**KINESIS, "lease.to": "sqlite:///there.db"})
 
@@ -233,7 +233,7 @@ def test_missing_dependencies_are_one_sentence() -> None:
 
 
 def test_package_unpacked_by_spark_finds_its_zip(tmp_path: Path) -> None:
-    """Spark does not provide the path of a package that --py-files ships."""
+    """Spark does not tell tasks the path of a package that --py-files ships."""
     home = Path(leasehold.__file__).parents[1]
     root, zip_path = str(home), str(tmp_path / "shipped.zip")
     with ZipFile(zip_path, "w") as archive:
@@ -279,7 +279,7 @@ def test_shards_start_at_their_own_positions() -> None:
 
 @pytest.mark.parametrize("absent", ["boto3", "azure"])
 def test_formats_are_registered_without_another_clouds_library(absent: str) -> None:
-    """If only one of the two extras is installed, `register` still offers the formats of that cloud."""
+    """If only one of the two extras is installed, `register` still offers the formats of the cloud that it is for."""
     formats = ("kinesis.data_source", "kinesis.table_changes", "event_hubs.data_source")
     missing = "; ".join(f"sys.modules[{name!r}] = None" for name in {absent, absent.replace("boto3", "botocore")})
     imports = ", ".join(f"leasehold.adapters.spark.{format_name}" for format_name in formats)

@@ -1,4 +1,4 @@
-"""`leasehold pipeline` lands a stream and reports its batches, and queries start even on busy machines."""
+"""`leasehold pipeline` lands a stream and reports its batches, and queries start even on a busy machine."""
 
 import json
 from contextlib import nullcontext
@@ -40,7 +40,7 @@ PROGRESS = [
 def test_batch_is_printed_once_although_the_query_idled_before() -> None:
     """Spark gives an idle trigger the number of the batch that it waits for.
 
-    This must not make us miss the rows of that batch.
+    The rows of that batch are reported nevertheless.
     """
     assert list(select_finished_batches(PROGRESS, 2)) == [
         {"query": "main", "batch": 3, "rows": 9, "seconds": 0.25},
@@ -49,7 +49,7 @@ def test_batch_is_printed_once_although_the_query_idled_before() -> None:
 
 
 class Late:
-    """A query whose Python process did not start in time for Spark, or a query that runs."""
+    """A query that runs, or that failed because its Python process did not start in time for Spark."""
 
     status: ClassVar = {"message": "Waiting for data to arrive"}
 
@@ -95,7 +95,7 @@ def test_query_is_not_restarted_for_other_faults_or_forever(when: str, fault: st
 def test_stream_lands_in_files_once(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
 ) -> None:
-    """The command lands every record exactly once and unchanged, even if it is run again."""
+    """The command lands every record exactly once and unchanged, even if the command is run again."""
     kinesis_client.create_stream(StreamName="piped", ShardCount=1)
     kinesis_client.get_waiter("stream_exists").wait(StreamName="piped", WaiterConfig=AT_ONCE)
     options = {"streamName": "piped", "endpointUrl": kinesis_url, "region": "eu-west-1", "startingPosition": "EARLIEST"}

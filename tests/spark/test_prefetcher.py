@@ -1,10 +1,10 @@
-"""One shard that is read ahead of Spark, on a clock that the test moves."""
+"""The prefetcher of one shard reads ahead of Spark, on a clock that the test advances."""
 
 import math
 from collections.abc import Sequence
 from threading import Condition
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import evolve
 from fake_stream import Stream
@@ -90,7 +90,7 @@ def test_commit_during_a_checkpoint_is_written_next(monkeypatch: pytest.MonkeyPa
 
 
 def test_distant_faults_do_not_add_up() -> None:
-    """If reads succeeded since the last error, the waits begin again with the shortest one."""
+    """If a read has succeeded since the last error, the waits begin again with the shortest one."""
     stream, waits = Stream({"a": []}), list[float]()
     worker, prefetcher = new_prefetcher(stream, new_read_ahead_state())
     worker.uniform = lambda _least, most: most
@@ -114,10 +114,10 @@ def test_unreadable_shard_is_released_at_once_and_avoided_for_a_while(
 
 
 def test_lease_lost_before_its_start_is_stored_is_not_read() -> None:
-    """The new owner decides where reading the shard begins."""
+    """The new owner decides where to begin reading the shard."""
     stream, lease_holder = Stream({"a": ["x"]}), LeaseHolder()
     store, config = MemoryStore(), Config(initial_position=LATEST)
-    store.write(CreateLease(Lease("a", checkpoint=LATEST)))  # as other libraries do, which do not record when that was
+    store.write(CreateLease(Lease("a", checkpoint=LATEST)))  # as other libraries do, without a time
     worker = Worker(
         store=store, source=stream, me="w", config=config, consumer=lease_holder, scheduler=ThreadScheduler(lambda: 0.0)
     )
@@ -160,7 +160,7 @@ def test_single_batch_is_not_copied() -> None:
 
 @pytest.mark.parametrize("last", [20, 19, 21])
 def test_commit_of_the_last_number_is_written_without_a_read(last: int) -> None:
-    """A nightly query that finds nothing new ends. A commit that does not match the last number is not written."""
+    """A nightly query that finds nothing new ends. A commit other than that of the last number is not written."""
     stream, committed = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), Position(str(last))
     read_ahead = ReadAheadState(
         pace(), Condition(), lambda _holding, _checkpoint: committed, lambda _key: committed, only_now=True
@@ -175,7 +175,7 @@ def test_commit_of_the_last_number_is_written_without_a_read(last: int) -> None:
         now = prefetcher.step(now)
     assert (last == 19) == (
         RETENTION_SILENCE_SECONDS < now < RETENTION_SILENCE_SECONDS + 5
-    )  # records after 19 may be past retention
+    )  # Records after 19 may be past retention.
 
 
 def test_every_read_is_measured() -> None:
@@ -188,18 +188,18 @@ def test_every_read_is_measured() -> None:
 
 
 def test_available_now_query_ends_although_records_keep_arriving() -> None:
-    """A query over a busy stream ends at the last record that existed when it began."""
+    """A query over a busy stream ends at the last record that existed when the query began."""
     stream, read_ahead = (
         Stream({"a": ["x"] * 5000}),
         new_read_ahead_state(),
-    )  # reading this takes two minutes; by then the query would be a few seconds behind
+    )  # Reading all records takes two minutes, and then the query would be a few seconds behind.
     read_ahead.only_now = True
     _, prefetcher = new_prefetcher(stream, read_ahead)
     now = 0.0
     while not prefetcher.is_idle and now < 60.0:
         prefetcher.take_rows(10_000, 1 << 20)
         now = max(prefetcher.step(now), now)
-    # It reads for ten seconds longer than its lag, so it has read all records that existed when it began.
+    # The query reads for ten seconds longer than its lag, so it has read all records that existed when it began.
     assert 13.0 < now < 16.0
 
 
@@ -247,7 +247,7 @@ def test_every_shard_is_read_however_many_share_the_buffer(rows: int, size: int)
 
 
 def test_lease_expired_by_our_own_clock_is_neither_read_nor_planned() -> None:
-    """After the process was suspended, another worker may have read those records."""
+    """After the process was suspended, another worker may have read the records of the expired lease."""
     now = [0.0]
     stream = Stream({"a": ["x"] * 30})
     worker, prefetcher = new_prefetcher(stream, new_read_ahead_state(), lambda: now[0])
@@ -299,7 +299,7 @@ def test_fault_after_a_read_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_commit_of_an_earlier_run_is_written_after_a_read() -> None:
-    """A lease gets the numbers of an earlier run only after a read has shown that they belong to this stream."""
+    """A lease gets the numbers of an earlier run only after a read has shown that the numbers belong to this stream."""
     stream = Stream({"a": ["x"] * 30}, silent={"a"})
     read_ahead = ReadAheadState(
         pace(), Condition(), lambda _holding, _checkpoint: Position("20"), lambda _key: Position("20")

@@ -1,4 +1,4 @@
-"""What a query reports about itself: lines about many shards are short, and a shard read to its tip is not behind."""
+"""A query reports many shards in one short line, and does not report a shard that is read to its tip as behind."""
 
 import logging
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from leasehold.balancer.model import Position
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """Return a stream of eight shards with a record each."""
+    """Yield a stream of eight shards with one record each."""
     streams = Place(Stream({f"shard-{number}": ["x"] for number in range(8)}), tmp_path / "leases.db")
     yield streams
     streams.close()
@@ -46,7 +46,7 @@ def test_possible_duplicates_are_counted_in_the_progress(place: Place) -> None:
 
 
 def test_query_that_has_read_everything_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)  # from now on every silence counts
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)  # from now on, every silence counts
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
     while query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit()) != query.offset:

@@ -1,4 +1,4 @@
-"""The reader as Spark calls it, over an in-memory stream and a real lease table, without a session."""
+"""The reader works as Spark calls it, over an in-memory stream and a real lease table, without a session."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def test_limited_batches_hold_every_record_once(place: Place) -> None:
 
 
 def test_planning_and_reading_twice_gives_the_same_batch(place: Place) -> None:
-    """A sink with two actions sees the same batch twice under one number."""
+    """A sink with two actions sees the same batch twice under the same number."""
     query = place.query()
     end = query.plan(ReadMaxRows(7))
     assert end is not None
@@ -67,7 +67,7 @@ def test_planning_and_reading_twice_gives_the_same_batch(place: Place) -> None:
 def test_tasks_that_could_not_be_made_are_retried_with_the_same_rows(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full for a moment does not remove rows from a batch whose offset already includes them."""
+    """A disk that is full for a moment does not remove rows from a batch whose offset already includes these rows."""
     query, faults = place.query(), [OSError("no space left on device")]
     original_make_partitions = RowTransport.make_partitions
 
@@ -110,7 +110,7 @@ def test_idle_query_commits_its_last_batch_by_an_empty_one(place: Place) -> None
 
 
 def test_planned_batch_is_repeated_exactly(place: Place) -> None:
-    """A repeated batch has the same rows, because a sink may skip a batch that it knows."""
+    """A repeated batch has the same rows, because a sink may skip a batch whose number it knows."""
     first_run = place.query(maxRowsPerTrigger="7")
     rows_of_first_batch = first_run.batch()
     first_offset = first_run.offset
@@ -130,7 +130,7 @@ def test_planned_batch_is_repeated_exactly(place: Place) -> None:
 
 
 def test_lease_stolen_between_plan_and_commit_costs_only_a_repetition(place: Place) -> None:
-    """A steal neither ends the query nor moves a checkpoint back, and the new owner's unread records are read."""
+    """A steal neither ends the query nor moves a checkpoint back, and no record is left unread by the two workers."""
     query = place.query()
     query.until(lambda query: query.offset["r"].keys() == {"a", "b"})
     steal_lease(query.store, "a", "3")
@@ -188,7 +188,7 @@ def test_commit_leaves_out_a_shard_that_could_not_be_repeated(monkeypatch: pytes
 
 
 def test_children_follow_the_commit_of_their_parents_end(place: Place) -> None:
-    """A crash at the end of a shard then loses no record, and no child is read before its parent."""
+    """Because of this order, a crash at the end of a shard loses no record, and no child is read before its parent."""
     place.stream.split("a", "c", "d")
     place.stream.put("c", "first of c")
     query = place.query()
@@ -334,7 +334,7 @@ def test_query_raises_what_ended_its_worker(place: Place, monkeypatch: pytest.Mo
 
 
 def test_query_is_closed_once_even_if_closing_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed close, the signal that follows a closed channel does not close the query again."""
+    """If closing has failed, the signal that follows a closed channel does not close the query again."""
     query, closings = place.query(), list[Callable[[], None]]()
     query.plan()
     run = query.reader._run  # noqa: SLF001  what it closes
@@ -370,7 +370,7 @@ def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.
 
 
 def test_available_now_query_knows_what_it_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduled query waits for each shard that it must read, except for those that another worker reads."""
+    """A scheduled query waits for each shard that it must read, but not for those that another worker reads."""
     clock, store = stepped(monkeypatch), MemoryStore()
     reader = new_reader(Stream({"a": ["x"]}), KillableStore(store), rereadable=True, flush_on_idle="true")
     reader.prepareForTriggerAvailableNow()

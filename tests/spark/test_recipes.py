@@ -1,4 +1,4 @@
-"""The recipe for a cluster, run from the code blocks of the page, on a master and two workers on this machine."""
+"""The recipe for a cluster works: the code blocks of the page run on a master and two workers on this machine."""
 
 import os
 import subprocess
@@ -28,13 +28,13 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 STREAM = "orders"
 TABLE = "spark-app"
-"""These names are used on the page. The stream is recreated for each test, and a lease table belongs to one stream."""
+"""The page uses these names. The stream is recreated for each test, and a lease table belongs to one stream."""
 Recipe = Callable[..., "subprocess.CompletedProcess[str]"]
 """Runs the text of a recipe with additional environment variables."""
 
 
 def block(kind: str, text: str) -> str:
-    """Return the code block of this kind that contains this text. There must be exactly one on the pages."""
+    """Return the code block of this kind in which `text` occurs. There must be exactly one such block on the pages."""
     pages = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("spark.md", "spark-cluster.md"))
     tokens = MarkdownIt().parse(pages)
     (code,) = [
@@ -68,7 +68,7 @@ def wheel(folder: Path) -> Path:
 def cluster(
     orders: Path, environment: dict[str, str], kinesis_url: str, dynalite_url: str, master: str
 ) -> Iterator[Recipe]:
-    """Yield a function that runs the page's recipes in the program's folder, on a master and two workers."""
+    """Yield a function that runs recipes of the page in the folder of the program, on a master and two workers."""
     python = environment.pop("PYSPARK_PYTHON")  # the recipe sets it
     names = ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
     spark_settings = {name: ON_CLUSTER[name] for name in names} | {"spark.driver.host": "127.0.0.1"}
@@ -93,7 +93,7 @@ def cluster(
                 check=False,
                 timeout=900,
             )
-            if LATE not in completed.stderr:  # the recipe is not at fault if the machine is too busy
+            if LATE not in completed.stderr:  # on a busy machine, the recipe is not at fault
                 break
         return completed
 
@@ -103,7 +103,7 @@ def cluster(
 
 
 def reasons(log: str) -> str:
-    """Return the errors in a log of Spark, without Java frames and information."""
+    """Return the errors in a log of Spark, without Java stack frames and lines of level INFO."""
     return "\n".join(line for line in log.splitlines() if not line.lstrip().startswith("at ") and " INFO " not in line)
 
 
@@ -144,7 +144,7 @@ def test_package_shipped_alone_runs_or_names_what_is_missing(orders: Path, clust
     assert completed.returncode != 0
     (*_, last_line) = filter(
         None, completed.stdout.splitlines()
-    )  # to which spark-submit forwards what the program prints
+    )  # spark-submit forwards what the program prints to stdout.
     assert "leasehold is here without what it needs" in last_line
     assert last_line.endswith("(venv-pack and --archives, see docs/spark-cluster.md), or install it everywhere")
     completed = cluster(recipe, PYSPARK_PYTHON=beside, **settings)

@@ -1,4 +1,4 @@
-"""A query over a stream that was deleted and recreated ends and reports this, or begins again if its option says so."""
+"""A query over a recreated stream ends and reports this, or begins again if the option `lease.ifRecreated` is set."""
 
 from collections.abc import Mapping
 
@@ -42,7 +42,7 @@ class Table:
         )
 
     def read_up(self, query: Query) -> list[str]:
-        """Run the query until it has all records of the stream. Return their texts, including duplicates."""
+        """Run the query until it has all records of the stream, and return their texts, including duplicates."""
         count = sum(map(len, self.stream.records.values()))
         query.until(lambda query: len(query.rows) >= count)
         return sorted(text for _, _, text in query.rows)
@@ -54,7 +54,7 @@ class Table:
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
-    """Return a stream of two shards with five records each."""
+    """Return a lease table and a stream of two shards with five records each."""
     new_table = Table(stepped(monkeypatch))
     fill(new_table, "old", 5)
     return new_table
@@ -89,7 +89,7 @@ def test_recreated_stream_is_read_whole_if_the_option_says_so(table: Table) -> N
     new_run = table.query(query, ANEW)
     assert table.read_up(new_run) == sorted(f"new {shard}{number}" for shard in "abc" for number in range(8))
     assert (new_run.offset["i"], table.noted_incarnations()) == ("fake:2000", {"fake:2000"})
-    # From then on, it is a stream like any other, with or without the option.
+    # From then on, the recreated stream is a stream like any other, with or without the option.
     fill(table, "newer", 1)
     last_run = table.query(new_run)
     last_run.until(lambda query: len(query.rows) >= 3)
@@ -97,7 +97,7 @@ def test_recreated_stream_is_read_whole_if_the_option_says_so(table: Table) -> N
 
 
 def test_batch_planned_on_the_former_stream_is_repeated_empty(table: Table) -> None:
-    """Records of the new stream with the same numbers are not treated as the rows of the old batch."""
+    """Records of the new stream that have the same numbers are not taken for the rows of the old batch."""
     query = table.query()
     planned = query.plan()
     assert planned is not None
@@ -122,7 +122,7 @@ def test_running_query_ends_once_its_stream_is_listed_as_recreated(table: Table)
 
 
 def test_unnamed_offset_has_the_incarnation_that_its_leases_note(table: Table) -> None:
-    """With a checkpointLocation of an earlier version, no records of the new stream are skipped."""
+    """If a checkpointLocation of an earlier version names no incarnation, no records of the new stream are skipped."""
     table.stream.records["c"] = ["old c0"]
     query = table.query()
     table.read_up(query)
@@ -133,7 +133,7 @@ def test_unnamed_offset_has_the_incarnation_that_its_leases_note(table: Table) -
         table.query(query).plan()
     new_run = table.query(query, ANEW)
     assert table.read_up(new_run) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
-    # At this point the leases name the new stream, but the offset without a name still belongs to the former one.
+    # Now the leases name the new stream, but the offset without an incarnation still belongs to the former one.
     assert new_run.offset["r"].keys() == {"a", "b"}
 
 
@@ -180,7 +180,7 @@ def test_new_query_over_leases_of_a_former_stream_fails_or_restarts(table: Table
 
 
 def test_shard_of_a_recreated_stream_starts_where_the_option_says(table: Table) -> None:
-    """A starting position for one shard is a position in the old stream."""
+    """A starting position for one shard is a position in the old stream, so it does not apply to the new one."""
     table.starts = {"a": Position("3")}
     query = table.query()
     query.until(lambda query: len(query.rows) >= 7)
@@ -194,7 +194,7 @@ def test_shard_of_a_recreated_stream_starts_where_the_option_says(table: Table) 
 def test_run_waits_until_the_stream_is_identified(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each batch names the incarnation, so that it is valid only for that one."""
+    """Each batch names the stream's incarnation, so that the batch is valid for this incarnation only."""
     answers = iter([SourceUnavailable("slow down"), SourceUnavailable("slow down")])
     original_shards = Stream.shards
 
@@ -211,7 +211,7 @@ def test_run_waits_until_the_stream_is_identified(
 
 
 def test_stream_that_is_identified_by_a_listing_is_listed_first(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The offsets of a run name the incarnation, so the offsets of an old stream do not count for the new one."""
+    """The offsets of a run name the incarnation, so the offsets of a former stream do not apply to the new one."""
     listings, shards, incarnation = list[bool](), Stream.shards, Stream.incarnation
 
     def list_and_record(stream: Stream) -> tuple[Shard, ...]:

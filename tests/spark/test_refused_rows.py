@@ -1,10 +1,10 @@
-"""A section is checked as a whole before any of its rows is sent, so a task that fails writes no row of it."""
+"""All rows of a section are checked before any of them is sent, so a task that fails writes no row of the section."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import Factory, define
 
@@ -22,7 +22,7 @@ GOOD = 3
 
 
 def table(columns: SinkColumns, *rows: tuple[Any, ...]) -> pa.Table:
-    """Return these rows as a section has them."""
+    """Return these rows in the form that a section has."""
     column_types = columns.types.items()
     return pa.table(
         {
@@ -34,7 +34,7 @@ def table(columns: SinkColumns, *rows: tuple[Any, ...]) -> pa.Table:
 
 @define
 class Written:
-    """A writer whose service only records the rows that it is sent."""
+    """A row writer, and the rows that its service has received. The service only records the rows."""
 
     writer: RowWriter
     sent: list[object] = Factory(list)

@@ -1,4 +1,4 @@
-"""Batches that Spark repeats while the stream does not respond. No row is changed, and none is skipped later."""
+"""If Spark repeats a batch while the stream does not respond, no row is changed, and no row is skipped later."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ SUNK = pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "a
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """Yield a stream of two shards with one record each. Silence soon counts as the end of a range."""
+    """Yield a stream of two shards with one record each. After a short silence, a range is given up."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.TIP_SILENCE_SECONDS", 0.5)
     monkeypatch.setattr("leasehold.adapters.spark.replay.OWNER_CHECK_SECONDS", 0.3)
     streams = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
@@ -49,7 +49,7 @@ def run_once_more(
 @SUNK
 @FLUSHING
 def test_throttled_range_is_awaited(place: Place, flush: str, *, sunk: bool) -> None:
-    """Spark must not commit a batch without a range. Then a second kill neither loses nor doubles it."""
+    """Spark must not commit a batch without one of its ranges. Then a second kill neither loses nor doubles rows."""
     crash = crash_query(place, reaches_sink=sunk)
     place.stream.throttled["a"] = 8
     query = restarted_query(place, crash, **{"lease.flushOnIdle": flush})
@@ -91,7 +91,7 @@ def test_range_unanswered_for_too_long_fails_the_query(
 @FLUSHING
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
 def test_range_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
-    """If the query is killed before the next offset, the range is not skipped as if the sink had it."""
+    """If the query is killed before the next offset, the next run does not skip the range as if the sink had it."""
     crash = crash_query(place, reaches_sink=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
     place.stream.refuses.add("a")
@@ -111,7 +111,7 @@ def test_range_given_up_is_remembered_by_the_next_run(place: Place, flush: str, 
 def test_range_given_up_stays_out_of_its_repeated_batch(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str, *, counts: bool, rereadable: bool
 ) -> None:
-    """If a sink has the batch without the range, it skips a repetition that contains it."""
+    """A sink that has the batch without the range would skip a repetition that contains the range."""
     monkeypatch.setattr(SqliteStore, "capabilities", Capabilities(counts_owners=counts))
     crash = crash_query(place, reaches_sink=False, rereadable=rereadable)
     place.stream.numbers = not rereadable

@@ -1,4 +1,4 @@
-"""Exceptions that the Spark sources show within messages of their own."""
+"""Spark sources shorten the exceptions that they include in messages of their own, and put them on one line."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How often one shard is read, counted where the service would count it."""
+"""Tests how often one shard is read, by counting the requests as the service would."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -83,7 +83,7 @@ class PolledStream(Stream):
 
 
 def most_requests_within(times: list[float], seconds: float) -> int:
-    """Return the largest number of requests within any period of this length."""
+    """Return the largest number of requests within any period of `seconds` seconds."""
     return max((bisect_left(times, time + seconds) - index for index, time in enumerate(times)), default=0)
 
 
@@ -98,5 +98,5 @@ def test_shard_gets_at_most_four_and_a_half_requests_a_second(answer: Answer) ->
     assert most_requests_within(client.records, 10.0) <= 45
     assert most_requests_within(client.records, 1.0) <= 5
     assert most_requests_within(client.iterators, 1.0) <= 2
-    # The opposite mistake: if records are waiting, the shard is read as often as allowed.
+    # Reading too rarely would also be wrong: while records are waiting, the shard is read as often as allowed.
     assert len(client.records) >= (SECONDS * 4 if answer is busy else SECONDS / 4)

@@ -1,4 +1,4 @@
-"""Queries that are killed at every bad moment and restarted lose no records, and repeat the same batches."""
+"""Queries that are killed at any bad moment and restarted lose no records, and repeat the same batches."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
 
 @pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "after the sink"])
 def test_uncommitted_batch_is_repeated_exactly(place: Place, caplog: pytest.LogCaptureFixture, sunk: bool) -> None:
-    """A repeated batch has the same rows, because a sink may skip a batch that it knows."""
+    """A repeated batch has the same rows, because a sink may skip a batch whose number it knows."""
     crash = crash_query(place, reaches_sink=sunk)
     place.stream.put("a", "came meanwhile")
     place.stream.put("b", "this too")
@@ -45,7 +45,7 @@ def test_committed_batch_is_not_repeated(place: Place) -> None:
 
 
 def test_shard_not_reclaimed_before_the_next_kill_is_remembered(place: Place) -> None:
-    """Rows that Spark has committed before their lease was written do not come again under a new number."""
+    """Rows that Spark committed before their lease was written are not delivered again under a new number."""
     crash = crash_query(place, reaches_sink=True)
     store = place.queries[0].store
     outcome = store.write(StealLease(store.get(["a"])[0], "away"))
@@ -55,7 +55,7 @@ def test_shard_not_reclaimed_before_the_next_kill_is_remembered(place: Place) ->
         assert isinstance(outcome, Done)
         outcome = store.write(
             RenewLease(outcome.lease)
-        )  # otherwise, it would expire at about the same time as the other lease
+        )  # Otherwise this lease would expire at about the same time as the other one.
         row_count = len(second_run.rows)
         second_run.batch()
         crash.sink.take(second_run.offset["n"], second_run.rows[row_count:])
@@ -82,7 +82,7 @@ def test_kill_at_the_end_of_a_shard_loses_neither_tail_nor_children(place: Place
 
 
 def test_lease_stolen_from_a_dead_query_costs_one_batch(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """A steal in the meantime loses no batch, does not end the query, and keeps the new owner's checkpoint."""
+    """A steal while the query is dead loses no batch, does not end the query, and keeps the new owner's checkpoint."""
     crash = crash_query(place, reaches_sink=False)
     store = place.queries[0].store
     outcome = store.write(StealLease(store.get(["a"])[0], "thief"))
@@ -121,7 +121,7 @@ def test_query_without_its_lease_table_resumes_at_sparks_offset(
 def test_query_without_its_lease_table_and_batch_skips_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, rereadable: bool
 ) -> None:
-    """If a range cannot be read again at that moment, it is not skipped as if the sink had it."""
+    """A range that cannot be read again at that moment is not skipped as if the sink had it."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.TIP_SILENCE_SECONDS", 0.5)
     crash = crash_query(place, reaches_sink=False, rereadable=rereadable)
     place.path = place.path.with_name("another.db")

@@ -1,4 +1,4 @@
-"""The write side of the formats in a real session: readers get each row once and in order, despite rewrites."""
+"""The sinks of the formats work in a real session: readers get each row once and in order, despite rewrites."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +6,7 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -53,7 +53,7 @@ def read_rows(client: KinesisClient, stream: str) -> list[Record]:
 
 
 def stored_rows(client: KinesisClient, stream: str) -> list[bytes]:
-    """Return the data of all user records in the stream, as any other reader would get them."""
+    """Return the data of all user records in the stream, including repeated ones, as other readers get them."""
     records = list[bytes]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         iterator_request: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
@@ -121,7 +121,7 @@ class TestSpark:
         # Make it look as if the query was killed before it logged that this batch is done, and before it planned a
         # later one.
         for log, first_deleted in (("commits", last_batch), ("offsets", last_batch + 1)):
-            for path in (tmp_path / log).iterdir():  # files of batch numbers and of their checksums
+            for path in (tmp_path / log).iterdir():  # files of batches and of their checksums
                 number = path.name.strip(".").removesuffix(".crc")
                 if number.isdigit() and int(number) >= first_deleted:
                     path.unlink()
@@ -132,7 +132,8 @@ class TestSpark:
         rows, records = stored_rows(kinesis_client, stream), read_rows(kinesis_client, stream)
         assert len(rows) == len(set(rows)) + 50  # the stream contains one batch twice
         assert sorted(record.data for record in records) == sorted(set(rows))
-        # Even and odd numbers are in one partition each. Their tasks run in parallel, and each keeps its own order.
+        # Even and odd numbers are in separate partitions. The tasks of these run in parallel, and each keeps its own
+        # order.
         for key, part in product(map(str, range(7)), range(2)):
             numbers_of_key = [int(record.data) for record in records if record.partition_key == key]
             numbers = [number for number in numbers_of_key if number % 2 == part]
@@ -141,7 +142,7 @@ class TestSpark:
     def test_concurrent_jobs_of_one_name_are_read_whole(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, sink_options: dict[str, str]
     ) -> None:
-        """Each batch of one `writer.name` is a job of its own, in whatever order their rows arrive."""
+        """Each batch of one `writer.name` is a separate job, in whatever order the rows of the batches arrive."""
 
         def write(batch: int) -> None:
             spark.createDataFrame([(0,)], "n int")  # before this call, the thread has no active session and no formats
@@ -165,7 +166,7 @@ class TestSpark:
         assert sorted(int(record.data) for record in records) == [*range(500)]
         for key in map(str, range(7)):
             numbers = [int(record.data) for record in records if record.partition_key == key]
-            halves = [[n for n in numbers if n < 250], [n for n in numbers if n >= 250]]  # one partition each
+            halves = [[n for n in numbers if n < 250], [n for n in numbers if n >= 250]]  # one half for each partition
             assert halves == [sorted(half) for half in halves]
 
     @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ class TestSpark:
 
 
 def test_sections_do_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If other readers repeat a batch, it has the same sections, so its rows are recognized as duplicates."""
+    """If other readers repeat a batch, it has the same sections, so that its rows are recognized as duplicates."""
     monkeypatch.setattr("leasehold.adapters.spark.sink.SECTION_BYTES", 2000)
     rows = [(b"%d" % number, str(number % 3)) for number in range(100)]
 

@@ -1,6 +1,6 @@
-"""Laws of everything that buffers rows: each row comes once and in order, and in the end no resource remains open.
+"""Every buffer of rows delivers each row once and in order, and in the end no resource remains open.
 
-In whatever order reads, plans, commits, faults and ends come, no position of a shard overtakes the one before it
+In whatever order reads, plans, commits, faults and ends come, no position of a shard overtakes the position before it
 (committed ≤ acknowledged ≤ delivered ≤ read). The number of waiting rows is bounded, and in the end everything that was
 opened is closed.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Condition
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import evolve
 from fake_stream import PAGE, Stream
@@ -46,15 +46,15 @@ from leasehold.stores.writes import StealLease
 
 HOST = "127.0.0.1"
 ROOM = 30
-SIZES = 1 << 20, 300, 101  # limits for what is taken: anything, some rows, about one row
+SIZES = 1 << 20, 300, 101  # the limits of a take, in bytes: no limit, some rows, about one row
 
 
 class Refused(Exception):
-    """The system has no memory, thread or descriptor at the moment."""
+    """Raised in place of an error of a system that has no memory, thread or descriptor at the moment."""
 
 
 class Faulty:
-    """Columns with the source's own offset. Building them fails `faults` times."""
+    """Columns that include the source's own offset. Building them fails `faults` times."""
 
     def __init__(self) -> None:
         self.faults = 0
@@ -83,7 +83,7 @@ def numbers(rows: pa.RecordBatch) -> list[int]:
 
 
 def behind(position: Position, stream: Stream, key: str) -> int:
-    """Return how many records there are up to this position, after checking that the source's own offset was kept."""
+    """Return the number of records up to this position, after checking that the source's own offset was kept."""
     assert not position.numbered or not stream.tokens or position.token == f"@{position.sequence}", position
     return len(stream.records[key]) if position.ended else int(position.sequence) if position.numbered else 0
 
@@ -93,7 +93,7 @@ class Feeding(RuleBasedStateMachine):
 
     @initialize(done=st.sampled_from([0, 5, PAGE, PAGE + 1]), end=st.sampled_from(["asked away", "stolen"]))
     def join(self, done: int, end: str) -> None:
-        """Hold the shard from its beginning, or from where an earlier run committed it, which may be its end."""
+        """Hold the shard from its beginning, or from the position that an earlier run committed, perhaps its end."""
         self.stream = Stream({"a": ["x"] * PAGE}, tokens=True)
         self.made = Faulty()
         self.now = 0.0
@@ -167,7 +167,7 @@ class Feeding(RuleBasedStateMachine):
     @precondition(lambda self: not self.over)
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
-        """Step the prefetcher when it asks to be called, as its thread does."""
+        """Call the prefetcher's step whenever the prefetcher asks for it, as its thread does."""
         for _ in range(count):
             self.now += 0.1
             was_lost, reads_before = self.feed.holding.lost.is_set(), self.stream.readings
@@ -207,7 +207,7 @@ class Feeding(RuleBasedStateMachine):
     @precondition(lambda self: not self.over)
     @rule(seconds=st.sampled_from([0.0, 100.0]))
     def passes(self, seconds: float) -> None:
-        """Suspend the process or not, then renew the lease."""
+        """Suspend the process for this time, which may be none, and then renew the lease."""
         self.now += seconds
         if seconds:
             self.step(2)
@@ -231,7 +231,7 @@ class Feeding(RuleBasedStateMachine):
 
     @invariant()
     def marks_follow_one_another(self) -> None:
-        """No checkpoint passes the rows that Spark has finished, and the number of waiting rows is bounded."""
+        """No checkpoint is after the last row that Spark has finished, and the number of waiting rows is bounded."""
         if not hasattr(self, "worker"):
             return
         faults, self.store_faults = self.store_faults, 0
@@ -248,14 +248,14 @@ class Feeding(RuleBasedStateMachine):
 
     @invariant()
     def readers_of_lost_leases_are_closed(self) -> None:
-        """A reader that stayed open after its lease moved would disconnect the new owner."""
+        """A reader that stayed open after its lease moved would disconnect the new owner's reader."""
         if hasattr(self, "left") and self.over:
             assert (self.left, self.stream.open_readers) == (1, [])
 
     def teardown(self) -> None:
         """Clear all faults.
 
-        Check that all rows come, and that a prefetcher that is asked to leave closes everything at once.
+        Check that all rows come, and that a prefetcher that is asked to leave closes everything immediately.
         """
         if not hasattr(self, "worker"):
             return
@@ -293,7 +293,7 @@ class Serving(RuleBasedStateMachine):
 
     @initialize(limit=st.sampled_from([0, 1 << 20]))
     def begin(self, limit: int) -> None:
-        """Open no port yet. If the memory limit is 0, all rows are on disk."""
+        """Create a transport, which opens no port yet. If the memory limit is 0, all rows are on disk."""
         self.before = self._resources()
         self.transport = RowTransport(Address(HOST, HOST), limit)
         self.number = 0
@@ -325,7 +325,7 @@ class Serving(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: any(self.planned.values()))
     def task(self, data: st.DataObject) -> None:
-        """A task gets exactly its rows, however often it runs."""
+        """Check that a task gets exactly its rows, however often it runs."""
         number = data.draw(st.sampled_from([number for number, parts in self.planned.items() if parts]))
         part, expected = data.draw(st.sampled_from(self.planned[number]))
         assert [each for rows in read_task_rows(part) for each in numbers(rows)] == expected
@@ -333,7 +333,7 @@ class Serving(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: any(self.planned.values()))
     def a_stranger(self, data: st.DataObject) -> None:
-        """A client without the token is disconnected at once."""
+        """Check that a client without the token is disconnected immediately."""
         number = data.draw(st.sampled_from([number for number, parts in self.planned.items() if parts]))
         part = self.planned[number][0][0]
         assert isinstance(part, FetchedRows)
@@ -344,7 +344,7 @@ class Serving(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.planned)
     def done(self, data: st.DataObject) -> None:
-        """Commit a batch. A task of it that is left over gets an error."""
+        """Commit a batch, and check that a task of the batch that is left over gets an error."""
         number = data.draw(st.sampled_from(sorted(self.planned)))
         self.transport.discard_batch(number)
         for part, _ in self.planned.pop(number):
@@ -367,5 +367,5 @@ TestFeeding, TestServing = Feeding.TestCase, Serving.TestCase
 
 @pytest.fixture(autouse=True)
 def no_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise the time limit above the test's own, so that no connection is closed by a timeout."""
+    """Raise the time limit of requests above the test's own, so that no connection is closed by a timeout."""
     monkeypatch.setattr(fetching, "REQUEST_SECONDS", 100 * WAIT)

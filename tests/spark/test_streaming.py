@@ -1,4 +1,4 @@
-"""Streaming queries in a real session over a real stream: the effects of restarts, steals, shard ends and stops."""
+"""Streaming queries keep every record through restarts, steals, shard ends and stops, over a real stream."""
 
 import json
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def stream(kinesis_client: KinesisClient) -> Stream:
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -> Iterator[Job]:
-    """Yield a job of queries over the stream, from its beginning."""
+    """Yield a job of queries that read the stream from its beginning."""
     options = {
         "kinesis.streamName": stream.name,
         "kinesis.endpointUrl": kinesis_url,
@@ -85,7 +85,7 @@ def test_scheduled_queries_read_everything_across_a_split_and_hold_nothing(job: 
     query = job.parquet("out", now=True)
     assert job.written("out") == stream.sent
     assert '"behindMs"' in query.recentProgress[-1]["sources"][0]["latestOffset"]
-    # The reader process releases the leases, and Spark does not wait for it. No other process would release them.
+    # The reader process releases the leases, and Spark does not wait for this. No other process would release them.
     until(lambda: job.owners() == ["", "", "", "", ""], "nothing held")
     ended = {parent: "SHARD_END"}  # the parent's row may already be deleted, because its children are being read (L8)
     assert ended | job.checkpoints() == job.tips("out") | ended

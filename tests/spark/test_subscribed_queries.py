@@ -1,4 +1,4 @@
-"""Queries with enhanced fan-out: live reads subscribe, and repeated reads poll."""
+"""With enhanced fan-out, live reads subscribe to shards, and repeated reads poll."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -33,7 +33,7 @@ GIVEN = {
 
 
 def reader_of(source: object) -> object:
-    """Return the class of the reader with which the source opens shards, without a request."""
+    """Return the class of the reader with which the source opens shards. No request is sent."""
     kinesis_source = cast("KinesisSource", source)
     return getattr(kinesis_source.reader, "func", kinesis_source.reader)
 
@@ -48,7 +48,7 @@ def test_live_reads_subscribe_and_repeated_reads_poll() -> None:
 
 
 def test_stored_records_are_polled() -> None:
-    """A backfill does not wait at the pace of a subscription, and takes no subscription from a query."""
+    """A backfill is not slowed down to the pace of a subscription, and takes no subscription away from a query."""
     options = GIVEN | {"kinesis.endingPosition": "LATEST"}
     source_spec, *_ = KinesisLeased(options).parse_options(options)
     with closing(source_spec.open()) as source:
@@ -58,7 +58,7 @@ def test_stored_records_are_polled() -> None:
 
 @pytest.fixture
 def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
-    """Return a client of a service that supports subscriptions."""
+    """Yield a client of a service that supports subscriptions."""
     client = create_reading_client("eu-west-1", ferrokinesis_url)
     yield client
     client.close()

@@ -1,4 +1,4 @@
-"""A supervised query is restarted after temporary errors, with growing waits, and after no others."""
+"""A supervised query is restarted after temporary errors, with growing waits, but not after other errors."""
 
 import logging
 import signal
@@ -17,10 +17,10 @@ from leasehold.adapters.spark.supervision import supervise
 class Query:
     """A query that ends as the test specifies, after some number of checks.
 
-    ends    the error that ends it, or None
-    looks   how often it is checked before it ends
-    does    the batch that it has done when it is first checked
-    status  as Spark reports it; a trigger that is active and never reports anything else stands still
+    ends    the error that ends the query, or None
+    looks   how often the query is checked before it ends
+    does    the batch that the query has done when it is first checked
+    status  the status as Spark reports it. A trigger that is active, and never reports anything else, has stalled.
     """
 
     ends: BaseException | None = None
@@ -41,7 +41,7 @@ class Query:
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
-        """The batch that it has done."""
+        """The progress of the batch that the query has done, or None if it has done none."""
         return None if self.batch is None else {"batchId": self.batch, "timestamp": str(self.batch)}
 
     def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  Spark's name
@@ -59,7 +59,7 @@ class Query:
 
 
 def of(*queries: Query) -> Callable[[], StreamingQuery]:
-    """Return a function that starts these queries one after the other. It must not be called more often."""
+    """Return a function that starts these queries, one at each call. It must not be called more often."""
     remaining = iter(queries)
     return lambda: cast("StreamingQuery", next(remaining))
 
@@ -133,7 +133,7 @@ class CapturedJavaError(RuntimeError):
     ids=["no text", "closed while it was read", "another text"],
 )
 def test_killed_python_process_is_recognized_by_javas_stack(text: str, stack: tuple[str, ...]) -> None:
-    """Java may be reading from the process or writing to it when it is killed."""
+    """Java may be reading from the Python process, or writing to it, when the Python process is killed."""
     waits = list[float]()
     supervise(of(Query(CapturedJavaError(text, *stack)), Query()), sleep=waits.append)
     assert len(waits) == 1
@@ -171,7 +171,7 @@ def test_interrupt_stops_the_query_and_hides_the_errors_of_a_java_that_has_ended
 
 @pytest.mark.parametrize("during", ["wait", "look", "pause"])
 def test_interrupt_is_raised_in_spite_of_the_handler_that_pyspark_has_set(during: str) -> None:
-    """PySpark's handler calls Java. This fails while the same thread waits for Java, or after Java has ended."""
+    """PySpark's handler calls Java. This fails while its thread waits for Java, or after Java has ended."""
 
     class Interrupted(Query):
         def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  Spark's name

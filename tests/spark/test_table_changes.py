@@ -1,4 +1,4 @@
-"""The changes of a table in a real session: each change comes once, and the changes of each item come in order."""
+"""A session reads each change of a table once, and reads the changes of each item in order."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]:
-    """Yield a table whose stream has two open shards, and its address."""
+    """Yield a table whose stream has two open shards, and the URL of its service."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "demo")
     streams = TableStreams(open_shard_count=2)
@@ -27,7 +27,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) -> Iterator[Job]:
-    """Yield a job of queries over the table's stream, from the beginning."""
+    """Yield a job of queries that read the table's stream from its beginning."""
     options = {
         "dynamodb.tableName": "orders",
         "dynamodb.region": "eu-west-1",
@@ -39,7 +39,7 @@ def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) ->
 
 
 def changed(streams: TableStreams, first: int, count: int) -> None:
-    """Make this many changes to five items. Each item is created, changed and removed, again and again."""
+    """Make this many changes to five items. Each item is created, changed and removed repeatedly."""
     for number in range(first, first + count):
         streams.put(f"i-{number % 5}", None if number // 5 % 3 == 2 else {"n": {"N": str(number)}})
 
@@ -72,7 +72,7 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
 
 
 def test_table_has_no_batch_reads(job: Job, spark: SparkSession) -> None:
-    """A batch query that ends at the tip might miss records after an empty response."""
+    """A batch query is rejected, because it would end at the tip and might miss records after an empty response."""
     with pytest.raises(
         (AnalysisException, PySparkException), match=r"it does not support batches; to read what exists "
     ):

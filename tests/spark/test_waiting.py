@@ -1,4 +1,4 @@
-"""How long an available-now query waits, on a clock that the test moves."""
+"""An available-now query waits for rows only for a limited time, on a clock that the test advances."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The tags of a Spark sink's rows: equal if one write repeats another, and different otherwise."""
+"""The tags of a Spark sink's rows are equal if one write repeats another, and different otherwise."""
 
 from types import SimpleNamespace
 
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Write, Write, bool, bool]] = {
 def test_writes_have_the_same_name_only_if_one_repeats_the_other(
     monkeypatch: pytest.MonkeyPatch, one: Write, other: Write, *, one_query: bool, one_run: bool
 ) -> None:
-    """A job is identified by its name and batch, and a query by its id and checkpointLocation."""
+    """A named job is identified by its name and batch, and a query by its id and checkpointLocation."""
 
     def make_tag(write: Write) -> Tag:
         options, properties = write
@@ -58,7 +58,7 @@ def test_writes_have_the_same_name_only_if_one_repeats_the_other(
 
 
 def test_query_that_names_its_checkpoint_location_has_names_of_its_own() -> None:
-    """Two queries with copies of one checkpoint have the same id in Spark. The option distinguishes them."""
+    """Queries with copies of one checkpoint have the same id in Spark. The option tells them apart."""
     schema = StructType([StructField("data", BinaryType()), StructField("partitionKey", StringType())])
     options = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1"}
     locations = [

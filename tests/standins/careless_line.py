@@ -1,4 +1,4 @@
-"""A connection to a local AWS service that drops the conditions of the requests that pass through it."""
+"""A proxy for a local AWS service that removes the conditions from the requests that pass through it."""
 
 import json
 from collections.abc import Iterator
@@ -17,9 +17,13 @@ HOP = frozenset({"connection", "content-length", "date", "server", "transfer-enc
 
 @define
 class Careless:
-    """Requests such as `PUT If-Match` or `UpdateItem` lose their condition. `requests` has all of them.
+    """A proxy that removes conditions from requests.
 
-    url  where it listens
+    Attributes:
+        to: The URL of the service.
+        forgets: The requests that lose their conditions, such as `PUT If-Match` or `UpdateItem`.
+        url: The URL of the proxy.
+        requests: All requests so far, by their operations or paths.
     """
 
     to: str
@@ -30,7 +34,7 @@ class Careless:
 
 @contextmanager
 def careless_line(to: str, *forgets: str) -> Iterator[Careless]:
-    """Run such a connection until the block ends."""
+    """Run a proxy for the service `to` until the block ends."""
     line = Careless(to, frozenset(forgets))
 
     class Handler(_Handler):

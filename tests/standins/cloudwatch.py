@@ -1,8 +1,8 @@
-"""Evaluate CloudWatch alarms: moto stores alarms and metrics, and this module decides which alarms fire.
+"""Evaluates CloudWatch alarms. Moto stores the alarms and metrics, and this module decides which alarms fire.
 
-Moto does not evaluate expressions, so this module evaluates metric math and Metrics Insights, in the few forms that our
-alarms use, by Amazon's documentation. It models in the same way how a collector makes metrics of what it receives. It
-cannot prove that Amazon's own service evaluates them alike.
+Moto does not evaluate expressions. This module evaluates the few forms of metric math and Metrics Insights that our
+alarms use, according to Amazon's documentation. It also models how a collector turns the data that it receives into
+metrics. It does not prove that Amazon's service evaluates the alarms in the same way.
 """
 
 import ast
@@ -16,7 +16,7 @@ import yaml
 from types_boto3_cloudwatch import CloudWatchClient
 
 Point = tuple[float, str, float, Mapping[str, str]]
-"""Seconds since 1970, the metric, its value, and its attributes, including those of the resource."""
+"""A measurement: seconds since 1970, the metric's name, its value, and its attributes with those of the resource."""
 
 INSIGHTS = re.compile(
     r'SELECT SUM\((\w+)\) FROM SCHEMA\("(\w+)", lease, "service\.name"\) '
@@ -36,10 +36,10 @@ PUT_AT_ONCE = 1000
 
 
 def template(text: str, given: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the alarms of a CloudFormation template, as `put_metric_alarm` takes them, with these parameters."""
+    """Return the alarms of a template with these parameters, in the form that `put_metric_alarm` expects."""
 
     class Loader(yaml.SafeLoader):
-        """A loader that knows the two functions that the template uses."""
+        """A loader that supports the two CloudFormation functions in the template."""
 
     Loader.add_constructor("!Ref", lambda _loader, node: {"Ref": node.value})
     Loader.add_constructor("!Sub", lambda _loader, node: {"Sub": node.value})
@@ -64,7 +64,7 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401  whate
 
 
 def collect(client: CloudWatchClient, exporter: Mapping[str, Any], points: Iterable[Point]) -> None:
-    """Put these points as a collector's `awsemf` exporter with such settings would."""
+    """Put these points as a collector's `awsemf` exporter with the settings `exporter` would put them."""
     data = [each for point in points for each in _data(exporter["metric_declarations"], point)]
     for first in range(0, len(data), PUT_AT_ONCE):
         client.put_metric_data(Namespace=exporter["namespace"], MetricData=data[first : first + PUT_AT_ONCE])
@@ -82,7 +82,7 @@ def _data(declarations: Sequence[Mapping[str, Any]], point: Point) -> Iterator[A
 
 
 def in_alarm(client: CloudWatchClient, name: str, end: float) -> bool:
-    """Return whether the alarm of this name is in alarm at this time, judged by the metrics put so far."""
+    """Return whether the alarm with this name is in the ALARM state at the time `end`, given the metrics so far."""
     (alarm,) = client.describe_alarms(AlarmNames=[name])["MetricAlarms"]
     judged = _Judged(client, alarm, end)
     breach = BREACHES[alarm["ComparisonOperator"]]
@@ -96,14 +96,14 @@ Series = list[float | None]
 
 
 class _Judged:
-    """The series by which one alarm is judged."""
+    """Computes the series by which one alarm is evaluated."""
 
     def __init__(self, client: CloudWatchClient, alarm: Any, end: float) -> None:  # noqa: ANN401  boto3's own dictionary
         self._client, self._alarm = client, alarm
         self._count, self._end = alarm["EvaluationPeriods"], datetime.fromtimestamp(end, UTC)
 
     def values(self) -> Series:
-        """Return the values that the threshold is compared with."""
+        """Return the values that are compared with the threshold."""
         alarm, found = self._alarm, dict[str, Series]()
         if "MetricName" in alarm:
             metric = {name: alarm[name] for name in ("Namespace", "MetricName", "Dimensions")}
@@ -130,7 +130,7 @@ class _Judged:
         return [told.get(begins + timedelta(seconds=period * place)) for place in range(self._count)]
 
     def _most(self, name: str, namespace: str, application: str, period: int) -> Series:
-        """Return the series of the lease with the greatest sum."""
+        """Return the series of the lease whose sum is the greatest."""
         of: Any = {"Name": "service.name", "Value": application}
         known = self._client.list_metrics(Namespace=namespace, MetricName=name, Dimensions=[of])["Metrics"]
         each = [self._statistic(metric, period, "Sum") for metric in known]

@@ -1,4 +1,4 @@
-"""Amazon's own DynamoDB Local, downloaded only by users who accept its license, and kept out of the project."""
+"""Runs Amazon's DynamoDB Local, which is not part of the project. Only users who accept its license download it."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ VERSION = "2.6.1"
 OPT_IN = "LEASEHOLD_DYNAMODB_LOCAL"
 MAIN = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""A test run takes minutes, too few for the second compiler and the parallel collector to pay off."""
+"""Options for a short-lived JVM. In a few minutes, the second compiler and the parallel collector do not pay off."""
 LICENCE = f"""\
 leasehold: fetching DynamoDB Local {VERSION}, once. It is Amazon's, under the DynamoDB Local License Agreement: for
 use with an AWS account in good standing, within your own organisation, and not to be passed on."""
@@ -24,7 +24,7 @@ FETCH_SECONDS = 900
 
 
 def opted_in() -> bool:
-    """Return whether the environment allows DynamoDB Local to be downloaded and run here."""
+    """Return whether the environment permits the download and use of DynamoDB Local."""
     return os.environ.get(OPT_IN, "") not in {"", "0"}
 
 
@@ -32,7 +32,7 @@ def opted_in() -> bool:
 def dynamodb_local() -> Iterator[Service]:
     """Run a DynamoDB with conditional writes and transactions as Amazon implements them.
 
-    Raises ServiceError if the environment does not opt in, or without Java or PySpark.
+    Raises ServiceError if the environment does not opt in, or if Java or PySpark is missing.
     """
     if not opted_in():
         raise ServiceError(f"DynamoDB Local has a licence of its own; set {OPT_IN}=1 to accept it and fetch it")
@@ -48,7 +48,7 @@ def dynamodb_local() -> Iterator[Service]:
 
 
 def _ivy() -> Path:
-    """Return the dependency fetcher that PySpark contains; it needs neither Maven nor a Spark session."""
+    """Return the path of Ivy, which PySpark contains. Ivy fetches dependencies without Maven or a Spark session."""
     spark = find_spec("pyspark")
     for folder in (spark.submodule_search_locations or ()) if spark else ():
         for jar in sorted(Path(folder).glob("jars/ivy-*.jar")):
@@ -58,7 +58,7 @@ def _ivy() -> Path:
 
 def _fetch(folder: Path) -> None:
     print(LICENCE, file=sys.stderr, flush=True)  # noqa: T201  the licence is to be seen
-    # Some of its dependencies are packed as a "bundle", which is a jar too.
+    # Some of DynamoDB Local's dependencies have the type "bundle", which is a jar, too.
     dependency = (
         "-dependency",
         "com.amazonaws",

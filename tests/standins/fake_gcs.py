@@ -1,4 +1,4 @@
-"""Run fake-gcs-server, which checks conditions correctly under concurrency. It is built from Go once per machine."""
+"""Runs fake-gcs-server, which checks conditions correctly under concurrency. It is built from Go once per machine."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ CHECKSUM = "h1:K03sAvbLvDz4hAynpCCUqnNRp+ik9JFSvHbkD/wTPOU="
 
 @contextmanager
 def fake_gcs() -> Iterator[Service]:
-    """Run a service with buckets in memory, open to all. Raises ServiceError with go's output, or without go."""
+    """Run a service with buckets in memory, open to all. Raises ServiceError if go is missing or the build fails."""
     program = str(fill_once(f"fake-gcs-server-{VERSION}", _build, shared=True) / "fake-gcs-server")
 
     def command(port: int) -> ServiceCommand:
@@ -29,5 +29,5 @@ def fake_gcs() -> Iterator[Service]:
 def _build(folder: Path) -> None:
     print("leasehold: building fake-gcs-server with go, once (a few minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
     fetched("fake-gcs-server", folder, f"{MODULE}@{VERSION}", CHECKSUM)
-    # Built with the go.sum of the module, which the checksum covers.
+    # The build uses the go.sum of the module, which the checksum covers.
     run_go("fake-gcs-server", folder, "install", f"{MODULE}@{VERSION}")

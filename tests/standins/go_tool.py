@@ -1,4 +1,4 @@
-"""Builds stand-ins that are written in Go."""
+"""Builds local services that are written in Go."""
 
 import json
 import os
@@ -14,7 +14,7 @@ BUILD_SECONDS = 1800
 def run_go(what: str, folder: Path, *arguments: str) -> str:
     """Run go in this folder, into which it installs programs, and return its output.
 
-    Raises ServiceError with go's output, or if there is no go.
+    Raises ServiceError if go is missing, or with go's output if it fails.
     """
     go = shutil.which("go")
     if go is None:
@@ -34,9 +34,9 @@ def run_go(what: str, folder: Path, *arguments: str) -> str:
 
 
 def fetched(what: str, folder: Path, module: str, checksum: str) -> Path:
-    """Return the folder of the sources of a module at a version (MODULE@VERSION).
+    """Download the sources of a module (MODULE@VERSION), and return their folder.
 
-    Raises ServiceError if they are not those with this checksum.
+    Raises ServiceError if the sources do not have this checksum.
     """
     known = json.loads(run_go(what, folder, "mod", "download", "-json", module))
     if known["Sum"] != checksum:

@@ -1,4 +1,4 @@
-"""A local account of Amazon's that enforces rights, with users, policies, streams and tables."""
+"""A local AWS account that enforces permissions, with users, policies, streams and tables."""
 
 import json
 import sys
@@ -15,11 +15,11 @@ from leasehold_lab.standins.node import HOST, Service, ServiceCommand, run_servi
 
 REGION, ACCOUNT = "eu-west-1", "123456789012"
 Document = Mapping[str, Any]
-"""A policy as in its JSON form."""
+"""A policy document, as parsed from JSON."""
 
 
 def allowed(action: str) -> Document:
-    """Return the policy that allows this action, or those that it matches, everywhere."""
+    """Return a policy that allows this action on all resources. The action may be a pattern."""
     return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": action, "Resource": "*"}]}
 
 
@@ -28,7 +28,7 @@ ALL = allowed("*")
 
 @frozen
 class Account:
-    """The account, and the session of a user with all rights."""
+    """The account, with a session of a user who has all permissions."""
 
     service: Service
     admin: boto3.Session
@@ -36,18 +36,18 @@ class Account:
     _clients: dict[str, Any] = Factory(dict)
 
     def client(self, name: str) -> Any:  # noqa: ANN401  each service has its own
-        """Return a client of this service that has all rights."""
+        """Return a client for this service that has all permissions."""
         if name not in self._clients:
-            session: Any = self.admin  # typed by the services that boto3 knows
+            session: Any = self.admin  # boto3's types accept only literal names of services
             self._clients[name] = session.client(name, endpoint_url=self.service.url, region_name=REGION)
         return self._clients[name]
 
     def user(self, *policies: Document) -> tuple[str, str]:
-        """Return the access key and the secret of a new user with these policies and no other right."""
+        """Create a user with only the permissions of these policies. Return its access key and secret."""
         return _user(self.client("iam"), f"user-{next(self._numbers)}", policies)
 
     def role(self, name: str, policy: Document, external_id: str) -> str:
-        """Return the ARN of a new role with this policy, for callers that give this external id."""
+        """Create a role with this policy, and return its ARN. Callers must give this external id."""
         trust = {"StringEquals": {"sts:ExternalId": external_id}}
         allowed = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole", "Condition": trust}
         trusting = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
@@ -56,18 +56,18 @@ class Account:
         return str(created)
 
     def asked(self) -> list[tuple[str, str, bool]]:
-        """Return each right requested so far, with the action, the resource, and whether it was granted."""
+        """Return the permissions that were requested so far: action, resource, and whether it was granted."""
         lines = self.service.log.read_text(errors="replace").splitlines()
         return [tuple(json.loads(line.removeprefix("RIGHT "))) for line in lines if line.startswith("RIGHT ")]
 
 
 @contextmanager
 def account() -> Iterator[Account]:
-    """Run an account that judges rights on DynamoDB and Kinesis by action and resource, ignoring conditions and KMS."""
+    """Run an account that checks permissions by action and resource. It ignores conditions and KMS."""
     script = str(Path(__file__).with_name("iam_server.py"))
 
     def command(port: int) -> ServiceCommand:
-        # Three requests create the user with all rights; from then on every request needs a right.
+        # The first three requests create the user with all permissions. After that, every request needs a permission.
         return ServiceCommand(
             (sys.executable, script, "-H", HOST, "-p", str(port)), {"INITIAL_NO_AUTH_ACTION_COUNT": "3"}
         )

@@ -1,7 +1,7 @@
-"""Run moto so that it judges rights as Amazon does, by the resource too, and rejects requests as a JSON service.
+"""Runs moto so that it checks permissions by resource, as Amazon does, and rejects requests in JSON.
 
-By itself, moto compares the resource of a statement with "*" for DynamoDB and Kinesis, and rejects requests in XML.
-Each right that was requested is a line on standard output: RIGHT, then JSON.
+By itself, moto checks DynamoDB and Kinesis only against the resource "*", and rejects requests in XML. This server
+prints each requested permission as a line: `RIGHT`, then the action, the resource and the decision as JSON.
 """
 
 import json
@@ -42,7 +42,7 @@ def _check(self: IAMRequestBase, resource: str) -> None:
         granted = True
     finally:
         if self._service in {"dynamodb", "kinesis"}:
-            # Flushed at once, because it responds in threads, and `print` would mix their lines.
+            # Write the line at once. Moto responds in several threads, whose lines `print` would mix.
             os.write(sys.stdout.fileno(), f"RIGHT {json.dumps([self._action, resource, granted])}\n".encode())
 
 

@@ -1,6 +1,6 @@
-"""Compile the C module for the tests, because an editable install does not contain it.
+"""Compiles the C module for the tests, because an editable install does not contain it.
 
-The environment's CFLAGS are used too; `make fuzz-c` sets them to check each memory access.
+The compiler also gets CFLAGS from the environment. `make fuzz-c` sets them so that each memory access is checked.
 """
 
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def scan(*flags: str) -> Any:  # noqa: ANN401  a module
-    """Return the module compiled with these flags, or None if there is no compiler."""
+    """Compile the module with these flags and return it, or None if there is no compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None

@@ -1,7 +1,7 @@
-"""Run Kubernetes's own API server with KEDA's resources, built once per machine from their Go modules.
+"""Runs the API server of Kubernetes with KEDA's resources. It is built once per machine from their Go modules.
 
-No controller runs, so the server accepts and checks objects, and starts nothing. KEDA's operator, which reads a
-trigger's metadata and queries the number, is missing too: only KEDA's definitions are installed.
+No controller runs, so the server accepts and validates objects, but starts nothing. Only KEDA's definitions are
+installed, not its operator, which would read a trigger's metadata and query its value.
 """
 
 import hashlib
@@ -41,9 +41,10 @@ ANSWER_SECONDS = 30.0
 class KubernetesApi:
     """A running API server.
 
-    port         where it listens, with TLS
-    token        the bearer token that it requires
-    certificate  its own self-signed certificate
+    Attributes:
+        port: The port on which the server listens with TLS.
+        token: The bearer token that each request must have.
+        certificate: The server's self-signed certificate.
     """
 
     port: int
@@ -51,7 +52,7 @@ class KubernetesApi:
     certificate: Path
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """Return the status and the object of its response."""
+        """Send a request. Return the status of the response, and its JSON object."""
         trusting = ssl.create_default_context(cafile=str(self.certificate))
         trusting.check_hostname = False  # only this server has this certificate
         line = HTTPSConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS, context=trusting)
@@ -65,7 +66,7 @@ class KubernetesApi:
         return answer.status, json.loads(text) if text.startswith(b"{") else {}
 
     def create(self, manifest: Mapping[str, Any]) -> tuple[int, str]:
-        """Create this object, rejecting unknown fields. Return the status and the message."""
+        """Create this object; the server rejects unknown fields. Return the response's status and message."""
         group, kind = manifest["apiVersion"], manifest["kind"].lower() + "s"
         root = "/api/v1" if group == "v1" else f"/apis/{group}"
         status, said = self.ask("POST", f"{root}/namespaces/default/{kind}?fieldValidation=Strict", manifest)
@@ -74,7 +75,7 @@ class KubernetesApi:
 
 @contextmanager
 def tried_on_kubernetes(what: str) -> Iterator[KubernetesApi]:
-    """Run an empty cluster's API if the user allows the minutes to build it; otherwise skip, naming `what`."""
+    """Run an empty cluster's API, or skip the test of `what` if the user has not allowed the long build."""
     if "LEASEHOLD_KUBERNETES" not in os.environ:
         pytest.skip(f"{what} NOT TRIED ON KUBERNETES: set LEASEHOLD_KUBERNETES=1 to build it (ten minutes)")
     with ExitStack() as running:
@@ -89,7 +90,7 @@ def tried_on_kubernetes(what: str) -> Iterator[KubernetesApi]:
 def kubernetes() -> Iterator[KubernetesApi]:
     """Run an empty cluster's API that knows KEDA's ScaledObject.
 
-    Raises ServiceError with go's output, or if there is no go.
+    Raises ServiceError if go is missing, or with go's output if the build fails.
     """
     folder, token = fill_once(f"kube-api-{_digest()}", _build, shared=True), secrets.token_hex()
 

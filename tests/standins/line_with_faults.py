@@ -1,4 +1,4 @@
-"""A connection to a local AWS service that can be made silent, slow or worse, and restored."""
+"""A proxy for a local AWS service that can be made silent, slow or worse, and then restored."""
 
 import json
 import time
@@ -19,16 +19,14 @@ OBJECT_FAULTS = {
     "refused": (403, "AccessDenied", "AuthorizationFailure"),
     "throttled": (503, "SlowDown", "ServerBusy"),
 }
-"""The status of an object store, and the error codes of S3 and of Azure."""
+"""For each fault, the HTTP status of an object store, and the error codes of S3 and of Azure."""
 
 
 class FaultyLine:
     """Forwards requests, unless `how` names a fault.
 
-    It is one of silent, mute (requests arrive and responses do not), slow, dripping, throttled, refused, unwritable
-    (writes are refused, and reads are not), or cut.
-
-    url  where it listens
+    The fault is one of silent, mute (requests arrive, but responses do not), slow, dripping, throttled, refused,
+    unwritable (only writes are refused), or cut. `url` is the address of the proxy.
     """
 
     def __init__(self, to: str, url: str) -> None:
@@ -36,20 +34,20 @@ class FaultyLine:
         self._changed = Condition()
 
     def set(self, how: str) -> None:
-        """Respond like this from now on. If it is "", waiting requests are answered."""
+        """Simulate the fault `how` from now on. If `how` is "", work normally, and forward the waiting requests."""
         with self._changed:
             self.how = how
             self._changed.notify_all()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait at most this long until the connection works again, and return whether it does."""
+        """Wait at most this long until the proxy works normally again, and return whether it does."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.how, seconds)
 
 
 @contextmanager
 def faulty_line(to: str) -> Iterator[FaultyLine]:
-    """Run such a connection until the block ends."""
+    """Run a proxy for the service `to` until the block ends."""
     server = _Server((HOST, 0), _Handler)
     line = FaultyLine(to, f"http://{HOST}:{server.server_address[1]}")
     server.line = line
@@ -69,7 +67,7 @@ class _Server(ThreadingHTTPServer):
     line: FaultyLine
 
     def handle_error(self, *_: object) -> None:
-        """Print nothing, because clients that are killed leave their connections open."""
+        """Print nothing, because errors are normal: killed clients leave their connections open."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -150,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             if name.lower() not in HOP:
                 self.send_header(name, value)
-        # The response to HEAD has the length of an object and no content.
+        # The response to HEAD has the length of the object, but no content.
         heads = self.command == "HEAD"
         self.send_header("Content-Length", (length or "0") if heads else str(len(content)))
         self.end_headers()

@@ -1,4 +1,4 @@
-"""Run Spark on this machine alone, as a session or a cluster, with no network but loopback."""
+"""Runs Spark as a session or a cluster on this machine, with no network except loopback."""
 
 import os
 import signal
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 START_SECONDS = 240
 SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options for a Java that starts quickly rather than runs fast, because short tests spend their time compiling."""
+"""Options for a JVM that starts quickly but runs slowly. Short tests would otherwise spend their time compiling."""
 LATE = "Python worker failed to connect back"
-"""By default Java gives a Python process ten seconds to start, which is too short on a busy machine."""
+"""The error of a Python process that took longer to start than ten seconds, which may happen on a busy machine."""
 ON_CLUSTER = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "2",
-    "spark.cores.max": "4",  # all of which are awaited
+    "spark.cores.max": "4",  # the application waits for all four
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
 }
-"""Settings of an application on `spark_cluster`, whose workers have two cores each."""
+"""Settings for an application on a `spark_cluster` whose two workers have two cores each."""
 
 
 def pyspark_path(version: str) -> Path:
-    """Return a folder with this older PySpark, such as 4.0, to put first on the path of a process.
+    """Return a folder with this older PySpark, such as 4.0. It must come first in the PYTHONPATH of a process.
 
-    It is installed from its lock once. All other packages come from this environment. Raises AssertionError.
+    PySpark is installed once, from its lock file. Other packages come from this environment. Raises AssertionError.
     """
     from releasing import ROOT, uv  # noqa: PLC0415  it wants no Spark
 
@@ -53,13 +53,13 @@ def pyspark_path(version: str) -> Path:
 def spark_session(
     cores: int = 2, java: str = "", *, master: str = "", settings: Mapping[str, str] | None = None
 ) -> Iterator["SparkSession"]:
-    """Run a session until the block ends. A process can have only one at a time. `java` has options for its Java.
+    """Run a session until the block ends. A process can have only one at a time. `java` has options for the JVM.
 
-    The handler of SIGINT is restored, because Spark's own would outlive the session.
+    The previous handler of SIGINT is restored, because Spark's own would otherwise outlive the session.
 
-    `master` is the address of a cluster, if the session should not run on `cores` cores of this process.
+    If `master` is given, the session runs on the cluster at this address. Otherwise, it runs on `cores` local cores.
 
-    Raises ServiceError if there is no Java, ImportError if there is no pyspark.
+    Raises ServiceError if there is no Java, and ImportError if there is no PySpark.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415  an extra, and slow to load
 
@@ -83,7 +83,7 @@ def spark_session(
 
 
 def spark_class(name: str, *arguments: str, environment: Mapping[str, str]) -> ServiceCommand:
-    """Return the command of a program in Spark's own package."""
+    """Return the command that runs a class of Spark's own package."""
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
@@ -92,7 +92,7 @@ def spark_class(name: str, *arguments: str, environment: Mapping[str, str]) -> S
 
 @contextmanager
 def spark_cluster(environment: Mapping[str, str], memory: str = "600m", cores: int = 1) -> Iterator[str]:
-    """Run a master and two workers with this many cores, each with its own temporary folder; yield its address."""
+    """Run a master and two workers with this many cores each, and yield the address of the cluster."""
     with ExitStack() as stack:
 
         def apart() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Run versitygw, which, unlike moto, checks conditions correctly under concurrency. It is built from Go once."""
+"""Runs versitygw, which checks conditions correctly under concurrency, unlike moto. It is built from Go once."""
 
 import sys
 import tempfile
@@ -18,9 +18,9 @@ REGION = "eu-west-1"
 
 @contextmanager
 def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
-    """Run buckets in `REGION` for callers that sign with `key` as id and as secret, stored in `kept` if given.
+    """Run a service with buckets in `REGION`. Callers sign with `key` as id and secret. `kept` is the folder for data.
 
-    Raises ServiceError with go's output, or if there is no go.
+    Raises ServiceError if go is missing, or with go's output if the build fails.
     """
     program = str(fill_once(f"versitygw-{VERSION}", _build, shared=True) / "versitygw")
     with tempfile.TemporaryDirectory(prefix="leasehold-buckets-", ignore_cleanup_errors=True) as place:
@@ -41,5 +41,5 @@ def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
 def _build(folder: Path) -> None:
     print("leasehold: building versitygw with go, once (a few minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
     fetched("versitygw", folder, f"{MODULE}@{VERSION}", CHECKSUM)
-    # Built with the go.sum of the module, which the checksum covers.
+    # The build uses the go.sum of the module, which the checksum covers.
     run_go("versitygw", folder, "install", f"{MODULE}/cmd/versitygw@{VERSION}")

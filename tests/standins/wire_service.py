@@ -1,4 +1,4 @@
-"""A scripted service for a client of boto3, in JSON or CBOR, in place of the connection or on loopback."""
+"""A service with scripted responses in JSON or CBOR. It replaces a boto3 client's connection, or runs on loopback."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ CBOR, JSON = "application/x-amz-cbor-1.1", "application/x-amz-json-1.1"
 
 
 class Raw(BytesIO):
-    """A body as the connection passes it on."""
+    """A response body with the `stream` method that botocore calls."""
 
     def stream(self) -> list[bytes]:
         return [self.read()]
@@ -38,17 +38,17 @@ class Answer:
 
 
 HANGS_UP = Answer(b"")
-"""The end of the connection in place of an answer; only of a service that listens."""
+"""Makes a listening service close the connection instead of responding."""
 
 
 def in_json(told: dict[str, Any], status: int = 200) -> Answer:
-    """Return the response as JSON, with data in base64 and times in seconds."""
+    """Encode a response as JSON, with data in base64 and times in seconds."""
     rows = [_row(row, lambda data: base64.b64encode(data).decode(), 1000) for row in told.get("Records") or ()]
     return Answer(json.dumps({**told, **({"Records": rows} if "Records" in told else {})}).encode(), JSON, status)
 
 
 def in_cbor(told: dict[str, Any], status: int = 200, *, text: bool = False, tagged: bool = False) -> Answer:
-    """Return the response as CBOR. `text` leaves data in base64, and `tagged` marks times as such."""
+    """Encode a response as CBOR. With `text`, data is in base64. With `tagged`, times have CBOR's tag for times."""
 
     def data(raw: bytes) -> object:
         return base64.b64encode(raw).decode() if text else raw
@@ -69,34 +69,34 @@ def _row(row: dict[str, Any], data: Callable[[bytes], object], per_second: int) 
 
 @define
 class Spoken:
-    """Sends the responses in its list, and records the form and the content of each request."""
+    """Sends the scripted responses in order, and records the format and the content of each request."""
 
     answers: list[Answer]
     forms: list[str] = field(factory=list)
     asked: list[Any] = field(factory=list)
 
     def answer(self, form: str, body: bytes) -> Answer:
-        """Return the next response."""
+        """Record the request, and return the next response."""
         self.forms.append("cbor" if "cbor" in form else "json")
         self.asked.append(cbor2.loads(body) if "cbor" in form else json.loads(body))
         return self.answers.pop(0)
 
     def __call__(self, request: AWSPreparedRequest, **_event: object) -> AWSResponse:
-        """Answer in the connection's place."""
+        """Return the next response to botocore, which then makes no connection."""
         answer = self.answer(cast("bytes", request.headers["Content-Type"]).decode(), cast("bytes", request.body))
         headers = HTTPHeaders()
         headers["Content-Type"] = answer.form
         return AWSResponse(request.url, answer.status, headers, Raw(answer.body))
 
     def attach(self, client: "KinesisClient", operation: str = "GetRecords") -> "KinesisClient":
-        """Send this client's requests here, and return it."""
+        """Answer this client's requests from the script, and return the client."""
         # The stubs do not know that a handler of this event may return the response.
         client.meta.events.register(f"before-send.kinesis.{operation}", cast("Callable[..., None]", self))
         return client
 
 
 class Service(Spoken):
-    """Responds to each request in the form in which it was sent, as Kinesis does."""
+    """Responds to each request in the format in which it was sent, as Kinesis does."""
 
     def __init__(self, *told: dict[str, Any]) -> None:
         super().__init__([])
@@ -141,7 +141,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 
 
 def quick(*answers: Answer, wire: str = "cbor", way: Way = "through boto3") -> tuple["KinesisClient", Spoken]:
-    """Return a client as readers have it, and the responses that it gets."""
+    """Return a client like that of a shard reader, and the scripted service that responds to it."""
     spoken, form = Spoken(list(answers)), cast("WireFormat", wire)
     if way == "directly":
         return create_reading_client("eu-west-1", listening(spoken), form), spoken

@@ -1,4 +1,4 @@
-"""A TCP connection to a local service of any protocol that can be made faulty and restored."""
+"""A TCP proxy for a local service of any protocol. It can be made faulty, and then restored."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +15,8 @@ SLOW_SECONDS, DRIP_SECONDS, CONNECT_SECONDS, BYTES = 7.0, 1.0, 10.0, 65_536
 class FaultyWire:
     """Forwards bytes, unless `how` names a fault.
 
-    It is one of silent, cut (connections are closed), or mute, slow and dripping, which delay what the service sends.
+    The fault is one of silent, cut (connections are closed), mute, slow or dripping. The last three affect only the
+    responses.
 
     Args:
         port: The port of the service.
@@ -33,7 +34,7 @@ class FaultyWire:
         self.port: int = self._listening.getsockname()[1]
 
     def set(self, how: str) -> None:
-        """Behave like this from now on. Waiting bytes are passed on once it is ""."""
+        """Simulate the fault `how` from now on. If `how` is "", pass on the bytes that are waiting."""
         with self._changed:
             self.how = how
             self._changed.notify_all()
@@ -93,7 +94,7 @@ def _begin(work: Callable[[], None]) -> None:
 
 @contextmanager
 def faulty_wire(port: int, slow_seconds: float = SLOW_SECONDS) -> Iterator[FaultyWire]:
-    """Forward connections to this local port, with faults, until the block ends."""
+    """Run a proxy for this local port until the block ends."""
     wire = FaultyWire(port, slow_seconds)
     _begin(wire.serve)
     try:

@@ -1,4 +1,4 @@
-"""An in-memory Azure Blob service for the Azure SDK of one worker.
+"""An in-memory Azure Blob service, which one worker uses through the Azure SDK.
 
 It has conditional writes, pages, a clock, and faults.
 """
@@ -29,7 +29,9 @@ BLOCK = "<BlobType>BlockBlob</BlobType>"
 class BlobFault:
     """A response that the service sends instead of its normal one.
 
-    code  the service's error code; empty if it sends none
+    Attributes:
+        status: The HTTP status.
+        code: The service's error code, or "" if the response contains none.
     """
 
     status: int
@@ -40,12 +42,14 @@ class BlobFault:
 class BlobMemory:
     """The in-memory container that an SDK client accesses.
 
-    blobs     by name: ETag, metadata, and the time of the last write
-    requests  every request: the operation and the blob
-    heads     the headers of every request
-    faults    returned in place of the next responses; an exception is raised before anything was sent
-    now       seconds since the container was created
-    dated     whether responses contain the time
+    Attributes:
+        there: True if the container exists.
+        blobs: The ETag, the metadata and the time of the last write of each blob, by name.
+        requests: The operation and the blob of every request.
+        heads: The headers of every request.
+        faults: Sent in place of the next responses. An exception is raised before the request is sent.
+        now: The seconds since the container was created.
+        dated: True if responses contain the time.
     """
 
     there: bool = True
@@ -100,7 +104,7 @@ class BlobMemory:
         return self.said(201 if does == "new" else 200, {"etag": etag, "last-modified": date(written), **heads})
 
     def listed(self, query: dict[str, list[str]]) -> Response:
-        """Return one page, with a marker for the next."""
+        """Return one page of a listing, with a marker for the next page."""
         first = int(query.get("marker", ["0"])[0])
         prefix = query.get("prefix", [""])[0]
         names = [name for name in sorted(self.blobs) if name.startswith(prefix)]
@@ -111,7 +115,7 @@ class BlobMemory:
             for name, etag, metadata, last_write in page
         )
         marker = str(first + PAGE) if first + PAGE < len(names) else ""
-        prefix_element = f"<Prefix>{escape(prefix)}</Prefix>"  # the SDK uses it to request the next page
+        prefix_element = f"<Prefix>{escape(prefix)}</Prefix>"  # the SDK repeats it when it requests the next page
         elements = f"{prefix_element}<Blobs>{rows}</Blobs><NextMarker>{marker}</NextMarker>"
         document = f"<EnumerationResults>{elements}</EnumerationResults>"
         return self.said(200, {"content-type": "application/xml"}, document.encode())

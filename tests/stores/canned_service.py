@@ -1,4 +1,4 @@
-"""A service with AWS's JSON protocol that sends canned responses, and a client whose calls bypass boto3."""
+"""A service with AWS's JSON protocol that sends prepared responses, and a client whose calls bypass boto3."""
 
 import json
 import socket
@@ -33,7 +33,7 @@ def refusal(code: str) -> bytes:
 
 @frozen
 class CannedResponse:
-    """How the service responds to one request: it sends these bytes, and then may close the connection."""
+    """A response that the service sends to one request. After that, it may close the connection."""
 
     what: bytes = b""
     ends: bool = False
@@ -41,10 +41,11 @@ class CannedResponse:
 
 @define
 class CannedServer:
-    """A service that responds to each request with the next of its canned responses.
+    """A service that responds to each request with the next of its prepared responses.
 
-    requests     the head and the body of each request
-    connections  the number of connections accepted
+    Attributes:
+        requests: The head and the body of each request.
+        connections: The number of accepted connections.
     """
 
     answers: list[CannedResponse]
@@ -113,7 +114,7 @@ def service(*answers: bytes | CannedResponse, tls: ssl.SSLContext | None = None)
 
 
 class DirectClient:
-    """A client whose GetShardIterator calls bypass boto3 where they can."""
+    """A client whose GetShardIterator calls bypass boto3 if they can."""
 
     def __init__(self, url: str, session: Any = None, **config: Any) -> None:  # noqa: ANN401  boto3 has no type for it
         options = {"read_timeout": 5, "retries": {"mode": "standard", "total_max_attempts": 2}, **config}
@@ -122,7 +123,7 @@ class DirectClient:
         self.boto3_call_count = 0
 
     def __call__(self, *, repeatable: bool = True, shard: str = "s-0") -> str:
-        """Return the iterator from the response."""
+        """Request a shard iterator, and return it."""
         request: Any = {"StreamName": "orders", "ShardId": shard, "ShardIteratorType": "LATEST"}
 
         def by_boto() -> Any:  # noqa: ANN401  as boto3
@@ -142,7 +143,7 @@ class DirectClient:
 
 @contextmanager
 def direct_client(url: str, **config: Any) -> Iterator[DirectClient]:  # noqa: ANN401  boto3 has no type for it
-    """Return a client that has made one call, so that it knows how boto3 makes calls."""
+    """Yield a client that has made one call through boto3, so that its next calls can bypass boto3."""
     client = DirectClient(url, **config)
     try:
         assert client() == "i"

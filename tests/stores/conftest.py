@@ -1,4 +1,4 @@
-"""An AWS session and the address of the blob service, for all stores."""
+"""Fixtures for the tests of all stores: an AWS session, the blob service's address, and a certificate."""
 
 import subprocess
 from pathlib import Path
@@ -11,20 +11,20 @@ from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE
 
 @pytest.fixture(scope="session")
 def session() -> Session:
-    """Return one session for all tests, since loading the service's description takes long."""
+    """Return one session for all tests, because loading the description of a service takes long."""
     return Session()
 
 
 @pytest.fixture
 def connection(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Put the connection string where a URL looks for it."""
+    """Put the connection string into the environment variable that is read when a URL is opened."""
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     return azurite_connection
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a self-signed certificate for localhost with its key."""
+    """Return a file with a self-signed certificate for localhost and its key."""
     folder = tmp_path_factory.mktemp("tls")
     pem = folder / "both.pem"
     arguments = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"

@@ -1,6 +1,6 @@
 """The parts of Google Cloud Storage that leases use, in memory.
 
-Google's own client library reaches them through its HTTP session.
+Google's client library accesses them through its HTTP session.
 """
 
 import json
@@ -21,12 +21,13 @@ Body = dict[str, Any]
 
 @define
 class GcsMemory:
-    """One bucket.
+    """An in-memory bucket.
 
-    objects   by name: the generation, the time of the last write, and the metadata
-    faults    by method: what is returned or raised in place of a response
-    requests  the method and the query of each request
-    now       seconds since the start
+    Attributes:
+        objects: The generation, the time of the last write and the metadata of each object, by name.
+        faults: Statuses that are returned and exceptions that are raised in place of responses, by method.
+        requests: The method and the query of each request.
+        now: The seconds since the start.
     """
 
     name: str | None = "leases"
@@ -40,7 +41,7 @@ class GcsMemory:
     generations: int = 0
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Body]:
-        """Return the status and the response."""
+        """Handle a request, and return the status and the body of the response."""
         self.requests.append((method, query))
         if waiting := self.faults.get(method):
             fault = waiting.pop(0)

@@ -1,4 +1,4 @@
-"""Containers and buckets for one test, and stores in them whose leases can be compared as whole values."""
+"""Creates containers and buckets for one test. Their stores return leases that can be compared as whole values."""
 
 import json
 from uuid import uuid4
@@ -16,7 +16,7 @@ from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored
 
 
 class _Ageless:
-    """A mixin that sets the age of every object to zero, so that a lease that is read a second later is equal."""
+    """A mixin that sets the age of every object to zero. Two reads of an unchanged lease are then always equal."""
 
     def list(self, prefix: str) -> tuple[StoredObject, ...]:
         return tuple(evolve(stored, age=0.0) for stored in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
@@ -75,18 +75,18 @@ def try_conditions(objects: Objects) -> None:
 
 
 class RoomyLayout(EventHubLayout):
-    """The Azure SDKs' layout, extended to hold what no partition has, so that every clause can be tested.
+    """The Azure SDKs' layout, extended by fields that partitions do not have, so that every clause can be tested.
 
     Any key is accepted as a partition, and the constant fields are stored in one additional field. A number without an
     offset gets a made-up offset, which encodes the sub-sequence number.
     """
 
     def name(self, key: str, part: Part) -> str:
-        """Keep the case of the key: partitions are numbers, shard names are not."""
+        """Return the name with the key unchanged, because the case of letters matters in the names of shards."""
         return self.prefix(part) + key
 
     def key(self, name: str, part: Part) -> str | None:
-        """Return the key that the clause of the contract uses."""
+        """Return the key, which may be any string."""
         return name.removeprefix(self.prefix(part))
 
     def lease(self, key: str, parts: Parts) -> Lease | None:

@@ -1,4 +1,4 @@
-"""Has several processes claim the same leases at the same moment."""
+"""Makes several processes claim the same leases at the same moment."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,10 @@ PROCESSES = 4
 KEYS = tuple(f"shard-{number:02}" for number in range(20))
 STORES = ("dynamodb.store", "embedded.sqlite", "postgres", "objects.blob")
 FORK_SERVER = get_context("forkserver")
-"""Starts children from a process that has not connected to any service. Children forked from the test process would
-share its connections.
+"""Starts children from a process that has no connections to services. Children that were forked from the test process
+would share its connections.
 """
-# Import these modules once in the fork server, because importing them in every child took a second of CPU time.
+# Import these modules once, in the fork server. Importing them in every child would take a second of CPU time each.
 FORK_SERVER.set_forkserver_preload(["__main__", *(f"leasehold.stores.{name}" for name in STORES)])
 
 _gates: list[Barrier] = []

@@ -24,11 +24,12 @@ def refusal(code: str, status: int) -> ClientError:
 class S3Bucket:
     """A bucket, shared by all of its clients.
 
-    requests  every call: its client's number of attempts, the operation, and the arguments except for the bucket
-    faults    raised by the next calls of an operation, one after the other
-    now       seconds since the bucket was created
-    dated     whether responses contain the time
-    together  a barrier at which reads of objects wait for each other
+    Attributes:
+        requests: For each call: the client's number of attempts, the operation, and the arguments without the bucket.
+        faults: Exceptions that the next calls of an operation raise, one after the other.
+        now: The seconds since the bucket was created.
+        dated: True if responses contain the time.
+        together: A barrier at which reads of objects wait for each other.
     """
 
     name: str | None = "leases"
@@ -119,7 +120,7 @@ class S3Memory:
         return self
 
     def paginate(self, **arguments: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-        """Yield pages of a few objects; an empty listing is a page without contents."""
+        """Yield pages with a few objects each. An empty listing is one page without contents."""
         names = [name for name in sorted(self.objects) if name.startswith(arguments["Prefix"])]
         for first in range(0, max(1, len(names)), PAGE):
             response = self._ask("paginate", **arguments)

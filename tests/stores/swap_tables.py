@@ -1,4 +1,4 @@
-"""The tables between which leases are swapped: new, empty stores of every kind, on the services that the tests run."""
+"""Opens the pairs of tables between which leases are swapped: new, empty stores of every kind on local services."""
 
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -18,11 +18,11 @@ from leasehold_lab.standins.postgres import build_store_url
 
 _numbers = count()
 _AWS = Session()
-"""One session for all tables, because loading the service's description takes long."""
+"""One session for all tables, because loading the description of a service takes long."""
 
 
 def memory(_request: pytest.FixtureRequest) -> Store:
-    """Open a table in this process."""
+    """Open an in-memory table."""
     return MemoryStore()
 
 
@@ -41,7 +41,7 @@ def blob(request: pytest.FixtureRequest) -> Store:
 
 
 def s3(request: pytest.FixtureRequest) -> Store:
-    """Open a bucket of a service that also checks the conditions of concurrent writes correctly."""
+    """Open a bucket on a service that checks conditions correctly even if writes are concurrent."""
     return EtagStore(bucket(request.getfixturevalue("versitygw_url")), ObjectLayout("fleet/one"))
 
 
@@ -53,7 +53,7 @@ def gcs(request: pytest.FixtureRequest) -> Store:
 
 
 def by_session(kind: Callable[[pytest.FixtureRequest], Store]) -> Callable[[pytest.FixtureRequest], Store]:
-    """Return a function that opens such a table in the `sessions` layout."""
+    """Return a function that opens a table of this kind in the `sessions` layout."""
 
     def open_sessions(request: pytest.FixtureRequest) -> Store:
         store = kind(request)
@@ -92,7 +92,7 @@ MARKS = {
 
 
 def pairs(names: Iterable[str] = PAIRS, *more: pytest.MarkDecorator) -> list[object]:
-    """Return pairs of these kinds as fixture parameters, marked by the services they need and by `more`."""
+    """Return the pairs with these names as fixture parameters, marked by `more` and by the services that they need."""
     return [
         pytest.param(name, marks=(*MARKS[name], *more) if name in MARKS else (), id=name.replace(" ", "-"))
         for name in names
@@ -100,7 +100,7 @@ def pairs(names: Iterable[str] = PAIRS, *more: pytest.MarkDecorator) -> list[obj
 
 
 def opened_pair(request: pytest.FixtureRequest) -> tuple[Store, Store]:
-    """Return the two tables of the pair that the fixture's parameter names. They are closed after the test."""
+    """Open the two tables of the pair that the fixture's parameter names, and close them after the test."""
     source, target = (opening(request) for opening in PAIRS[request.param])
     for store in (source, target):
         request.addfinalizer(store.close)

@@ -1,4 +1,4 @@
-"""How each write changes a lease, both an ordinary lease and one that a KCL 3.x leader is moving."""
+"""Tests how each write changes an ordinary lease, and a lease that a KCL 3.x leader is moving."""
 
 import pytest
 from attrs import evolve
@@ -33,13 +33,13 @@ def test_a_release_ends_the_handoff() -> None:
 
 
 def test_a_leaders_next_owner_gets_the_checkpoint_and_no_requests() -> None:
-    """A KCL worker that receives a lease is not marked as answering requests, which it does not understand."""
+    """A KCL worker that is given a lease is not marked as answering requests, because it does not understand them."""
     after = lease_after_write(GiveLease(LEAVING, Position("5")), LEAVING)
     assert after == Lease("s-0", owner="java-1", checkpoint=Position("5"), version=Version("8"), epoch=8)
 
 
 def test_a_gift_requires_the_handoff_as_seen() -> None:
-    """A gift is lost if the requester of the hand-off is not the one that was seen."""
+    """If the hand-off in the table has another requester than the one that the giver saw, the gift is lost."""
     requested_by_us = evolve(LEAVING, leaving=False, yields=True)
     assert lease_after_write(GiveLease(requested_by_us, Position("5")), LEAVING) is None
     assert lease_after_write(GiveLease(LEAVING, Position("5")), requested_by_us) is None
@@ -53,7 +53,7 @@ def test_a_lease_that_a_leader_moves_accepts_no_request_or_withdrawal() -> None:
 
 
 def test_a_new_lease_has_sorted_annotations_and_no_observed_fields() -> None:
-    """A lease copied from another table has no owner and no age."""
+    """A lease that is copied from another table has no owner and no idle time."""
     seen = evolve(LEAVING, idle=90.0, held=40.0, next_owner_idle=30.0, annotations=(("b", "2"), ("a", "1")))
     assert lease_after_write(CreateLease(seen), None) == Lease(
         "s-0", version=Version("7"), epoch=7, annotations=(("a", "1"), ("b", "2"))

@@ -1,4 +1,4 @@
-"""Rules for the calls that bypass boto3. Each test fails if the code breaks its rule."""
+"""Tests the rules for calls that bypass boto3, one rule in each test."""
 
 import json
 import socket
@@ -31,7 +31,7 @@ SECONDS = 10.0
     ids=["wrong checksum", "other content type", "content encoding"],
 )
 def test_an_unusual_response_is_parsed_by_boto3(response: bytes) -> None:
-    """boto3 can handle a checksum, an unusual content type or an encoding; the direct call cannot."""
+    """boto3 handles checksums, unusual content types and encodings, which a direct call does not."""
     with service(answer(), response) as server, direct_client(server.url) as get_iterator:
         assert get_iterator() == "i"
         assert (get_iterator.boto3_call_count, len(server.requests)) == (2, 2)
@@ -52,7 +52,7 @@ def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_boto3_makes_the_call_if_the_certificate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """boto3 decides whether a server is trusted."""
+    """boto3 has the last word on whether a server is trusted."""
     with (
         service(answer(), answer()) as server,
         direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator,
@@ -72,7 +72,7 @@ def test_boto3_makes_every_call_with_a_client_certificate(tmp_path: Path) -> Non
 
 
 def test_an_unused_outcome_does_not_reach_the_next_call() -> None:
-    """If a call fails before it is sent, its outcome is not used for the next call of the same thread."""
+    """The outcome of a call that failed before it was sent is not used for the next call in the same thread."""
     request: Any = {"StreamName": "orders", "ShardId": "s-0", "ShardIteratorType": "LATEST"}
 
     def fail() -> Any:  # noqa: ANN401  as boto3
@@ -93,7 +93,7 @@ def test_an_unused_outcome_does_not_reach_the_next_call() -> None:
 
 
 def test_a_company_authority_without_extensions_is_trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.13 rejects by default some authorities that boto3 trusts; the direct call accepts them."""
+    """By default, Python 3.13 rejects some certificate authorities that boto3 trusts. Direct calls accept them, too."""
     contexts: list[ssl.SSLContext] = []
     create_default_context = ssl.create_default_context
 
@@ -122,7 +122,7 @@ def test_a_connection_is_reused_only_after_a_plain_response(response: bytes) -> 
 
 
 def test_a_request_is_not_repeated_after_its_response_began() -> None:
-    """Once a response has begun, the service has executed the request."""
+    """A response shows that the service has executed the request, even if only its beginning has arrived."""
     with (
         service(answer(), answer()) as server,
         direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator,
@@ -136,9 +136,9 @@ def test_a_request_is_not_repeated_after_its_response_began() -> None:
 
 @contextmanager
 def _idle(*seconds: float) -> Iterator[tuple[HostConnections, list[socket.socket]]]:
-    """Yield a pool with two idle connections, and the peers' ends of the connections.
+    """Yield a pool with two idle connections, and the other ends of these connections.
 
-    The pool's clock returns these times one after another, then keeps returning the last.
+    The pool's clock returns these times one after another, and after that always the last one.
     """
     pairs = [socket.socketpair() for _ in range(2)]
     times = [*seconds]
@@ -167,7 +167,7 @@ def _respond_in_thread(far: socket.socket, before: Any = None) -> Thread:  # noq
 
 
 def test_the_most_recently_used_connection_is_used_first() -> None:
-    """Connections that are not needed stay idle, so that the service can close them."""
+    """The other connections stay idle, so that the service can close those that are not needed."""
     with _idle(0.0) as (pool, peers):
         thread = _respond_in_thread(peers[1])
         assert pool.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200

@@ -1,4 +1,4 @@
-"""Calls that bypass boto3 are signed and sent as boto3 would do it, and boto3 handles unusual responses."""
+"""Tests that calls that bypass boto3 are signed and sent as by boto3, and that boto3 handles unusual responses."""
 
 import json
 import logging
@@ -110,7 +110,7 @@ def test_every_form_of_a_response_is_read_without_a_second_request(response: byt
 )
 @pytest.mark.parametrize("again", [True, False])
 def test_a_missing_or_truncated_response_is_no_response(response: bytes, again: bool) -> None:
-    """A truncated response is never taken for a whole one, and a request that was executed is not sent again."""
+    """A truncated response is never treated as complete, and a request that was executed is not sent again."""
     with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator:
         server.answers[:] = [CannedResponse(response, ends=True), next_response := CannedResponse(answer())]
         with pytest.raises(ConnectionClosedError):
@@ -120,7 +120,7 @@ def test_a_missing_or_truncated_response_is_no_response(response: bytes, again: 
 
 
 def test_a_repeatable_call_is_retried_if_its_idle_connection_ended() -> None:
-    """A pause longer than the service keeps connections open is not treated as a fault."""
+    """If the service has closed a connection that was idle for long, the call does not fail."""
     with (
         service(answer(), answer()) as server,
         direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator,
@@ -181,7 +181,7 @@ def test_a_silent_service_raises_boto3s_timeout() -> None:
 
 
 def test_an_unreachable_service_raises_a_connection_error() -> None:
-    """The error shows that nothing was sent."""
+    """The error's class tells the caller that nothing was sent."""
     with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as get_iterator:
         server.gone()
         with pytest.raises(EndpointConnectionError):
@@ -195,7 +195,7 @@ def foreign(**_event: object) -> None:
 def test_boto3_makes_all_calls_if_other_code_hooks_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Calls are not made directly if other code watches them, changes them or responds in their place.
+    """Calls go through boto3 if other code watches them, changes them or responds in place of the service.
 
     Each reason is logged once.
     """
@@ -224,7 +224,7 @@ def test_boto3_makes_all_calls_if_other_code_hooks_them(
         for client in (proxied, hooked, unhooked):
             client.close()
     reasons = [record.getMessage() for record in caplog.records if "calls go through boto3" in record.getMessage()]
-    assert len(reasons) == len(set(reasons)) == 2  # a proxy, and this module's own hook twice
+    assert len(reasons) == len(set(reasons)) == 2  # one reason is the proxy, and one is this module's hook
 
 
 def test_boto3_connections_have_a_read_deadline_or_a_warning_is_logged(
@@ -249,7 +249,7 @@ def test_refreshed_credentials_are_used() -> None:
     with service(*[answer()] * 5) as server:
         get_iterator = DirectClient(server.url, boto3.Session(botocore_session=botocore_session))
         assert [get_iterator(), get_iterator()] == ["i", "i"]
-        credentials: Any = botocore_session.get_credentials()  # boto3 refreshes these in place
+        credentials: Any = botocore_session.get_credentials()  # boto3 refreshes this object in place
         credentials.access_key, credentials.token = "second", "token-2"
         assert [get_iterator(), get_iterator()] == ["i", "i"]
         assert get_iterator.boto3_call_count == 2

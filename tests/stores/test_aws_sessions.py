@@ -1,4 +1,4 @@
-"""The AWS credentials that a URL selects: a profile, a role in another account, or the caller's own session."""
+"""Tests which AWS credentials a URL selects: a profile, a role in another account, or the caller's own session."""
 
 import socket
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def test_a_profile_in_a_url_overrides_the_environment(sts: RoleRequests, monkeyp
     session = create_boto3_session({"profile": "team"})
     client = create_client("kinesis", None, None, 5.0, session)
     assert (_key(session), client.meta.region_name) == ("AKIATEAM", "eu-north-1")
-    # boto3 shows a client's credentials only in the requests that it signs.
+    # A client has no public attribute for its credentials.
     assert client._request_signer._credentials.access_key == "AKIATEAM"  # noqa: SLF001
     assert create_boto3_session({}) is None
     assert sts == []
@@ -128,7 +128,7 @@ def test_a_callers_session_serves_source_and_store() -> None:
 )
 @pytest.mark.usefixtures("sts")
 def test_a_meaningless_url_option_is_rejected(address: str, options: str, message: str) -> None:
-    """An option without a meaning is an error. It does not make us use the credentials of the environment instead."""
+    """An option that has no effect is an error. It must not lead to the use of the environment's credentials."""
     open_url = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
     with pytest.raises(ValueError, match=rf"^(store|source) URL: {message}"):
         open_url(f"{address}?{options}")

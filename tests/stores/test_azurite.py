@@ -1,4 +1,4 @@
-"""How azurite (and, according to its documentation, Azure Blob) responds to each condition and to bad circumstances."""
+"""Tests how azurite (like Azure Blob, according to its documentation) responds to conditions and to problems."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +47,7 @@ def test_conditional_writes_follow_the_matrix(objects: BlobObjects) -> None:
 
 
 def test_etags_are_unquoted_in_every_response(objects: BlobObjects) -> None:
-    """ETags from listings, which have no quotes, equal those from other responses, which have them."""
+    """ETags have no quotes in listings, but have quotes in other responses. They must compare as equal."""
     written = objects.put_if_absent("a", {"ownerid": ""})
     (listed,) = objects.list("a")
     stored = objects.get("a")
@@ -58,7 +58,7 @@ def test_etags_are_unquoted_in_every_response(objects: BlobObjects) -> None:
 
 
 def test_a_listing_tolerates_foreign_blobs_in_the_prefix(objects: BlobObjects) -> None:
-    """One malformed blob makes the SDKs' listings fail; our listing succeeds."""
+    """A malformed blob makes the listings of the SDKs fail, but not ours."""
     objects.put_if_absent(f"{PREFIX}/ownership/0", {})
     objects.put_if_absent(f"{PREFIX}/ownership/1", {"ownerid": "", "clientidentifier": "them"})
     objects.put_if_absent(f"{PREFIX}/checkpoint/1", {"offset": "no offset", "sequencenumber": "17"})
@@ -80,7 +80,7 @@ def test_a_listing_tolerates_foreign_blobs_in_the_prefix(objects: BlobObjects) -
 def test_twenty_writers_keep_their_connections(
     connection: str, blobs: ContainerClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The SDK keeps ten connections, logs each one that it discards, and pays a handshake at the next request."""
+    """By default, the SDK keeps only ten connections. If it discards one, it logs this, and needs a new handshake."""
     assert connection
     store, gate = open_store(f"azblob://{ACCOUNT}/{blobs.container_name}?prefix=many"), Barrier(20)
 

@@ -1,4 +1,4 @@
-"""The names and metadata of the Azure SDKs' blobs, byte for byte, and what other writers store in them."""
+"""Tests the names and the metadata of the Azure SDKs' blobs byte for byte, and what other writers store in them."""
 
 import pytest
 from attrs import evolve
@@ -34,7 +34,7 @@ def test_blob_names_match_the_sdks() -> None:
         ("localhost:15672/hub1/$default/ownership/", None),
         ("localhost:15672/hub1/$default/ownership/0/old", None),
         ("localhost:15672/hub1/$default/ownership/readme.txt", None),
-        ("localhost:15672/hub1/$Default/ownership/0", None),  # written by the Go SDK, in effect for another group
+        ("localhost:15672/hub1/$Default/ownership/0", None),  # the Go SDK's spelling of the group
         ("localhost:15672/hub1/$default/0", None),  # written by the Event Processor Host
     ],
 )
@@ -66,7 +66,7 @@ def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
 
 
 def test_foreign_metadata_survives_and_stale_metadata_is_removed() -> None:
-    """The `clientidentifier` of .NET is kept by our first write, and an old start position does not come back."""
+    """Our first write keeps the `clientidentifier` of the .NET SDK, and removes an old start position."""
     stored = {"clientidentifier": "them", "ownerid": "cat", "handoffowner": "cat", "handoffto": "dan"}
     released = HUB.ownership(stored, Lease("0", owner="cat"), Lease("0"))
     checkpointed = HUB.checkpoint(
@@ -90,7 +90,7 @@ def test_a_request_and_its_withdrawal_do_not_change_the_version() -> None:
 
 
 def test_a_version_copied_by_another_library_is_ignored() -> None:
-    """A worker that renews and copies metadata that it does not know does not look dead."""
+    """Some workers copy unknown metadata when they renew a lease. They must not look dead."""
     metadata = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "0x8D"}
     lease = HUB.lease("0", Parts(StoredObject("…/ownership/0", "0x8E", metadata)))
     assert lease is not None
@@ -211,7 +211,7 @@ def test_a_lease_without_a_request_has_no_next_owner() -> None:
 
 
 def test_annotations_are_written_with_the_ownership() -> None:
-    """Annotations are written together with the owner, because an SDK would otherwise see no owner."""
+    """Annotations are written together with the owner. Otherwise, an SDK would see a partition without an owner."""
     owned = Lease("0", owner="ann", yields=True)
     fields = HUB.annotations({"theirs": "kept"}, owned, evolve(owned, annotations=(("seal", "7"),)))
     assert fields == {"theirs": "kept", "ownerid": "ann", "handoffowner": "ann", "notes": '{"seal": "7"}'}

@@ -1,4 +1,4 @@
-"""Which requests Azure Blob receives, how often, under which condition, and how each response is handled."""
+"""Tests which requests Azure Blob receives, with which conditions, and how each response is handled."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,7 +20,7 @@ def memory() -> BlobMemory:
 
 @pytest.fixture
 def objects(memory: BlobMemory) -> BlobObjects:
-    """Return a container whose service uses this machine's clock."""
+    """Return the objects of the in-memory container. The local clock agrees with the service's."""
     return BlobObjects(memory.client(), SkewWarning(BEGAN.timestamp))
 
 
@@ -58,7 +58,7 @@ ASKED = pytest.mark.parametrize("ask", [*WRITES.values(), *READS.values()], ids=
 @pytest.mark.parametrize("does", WRITES)
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_an_unanswered_write_is_sent_once(objects: BlobObjects, memory: BlobMemory, does: str, status: int) -> None:
-    """A write is sent once, because a second attempt would be rejected due to the first."""
+    """A write is sent only once, because a first attempt that was applied would make the second one fail."""
     memory.faults = [BlobFault(status, "ServerBusy")] * 9
     with pytest.raises(OutcomeUnknown, match=rf"^container 'leases': no usable response \(HTTP {status}\)$"):
         WRITES[does](objects)
@@ -93,7 +93,7 @@ def test_a_permanent_rejection_is_a_fault(
 
 
 def test_a_rejection_without_an_error_code_is_a_fault(memory: BlobMemory) -> None:
-    """A proxy sends none of the service's error codes."""
+    """The response of a proxy contains none of the service's error codes."""
     rejection = HttpResponseError("no")
     rejection.status_code = 418
     with (
@@ -138,7 +138,7 @@ def test_a_listing_reads_all_pages_and_uses_the_services_clock(objects: BlobObje
 
 
 def test_metadata_names_are_lowercased_and_empty_values_are_none(objects: BlobObjects, memory: BlobMemory) -> None:
-    """A writer in another language may use another case.
+    """A writer in another language may use upper case in metadata names.
 
     The owner of a released partition has an empty name, which means no owner.
     """
@@ -149,7 +149,7 @@ def test_metadata_names_are_lowercased_and_empty_values_are_none(objects: BlobOb
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: BlobObjects, memory: BlobMemory) -> None:
-    """If we judged by this machine's clock, a live owner might look dead."""
+    """If ages were computed with this machine's clock, a live owner might look dead."""
     objects.put_if_absent("a", {})
     memory.now, memory.dated = 3600.0, False
     assert [stored.age for stored in (*objects.list(""), objects.get("a")) if stored] == [0.0, 0.0]

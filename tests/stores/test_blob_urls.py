@@ -1,4 +1,4 @@
-"""Which container an Azure Blob URL names, which credentials are used for it, and which timeouts."""
+"""Tests which container, credentials and timeouts are used for an Azure Blob URL."""
 
 import base64
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def _identity_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @define
 class Identity:
-    """An identity of this machine; it is never used."""
+    """Stands for the identity of this machine. It only records the scopes that are requested."""
 
     requests: list[str] = field(factory=list)
 
@@ -159,7 +159,7 @@ def test_the_account_of_a_key_must_match_the_url(monkeypatch: pytest.MonkeyPatch
     ids=["key", "http", "signature"],
 )
 def test_a_secret_may_end_with_a_newline(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newline at the end of a secret is ignored; one within it is reported."""
+    """A newline at the end of a secret is ignored, and one within the secret is reported."""
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, secret)
     expected = create_client("acc/c", None).url
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, f"{secret}\r\n")
@@ -196,7 +196,7 @@ class Container:
 
 
 def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The container is the one in the URL. It is created only if the user allows it."""
+    """The container in the URL is opened. If it does not exist, it is created only with the user's permission."""
     opened: list[tuple[object, ...]] = []
     not_found = ResourceNotFoundError("no")
     container = Container([None, not_found, None, not_found, ResourceExistsError("x")])

@@ -1,4 +1,4 @@
-"""A stored lease is read back unchanged, and one bad row affects no other row. tests/fuzz tries other stored values."""
+"""Tests that leases are read back unchanged, and that a bad row affects no other. tests/fuzz tries more values."""
 
 import sqlite3
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The store contract, for leases of any source in a blob container."""
+"""Tests the store contract with leases of any source in a blob container."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The DynamoDB store keeps the contract on services whose conditional writes are reliable."""
+"""Tests that the DynamoDB store fulfills the contract on services whose conditional writes are reliable."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -20,7 +20,7 @@ _numbers = count()
 
 
 def new_store(url: str, session: Session, *, directly: bool = True) -> Iterator[DynamoStore]:
-    """Open a store on its own table."""
+    """Open a store on a table of its own, and close it after the test."""
     opened = DynamoStore(f"leases-{next(_numbers)}", endpoint=url, session=session, bypass_boto3=directly)
     yield opened
     opened.close()
@@ -38,7 +38,7 @@ class TestDynalite(StoreContract):
 @pytest.mark.more
 @pytest.mark.services
 class TestDynaliteInSegments(StoreContract):
-    """Runs every clause with each listing after the first one read in parallel segments."""
+    """Runs every clause with listings that, except for the first one, are read in parallel segments."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[DynamoStore]:
@@ -54,7 +54,7 @@ class TestDynaliteInSegments(StoreContract):
 @pytest.mark.more
 @pytest.mark.services
 class TestDynaliteThroughBoto3(StoreContract):
-    """Runs every clause with boto3 making all calls."""
+    """Runs every clause with a store that makes all calls through boto3."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:

@@ -1,4 +1,4 @@
-"""The Azure SDKs' own layout keeps the contract, except for the clauses that this layout does not promise."""
+"""Tests that the Azure SDKs' own layout fulfills the contract, except for clauses that it does not support."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The reference store keeps the contract, and two stores with the same table name share a table."""
+"""Tests that the reference store fulfills the contract, and that stores with the same table name share a table."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

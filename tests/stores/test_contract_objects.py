@@ -1,6 +1,6 @@
-"""The contract on in-memory objects with ETags.
+"""Tests the contract on in-memory objects with ETags.
 
-It tests the order of the writes that each clause needs, without a service.
+Without a service, this tests the order of the writes in each clause.
 
 These objects check the condition and write in two steps, so races are tested only with stores that check and write
 atomically.

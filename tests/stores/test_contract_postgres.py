@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps the contract on a real server, also between processes, and reports its problems."""
+"""Tests the contract of the PostgreSQL store on a real server, also between processes, and the errors of the store."""
 
 import os
 import signal
@@ -76,7 +76,7 @@ Sql = Callable[[str], list[tuple[Any, ...]]]
 
 @pytest.fixture
 def sql(postgres_service: Service, table: str) -> Sql:
-    """Return a function that runs SQL as another program would. TABLE_ stands for the test's table."""
+    """Return a function that runs SQL on a separate connection. TABLE_ in the SQL stands for the test's table."""
 
     def run_statement(statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(build_conninfo(postgres_service), autocommit=True) as connection:
@@ -91,7 +91,7 @@ def test_one_winner_between_processes(url: str) -> None:
 
 
 def test_stricter_isolation_has_one_winner_per_lease(sql: Sql, url: str, table: str) -> None:
-    """At a stricter isolation level, PostgreSQL rejects writes with an error that is no fault of the service."""
+    """At a stricter isolation level, PostgreSQL may reject a write with a serialization error, which is not a fault."""
     sql("CREATE ROLE strict_TABLE_ LOGIN SUPERUSER")
     sql("ALTER ROLE strict_TABLE_ SET default_transaction_isolation = 'serializable'")
     assert_one_winner_per_lease(url.replace(f"user={USER}", f"user=strict_{table}"))
@@ -143,7 +143,7 @@ def test_foreign_columns_survive_a_renewal(sql: Sql, store: PostgresStore) -> No
 
 
 def test_a_row_edited_by_hand_is_read_before_it_is_written(sql: Sql, store: PostgresStore) -> None:
-    """An edit by hand does not change the counter, so a write also compares the owner."""
+    """An edit by hand does not change the counter. So the condition of a write also compares the owner."""
     seen = create_owned_lease(store)
     sql("UPDATE TABLE_ SET owner = 'bob'")
     assert clear_layout_fields(expect_rejected(store.write(RenewLease(seen)))) == clear_layout_fields(
@@ -172,7 +172,7 @@ def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoi
         store.write(RenewLease(seen))
 
 
-# A table that cannot be used
+# Tables that cannot be used
 
 
 def test_a_table_that_may_not_be_created_is_reported(sql: Sql, url: str, table: str) -> None:
@@ -208,14 +208,14 @@ def test_a_table_whose_rules_discard_writes_is_read_only(sql: Sql, url: str, sto
 
 
 def test_the_probe_never_shows_a_row(sql: Sql, store: PostgresStore) -> None:
-    """During the probe, a listing shows no lease of a shard that does not exist."""
+    """The probe's row never becomes visible. Otherwise, a listing would contain a lease whose shard does not exist."""
     store.prove()
     assert sql("SELECT n_tup_ins, n_live_tup FROM pg_stat_user_tables WHERE relname = 'TABLE_'")
     assert sql("SELECT count(*) FROM TABLE_") == [(0,)]
 
 
 def test_a_user_without_synchronous_commit_is_rejected(sql: Sql, url: str, table: str) -> None:
-    """A user whose commits may be lost in a power failure is rejected, because checkpoints must be durable."""
+    """Checkpoints must be durable, so a user whose commits may be lost in a power failure is rejected."""
     sql("CREATE ROLE hasty_TABLE_ LOGIN SUPERUSER")
     sql("ALTER ROLE hasty_TABLE_ SET synchronous_commit = off")
     user_url = url.replace(f"user={USER}", f"user=hasty_{table}")
@@ -256,7 +256,7 @@ def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> 
     assert not isinstance(caught.value, OutcomeUnknown)
 
 
-# A server in trouble
+# Servers that are down or slow
 
 
 def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
@@ -272,7 +272,7 @@ def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresSto
         store.write(RenewLease(seen))
     assert expect_applied(store.write(RenewLease(seen))).epoch == seen.epoch + 1
     sql(end_connections)
-    assert store.get([KEY]) != (seen,)  # the read is repeated without an error
+    assert store.get([KEY]) != (seen,)  # a failed read is retried, so there is no error
 
 
 def test_a_hanging_server_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
@@ -286,7 +286,7 @@ def test_a_hanging_server_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> N
             impatient_store.write(RenewLease(seen))
         assert impatient_store.get([KEY]) == (
             seen,
-        )  # over another connection, because one that hangs is not used again
+        )  # on another connection, because a connection that hung is not used again
     finally:
         for (process,) in processes:
             os.kill(process, signal.SIGCONT)
@@ -357,7 +357,7 @@ def test_a_rejected_connection_is_reported_with_its_reason(
     assert not isinstance(caught.value, OutcomeUnknown)
 
 
-# The URL
+# Store URLs
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""The store contract for leases of any source in a bucket: every clause on versitygw, and on moto those it can judge.
+"""Tests the store contract on S3: every clause on versitygw, and on moto the clauses that it can judge.
 
-moto responds as Amazon S3 does to If-None-Match: * and If-Match on PutObject, and to If-Match on DeleteObject,
-including 412 and 404, which is all this store relies on (s3rver 3.7 ignores all three). It checks and writes in two
-steps, so its races prove nothing: with threads switched every microsecond, two of eight writers won in 8 of 278 rounds.
-The race clauses are tested on versitygw, which is opt-in, and on azurite, which runs the same code.
+moto handles `If-None-Match: *` and `If-Match` on PutObject, and `If-Match` on DeleteObject, as Amazon S3 does,
+including the statuses 412 and 404. The store relies on nothing else. (s3rver 3.7 ignores all three conditions.) But
+moto checks and writes in two steps, so its races prove nothing. With threads switched every microsecond, two of eight
+writers won in 8 of 278 rounds. The race clauses are tested on versitygw, which is opt-in, and on azurite, with which
+the store runs the same code.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Layout `sessions` keeps the store contract on every store."""
+"""Tests that layout `sessions` fulfills the store contract on every store."""
 
 import os
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _numbers = count()
 
 
 class TestMemory(StoreContract):
-    """Runs every clause in this process."""
+    """Runs every clause on in-memory rows."""
 
     @pytest.fixture
     def store(self) -> SessionStore:
@@ -150,9 +150,9 @@ def test_one_winner_between_processes_on_postgres(postgres_service: Service) -> 
 
 @pytest.mark.services
 def test_a_postgres_table_keeps_its_layout(postgres_service: Service) -> None:
-    """A worker without the option uses the layout that the table has.
+    """A worker whose URL has no `layout` uses the layout of the table.
 
-    The option never changes the layout of a table.
+    The option never changes the layout of an existing table.
     """
     sessions_url, default_url = (
         build_store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2)

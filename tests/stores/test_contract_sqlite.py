@@ -1,4 +1,4 @@
-"""The SQLite store keeps the contract, also between processes, and reports problems with its file."""
+"""Tests the contract of the SQLite store, also between processes, and its errors about problems with the file."""
 
 import os
 import sqlite3
@@ -36,7 +36,7 @@ class TestSqlite(StoreContract):
 
 
 def sql(path: str, statement: str) -> list[tuple[object, ...]]:
-    """Run SQL on the file as another program would."""
+    """Run SQL on the file through a separate connection."""
     connection = sqlite3.connect(path)
     with connection:
         rows = connection.execute(statement).fetchall()
@@ -183,7 +183,7 @@ def test_a_new_file_is_readable_only_by_its_user(path: str) -> None:
 
 
 def test_the_mode_of_an_existing_file_is_unchanged(path: str) -> None:
-    """A process that opens the file does not take access away from a group that shares it."""
+    """Opening the file does not remove the access of a group that shares the file."""
     SqliteStore(path).close()
     Path(path).chmod(0o660)
     SqliteStore(path).close()
@@ -191,7 +191,7 @@ def test_the_mode_of_an_existing_file_is_unchanged(path: str) -> None:
 
 
 def test_an_existing_file_is_opened_only_by_sqlite(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only SQLite opens an existing file, because closing any other file object would release its locks."""
+    """Only SQLite opens an existing file, because closing another descriptor of it would release SQLite's locks."""
     SqliteStore(path).close()
     closed_descriptors, close = list[int](), os.close
 
@@ -256,7 +256,7 @@ def test_a_store_waits_for_a_lock_no_longer_than_a_request(
 def test_three_slashes_instead_of_two_get_a_hint(
     place: str, hint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLAlchemy uses three slashes, so its users would look for the file in the wrong place."""
+    """Users of SQLAlchemy write three slashes for a relative path, and would look for the file in the wrong place."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreError) as caught:
         open_url(place, {}, create=False, request_seconds=None)
@@ -270,7 +270,7 @@ def test_three_slashes_get_no_hint_if_the_folder_exists(tmp_path: Path) -> None:
     assert str(caught.value).endswith("; check the name")
 
 
-# A file that is removed or replaced
+# Files that are removed or replaced
 
 
 def beside(path: str) -> list[str]:
@@ -278,9 +278,9 @@ def beside(path: str) -> list[str]:
 
 
 def test_a_removed_file_is_recreated_and_shared_with_newcomers(path: str, store: SqliteStore) -> None:
-    """Open workers move to the new file.
+    """Workers that have the file open switch to the new file.
 
-    In the old file, which no new worker can open, they would read everything a second time.
+    If they kept to the old file, which new workers cannot open, all shards would be read twice.
     """
     seen = expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(FULL))), "ann")))
     for name in beside(path):
@@ -293,7 +293,7 @@ def test_a_removed_file_is_recreated_and_shared_with_newcomers(path: str, store:
 
 
 def test_a_replaced_file_is_read_by_open_stores(path: str, store: SqliteStore, tmp_path: Path) -> None:
-    """Stores that are already open also see a restored copy."""
+    """Stores that are already open read the new file when a copy was restored."""
     expect_applied(store.write(CreateLease(FULL)))
     replacement = SqliteStore(str(tmp_path / "other.db"))
     expect_applied(replacement.write(CreateLease(Lease("other"))))
@@ -306,7 +306,7 @@ def test_a_replaced_file_is_read_by_open_stores(path: str, store: SqliteStore, t
 
 @pytest.mark.parametrize("ends", [["-wal"], ["-shm"], ["-wal", "-shm"]])
 def test_a_removed_write_ahead_log_leaves_one_table_to_all(path: str, store: SqliteStore, ends: list[str]) -> None:
-    """Processes that have the old log open don't write where a new worker does not read."""
+    """Processes that have the old log open must not write to a place that a new worker does not read."""
     seen = expect_applied(store.write(CreateLease(FULL)))
     for suffix in ends:
         Path(f"{path}{suffix}").unlink()

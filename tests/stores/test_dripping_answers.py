@@ -1,4 +1,4 @@
-"""Responses that arrive one byte at a time. Every client gives up in time, and logs it."""
+"""Tests that every client gives up in time, and logs it, if a response arrives one byte at a time."""
 
 import logging
 import socket
@@ -27,7 +27,8 @@ from leasehold.stores.protocol import Timeouts
 SECONDS = 0.2
 TIMEOUTS = Timeouts(connect_seconds=SECONDS, read_seconds=SECONDS, attempts=1)
 BYTES = 100
-"""Number of bytes after the beginning. The whole response would take many deadlines, which no read timeout notices."""
+"""The number of bytes that are sent slowly. The whole response would exceed the deadline many times, but no single read
+times out."""
 
 Drip = Literal["head", "body", "chunk", "before"]
 BEGINNINGS: dict[Drip, bytes] = {
@@ -40,7 +41,7 @@ BEGINNINGS: dict[Drip, bytes] = {
 
 @contextmanager
 def dripping(drip: Drip) -> Iterator[str]:
-    """Run a service that begins every response as `drip` says, and then sends one byte every half read timeout."""
+    """Run a service that sends the beginning `drip` of each response, and then one byte every half read timeout."""
     stopped = Event()
 
     def serve(connection: socket.socket) -> None:

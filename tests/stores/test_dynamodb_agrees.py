@@ -1,4 +1,4 @@
-"""The conditions that we send to DynamoDB accept and reject the same writes as the reference store."""
+"""Tests that the conditions for DynamoDB accept and reject the same writes as the reference store."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -75,13 +75,13 @@ steps = st.tuples(
     workers,
     positions,
     words,
-    st.integers(0, 3),  # how many reads ago the lease was seen on which the write is conditional
+    st.integers(0, 3),  # how many states ago the lease was read on which the write depends
 )
 
 
 @pytest.fixture(scope="module")
 def store(dynalite_url: str) -> Iterator[DynamoStore]:
-    """Open one table; each example has its own lease."""
+    """Open one table for all examples, each of which has its own lease."""
     opened = DynamoStore("agrees", endpoint=dynalite_url, session=Session())
     yield opened
     opened.close()
@@ -96,7 +96,7 @@ _numbers = count()
 def test_every_write_decides_as_the_reference_store(
     store: DynamoStore, story: list[tuple[str, str, Position, str, int]]
 ) -> None:
-    """Every condition in DynamoDB is that of the reference, so what is proved of the reference holds here, too."""
+    """Every write has the same outcome in DynamoDB as in the reference store, whose properties are proved elsewhere."""
     key = f"{KEY}-{next(_numbers)}"
     reference = MemoryStore()
     views = [expect_applied(either_store.write(CreateLease(Lease(key)))) for either_store in (store, reference)]

@@ -1,4 +1,4 @@
-"""How the store handles responses of DynamoDB other than success and rejection."""
+"""Tests how the store handles unusual responses from DynamoDB, such as faults and responses to other requests."""
 
 import json
 import re
@@ -72,7 +72,7 @@ class ResponseBody:
 
 
 def row(key: str, **attributes: Any) -> dict[str, Any]:  # noqa: ANN401  as DynamoDB has it
-    """Return a lease's item at its second version, with these attributes, as the service sends it."""
+    """Return the item of a lease at its second version, with these attributes, in the service's format."""
     return {
         "leaseKey": {"S": key},
         "leaseOwner": {"S": "ann"},
@@ -86,9 +86,9 @@ def row(key: str, **attributes: Any) -> dict[str, Any]:  # noqa: ANN401  as Dyna
 
 
 class Line:
-    """The connection between a store and its service. It returns the queued responses, then passes requests through.
+    """The connection between a store and its service. It first returns queued responses, and then forwards requests.
 
-    After `lose_reply`, it passes the next request through and drops the response.
+    If `lose_reply` is true, it forwards the next request and drops the response.
     """
 
     def __init__(self, session: Session) -> None:
@@ -115,7 +115,7 @@ class Line:
 
 
 class DirectConnection(Line):
-    """The same for calls that bypass boto3, and for what boto3 sends over its own connections, such as retries."""
+    """The connection for calls that bypass boto3, and for requests that boto3 sends itself, such as retries."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(Session())
@@ -154,7 +154,7 @@ class DirectConnection(Line):
 
 @pytest.fixture
 def session() -> Session:
-    """Return a session whose connection a test can tamper with."""
+    """Return a session whose requests a test can intercept."""
     return Session()
 
 
@@ -185,7 +185,7 @@ def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterat
 
 @pytest.mark.parametrize("answer", [TIMEOUT, reply(500, "InternalServerError"), reply(503, "ServiceUnavailable")])
 def test_an_unanswered_write_is_sent_once(store: DynamoStore, line: Line, answer: AWSResponse | Exception) -> None:
-    """A write is sent once, because a second attempt would meet the effect of the first."""
+    """A write is sent only once, because a first attempt that was applied would make the second one fail."""
     line.answers = [answer]
     with pytest.raises(OutcomeUnknown):
         store.write(CreateLease(Lease(KEY)))
@@ -211,7 +211,7 @@ def test_a_throttled_write_is_retried(store: DynamoStore, line: Line, code: str)
 
 
 def test_a_write_throttled_for_long_was_not_applied(store: DynamoStore, line: Line) -> None:
-    """A worker neither waits forever, nor takes the rejection for a lost lease or for a write that may come later."""
+    """The worker does not wait forever, and does not treat the lease as lost or the write as pending."""
     line.answers = [reply(400, "ThrottlingException")] * 3
     with pytest.raises(NotWritten, match="ThrottlingException"):
         store.write(CreateLease(Lease(KEY)))
@@ -300,7 +300,7 @@ def test_a_created_table_is_billed_by_request(store: DynamoStore, table: str, dy
 
 
 def raw(client: DynamoDBClient, table: str) -> dict[str, Any]:
-    """Return the item as the service stores it."""
+    """Return the lease's item as the service stores it."""
     return dict(client.get_item(TableName=table, Key={"leaseKey": {"S": KEY}}, ConsistentRead=True)["Item"])
 
 
@@ -338,7 +338,7 @@ def test_foreign_attributes_survive_every_write(
 def test_a_listing_separates_leases_from_other_rows(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Java 3.5's leader row is not read as a shard, and a broken lease is not created a second time."""
+    """The leader row of Java 3.5 is not read as a lease, and a malformed lease is not created a second time."""
     good = create_owned_lease(store)
     dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}})
     dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "s-9"}, "leaseCounter": {"N": "1"}})
@@ -364,7 +364,7 @@ def test_an_owner_nulled_by_another_client_is_no_owner(
 def test_a_java_handoff_is_completed_by_its_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """The new owner does not wait until its leader gives up, and no records are read twice."""
+    """So the new owner need not wait until the leader gives up, and no records are read twice."""
     seen = create_owned_lease(store)
     handoff_attributes = {"leaseOwner": {"S": "java"}, "checkpointOwner": {"S": "ann"}}
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | handoff_attributes)

@@ -1,4 +1,4 @@
-"""Compares how we parse the pages of a Scan without boto3 with the results of boto3 for the same responses."""
+"""Tests that pages of a Scan that are parsed without boto3 equal those that boto3 parses."""
 
 import json
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def client_returning(status: int, body: bytes) -> "DynamoDBClient":
 
 
 def scanned(status: int, body: bytes, *, with_orjson: bool) -> Any:  # noqa: ANN401  whatever boto3 makes of it
-    """Return what the client makes of the response: its content without request metadata, or its error."""
+    """Return the result of a Scan with this response: the page without request metadata, or the error."""
     client = client_returning(status, body)
     if with_orjson:
         parse_listings_with_orjson(client)
@@ -84,7 +84,7 @@ def scanned(status: int, body: bytes, *, with_orjson: bool) -> Any:  # noqa: ANN
     ],
 )
 def test_parsed_rows_equal_boto3s_rows(status: int, response: dict[str, Any]) -> None:
-    """A listing shows the same leases as a read of the same rows."""
+    """The rows of a listing are parsed as boto3 would parse them."""
     for body in (json.dumps(response).encode(), orjson.dumps(response)):  # the service sends no spaces
         assert scanned(status, body, with_orjson=True) == scanned(status, body, with_orjson=False)
 
@@ -106,7 +106,7 @@ def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None
     "body", [b"null", b"\x80", b"[]", b'{"Items": 7}', b'{"Items": [7]}', b"{}", b'{"Items":[{"a":{7}}]}']
 )
 def test_a_response_of_another_shape_is_an_unknown_outcome(body: bytes) -> None:
-    """A proxy's page does not end a worker's turn with another library's error, and is not an empty table."""
+    """A proxy's page must not raise another library's error in a worker's turn, or look like an empty table."""
     client = client_returning(200, body)
     parse_listings_with_orjson(client)
     store = DynamoStore.__new__(DynamoStore)
@@ -117,7 +117,7 @@ def test_a_response_of_another_shape_is_an_unknown_outcome(body: bytes) -> None:
 
 
 def test_the_segments_of_a_large_table_are_read_in_parallel() -> None:
-    """A hundred thousand rows are fifty pages, and a dead worker's leases wait for three listings."""
+    """A hundred thousand rows are fifty pages. A dead worker's leases are claimed only after three listings."""
     all_segments = Barrier(4)
 
     def read_page(*, Segment: int, ExclusiveStartKey: int = 0) -> dict[str, Any]:  # noqa: N803  the service's own words

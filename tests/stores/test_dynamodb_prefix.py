@@ -1,4 +1,4 @@
-"""Many applications in one DynamoDB table, each under a prefix: the contract, and their isolation from each other."""
+"""Tests the contract and the isolation of applications that share a DynamoDB table, each under its own prefix."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.services
 
 _numbers = count()
 PAIR = ("shared/orders/", "shared/orders")
-"""Two prefixes of which one begins with the other."""
+"""Two prefixes. The first one begins with the second one."""
 
 
 def open_under_prefix(url: str, session: Session, prefix: str, table: str = "shared") -> DynamoStore:
@@ -76,7 +76,7 @@ def test_applications_under_different_prefixes_are_isolated(dynalite_url: str, s
 def test_a_row_is_javas_row_plus_one_attribute(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
-    """Someone who reads the table with a tool of AWS can see which application a row belongs to."""
+    """The attribute shows users of AWS's tools to which application a row belongs."""
     store = open_under_prefix(dynalite_url, session, "orders/", "rows")
     expect_applied(store.write(CreateLease(Lease("shard-0", checkpoint=Position("41", 3)))))
     assert dynalite_client.scan(TableName="rows")["Items"] == [

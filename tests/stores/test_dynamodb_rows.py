@@ -1,4 +1,4 @@
-"""The KCL's items and our leases, converted both ways byte for byte, without a service."""
+"""Tests the conversion between the KCL's items and our leases, byte for byte and without a service."""
 
 from typing import Any
 
@@ -198,7 +198,7 @@ def test_reports_are_the_leader_and_each_worker_with_a_load() -> None:
     ],
 )
 def test_an_incomplete_item_is_reported(attributes: dict[str, Any], field: str, why: str) -> None:
-    """An incomplete item's shard does not get a second lease, which would be read from the beginning."""
+    """An incomplete item must not lead to a second lease for its shard, which would then be read from the beginning."""
     item = {name: value for name, value in {**BARE, **attributes}.items() if value is not None}
     assert to_lease(item) == Malformed("s-1", field, why)
 
@@ -223,7 +223,7 @@ NEW_VALUES = st.dictionaries(
 
 
 def as_texts(items: list[dict[str, Any]]) -> Any:  # noqa: ANN401  the items themselves where JSON cannot say them
-    """Return the items as rows of a page, each as its own JSON text, or unchanged if JSON cannot represent them."""
+    """Return the items as the rows of a page, each as JSON text, or unchanged if JSON cannot represent them."""
     try:
         page = parse_page(orjson.dumps({"Count": 3, "Items": items, "ScannedCount": 3}), orjson.loads)
     except TypeError:
@@ -291,7 +291,7 @@ def test_a_row_with_only_a_new_counter_is_not_parsed_again() -> None:
 
 @pytest.mark.parametrize("value", ['}},{"', "}}]", '\\"leaseCounter":{"N":"', '{"Items":[{', "}},{}},{"])
 def test_brackets_in_a_value_do_not_split_a_row(value: str) -> None:
-    """An annotation, which any program may write, must not shift the boundaries of the rows in a listing."""
+    """Any program may write annotations, so their values must not shift the boundaries between rows in a listing."""
     items: list[dict[str, Any]] = [
         {**WHOLE, "leaseKey": {"S": f"s-{place}"}, "lh_a": {"S": value}} for place in range(3)
     ]

@@ -1,4 +1,4 @@
-"""Every write to a KCL table is sent as the stored request, byte for byte."""
+"""Tests that every write to a KCL table is sent exactly as the request recorded here."""
 
 from typing import Any
 
@@ -239,7 +239,7 @@ def typed(value: Word) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_is_sent_with_its_condition(name: str) -> None:
-    """If a condition is too weak, a shard gets two readers; if it is too strong, it gets none."""
+    """If a condition is too weak, a shard gets two readers. If it is too strong, the shard gets none."""
     write, condition, update, values = WRITES[name]
     key = f"{STREAM}:s-1" if name == "shard end" else "s-1"
     expected = {
@@ -312,7 +312,7 @@ def test_a_write_that_cannot_succeed_is_not_sent(write: writes.Write) -> None:
 
 
 def test_a_write_to_an_unowned_lease_never_creates_a_row() -> None:
-    """A missing lease has no owner either. The annotation would create an incomplete lease, at which Java 2.x stops."""
+    """A missing lease has no owner, either. Annotating it would create an incomplete row, which stops Java 2.x."""
     assert build_write_request(writes.AnnotateLease(FREE, "a", "1")) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": NOBODYS,
@@ -329,7 +329,7 @@ def test_a_write_to_an_unowned_lease_never_creates_a_row() -> None:
 def test_a_reset_raises_the_counter_and_requires_no_owner(
     position: Position, epoch: int, further: int, children: str
 ) -> None:
-    """A counter that is set instead of raised could equal what a Java owner holds, which would not notice the reset."""
+    """If the counter were set instead of raised, it might equal a Java owner's counter and hide the reset."""
     assert build_write_request(writes.ResetLease(MINE, position, (("latest_ms", "-"),), epoch=epoch)) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": f"{SEEN} AND {NOBODYS}",

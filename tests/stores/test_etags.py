@@ -1,4 +1,4 @@
-"""The order in which a lease's objects are written, and the state that a failure between two writes leaves behind."""
+"""Tests the order in which a lease's objects are written, and the state after a failure between two writes."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +45,7 @@ def opened(layout: Layout) -> tuple[ObjectMemory, EtagStore]:
 
 
 def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
-    """Return a lease owned by ann. Her claim is not in the log."""
+    """Return a lease that ann owns. The log does not contain the claim."""
     lease = create_lease_with_owner(store, Lease("0", owner="ann"))
     objects.log.clear()
     return lease
@@ -64,7 +64,7 @@ def once(line: str, action: Callable[[], object]) -> Callable[[str], None]:
 
 @LAYOUTS
 def test_the_start_is_stored_before_the_ownership(layout: Layout) -> None:
-    """If the creator dies, the worker that takes the lease starts at the same position."""
+    """If the creator dies between the two writes, the worker that takes the lease starts at the same position."""
     objects, store = opened(layout)
     create_lease_with_owner(store, Lease("0", owner="ann"))
     assert [line for line in objects.log if line.startswith("new")] == ["new checkpoint/0", "new ownership/0"]
@@ -126,7 +126,7 @@ def test_the_last_checkpoint_is_written_before_the_ownership(layout: Layout) -> 
 
 @LAYOUTS
 def test_a_gift_reads_only_the_ownership(layout: Layout) -> None:
-    """The shard is not read between the giver's last record and the next owner's first, so a gift must be quick."""
+    """Between the giver's last record and the next owner's first one, no worker reads the shard. So a gift is quick."""
     objects, store = opened(layout)
     lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
     objects.log.clear()
@@ -136,7 +136,7 @@ def test_a_gift_reads_only_the_ownership(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_next_owner_polls_with_one_request_until_the_gift(layout: Layout) -> None:
-    """A poll costs one request instead of three, and the next owner still starts where the giver stopped."""
+    """A poll costs only one request instead of three. The next owner still starts where the giver stopped."""
     objects, store = opened(layout)
     next_owner = EtagStore(objects, layout)
     lease = expect_applied(next_owner.write(RequestLease(owned(objects, store), "bob")))
@@ -171,7 +171,7 @@ def test_a_next_owner_of_many_leases_lists_them(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_checkpoint_overtaken_by_a_request_is_stored(layout: Layout) -> None:
-    """The gift that follows renews the lease, so the checkpoint need not renew it."""
+    """A gift follows a request and renews the lease, so the checkpoint does not have to renew it."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     expect_applied(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
@@ -183,7 +183,7 @@ def test_a_checkpoint_overtaken_by_a_request_is_stored(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None:
-    """No objects of such a lease are cached, and it is not treated as missing."""
+    """If no objects of a lease are cached, the lease is read and not treated as missing."""
     objects, store = opened(layout)
     free = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     assert EtagStore(objects, layout).get(["0"], stale_ok=True) == (free,)
@@ -202,7 +202,7 @@ def test_a_claim_returns_the_current_checkpoint(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
-    """A drain may store a later checkpoint between the renewal and the checkpoint."""
+    """A drain may store a later checkpoint between the two writes of this checkpoint, the renewal and the position."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     draining_store = EtagStore(objects, layout)
@@ -322,9 +322,9 @@ def test_a_position_the_layout_cannot_store_is_rejected_before_any_write() -> No
 
 
 def test_an_ownership_without_a_checkpoint_is_no_lease_for_us() -> None:
-    """The SDKs write a checkpoint only long after their claim.
+    """The SDKs write a checkpoint long after they have claimed the partition.
 
-    If we created the lease over theirs, we would set a start that they never chose.
+    If we created the missing checkpoint, we would set a start position that the SDK's user did not choose.
     """
     objects, store = opened(HUB)
     objects.put_if_absent(HUB.name("0", "ownership"), {"ownerid": "sdk"})
@@ -358,7 +358,7 @@ def test_an_interrupted_reset_leaves_a_free_lease_at_its_old_position(layout: La
 
 @LAYOUTS
 def test_a_reset_overtaken_by_a_claim_is_lost(layout: Layout) -> None:
-    """A worker that takes the lease between the two writes of a reset has already read the old checkpoint."""
+    """The worker that takes the lease between the two writes of the reset has already read the old checkpoint."""
     objects, store = opened(layout)
     seen = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     other_store = EtagStore(objects, layout)
@@ -423,7 +423,7 @@ def test_a_checkpoint_that_is_already_stored_is_done(layout: Layout) -> None:
 
 
 def test_conditions_are_probed_in_the_folder_of_the_leases() -> None:
-    """A policy for one folder allows the probe, and the probe is not taken for a lease."""
+    """So a policy for this folder also allows the probe. The objects of the probe are not read as leases."""
     objects = ObjectMemory()
     names: set[str] = set()
     objects.before = lambda _line: names.update(objects.stored)
@@ -434,7 +434,7 @@ def test_conditions_are_probed_in_the_folder_of_the_leases() -> None:
 
 
 def test_a_copied_lease_keeps_its_fencing_number() -> None:
-    """The next owner never gets a fencing number that a handler has already seen, because a fence would reject it."""
+    """The next owner must not get a fencing number that was used before, because it would be rejected."""
     _, store = opened(OURS)
     for number in (0, 1, 2):
         created = expect_applied(store.write(CreateLease(Lease(str(number), epoch=number))))
@@ -469,7 +469,7 @@ def test_the_annotations_of_a_new_lease_cost_the_fewest_writes(layout: Layout) -
 
 @pytest.mark.parametrize(("lease_count", "listed"), [(7, True), (8, False)])
 def test_reads_of_few_leases_use_the_cheaper_of_gets_and_a_listing(lease_count: int, listed: bool) -> None:
-    """An object in a listing costs an eighth of a single request, and a listing of thousands contains many of them."""
+    """An object in a listing costs an eighth of a single request, but a listing contains all objects."""
     objects, store = opened(OURS)
     leases = tuple(create_lease_with_owner(store, Lease(str(number), owner="ann")) for number in range(lease_count))
     objects.log.clear()
@@ -478,7 +478,7 @@ def test_reads_of_few_leases_use_the_cheaper_of_gets_and_a_listing(lease_count: 
 
 
 def test_one_object_is_read_by_the_caller_and_two_by_named_threads() -> None:
-    """A next owner that polls eight times a second does not wait for a thread, and the threads have names."""
+    """A next owner polls eight times a second, so its reads must not wait for a thread. Threads have names."""
     objects, store = opened(OURS)
     for key in "ab":
         create_lease_with_owner(store, Lease(key, owner="ann"))
@@ -521,7 +521,7 @@ def test_concurrent_annotations_are_both_stored() -> None:
 
 @define
 class DelayedReads(ObjectMemory):
-    """A bucket that delays the last read of threads other than the main one, so that its response is outdated."""
+    """A bucket that delays the response to the last read of another thread until the response is outdated."""
 
     last: str = ""
     read: Event = field(factory=Event)
@@ -546,7 +546,7 @@ class DelayedReads(ObjectMemory):
 @LAYOUTS
 @pytest.mark.parametrize("reading", ["list", "get"])
 def test_an_outdated_read_never_returns_an_older_checkpoint(layout: Layout, reading: str) -> None:
-    """The owner's next write does not return an older checkpoint, because the owner would continue from it."""
+    """After an outdated read, the owner's next write does not return an older checkpoint, which the owner would use."""
     objects = DelayedReads(last=f"{reading} {layout.parts[-1]}")
     store = EtagStore(objects, layout)
     lease = owned(objects, store)
@@ -557,7 +557,7 @@ def test_an_outdated_read_never_returns_an_older_checkpoint(layout: Layout, read
             readings.append(pool.submit(store.list if reading == "list" else lambda: store.get(["0"])))
             assert objects.read.wait(WAIT)
 
-        # The ownership is renewed at this point, so the read lacks only the new checkpoint.
+        # At this point, the ownership has been renewed, and only the new checkpoint is missing from the read.
         objects.before = once("over checkpoint/0", read)
         lease = expect_applied(store.write(CheckpointLease(lease, AT_9)))
         objects.written.set()

@@ -1,4 +1,4 @@
-"""The BlobCheckpointStore of azure-eventhub and our store in one container. Each respects the other's blobs."""
+"""Tests that the BlobCheckpointStore of azure-eventhub and our store respect each other's blobs in one container."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +60,7 @@ def checkpoints(store: BlobCheckpointStore) -> dict[str, tuple[str, int]]:
 
 
 def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | None = None) -> list[dict[str, Any]]:
-    """Return the ownerships that the official store could claim."""
+    """Try to claim a partition with the official store, and return the ownerships that it got."""
     record = {**PLACE, "partition_id": partition, "owner_id": owner, **({"etag": etag} if etag else {})}
     return list(store.claim_ownership([record]))
 
@@ -74,7 +74,7 @@ def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpoin
     (row,) = owners(theirs).values()
     assert (row["owner_id"], row["etag"].strip('"')) == ("ann", lease.version)
     expect_applied(ours.write(ReleaseLease(lease, "ann")))
-    # It is None, which the SDK's own balancer treats as free, as it does an empty name.
+    # The owner is None. The SDK's balancer treats this like an empty name, which means that the partition is free.
     assert not owners(theirs)["0"]["owner_id"]
 
 
@@ -103,7 +103,7 @@ def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpoi
 
 
 def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """Metadata that the SDK leaves out no longer applies."""
+    """The SDK's claim drops our metadata, so the request in it no longer applies."""
     lease = expect_applied(ours.write(RequestLease(create_lease_with_owner(ours, Lease("0", owner="ann")), "bob")))
     assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
     current = expect_rejected(ours.write(RenewLease(lease)))
@@ -124,7 +124,7 @@ def test_the_sdk_can_move_a_start_that_we_stored(ours: EtagStore, theirs: BlobCh
 
 
 def test_an_official_reader_overwrites_a_late_checkpoint(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """Next to official workers a blob's checkpoint may go back, so late checkpoints are not available there.
+    """Next to official workers, a blob's checkpoint may go back, so the layout does not offer late checkpoints.
 
     The official reader begins at the position that was stored when it claimed the partition, and writes its checkpoints
     without any condition. A checkpoint that we write in between is overwritten by its next one, which repeats and skips

@@ -1,4 +1,4 @@
-"""Every action of a plan is executed as one write."""
+"""Tests that every action of a plan is executed as one write."""
 
 import pytest
 from attrs import evolve
@@ -31,7 +31,7 @@ def test_create(store: MemoryStore) -> None:
 
 
 def test_renew_writes_its_annotations(store: MemoryStore) -> None:
-    """The annotations of the action override the worker's. They include the bulletin, which is published this way."""
+    """The annotations of an action override those of the worker. The lookout publishes its bulletin in this way."""
     seen = create_owned_lease(store)
     row = expect_applied(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", annotations=(("n", "2"),)))
     assert (row.annotation("n"), row.version != seen.version) == ("1", True)
@@ -47,7 +47,7 @@ def test_claim_and_steal_write_the_workers_annotations(store: MemoryStore) -> No
 
 
 def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
-    """When many workers want the same lease, each still gets one this turn."""
+    """If many workers want the same lease, each of them still gets some lease in this turn."""
     first, second, third = (create_unowned_lease(store, key) for key in ("s-0", "s-1", "s-2"))
     expect_applied(store.write(ClaimLease(first, "cat")))
     expect_applied(store.write(ClaimLease(second, "cat")))
@@ -67,7 +67,7 @@ def test_a_rejected_request_tries_its_alternates(store: MemoryStore) -> None:
 
 
 def test_no_alternate_is_tried_after_an_unknown_outcome(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an unknown outcome, a second attempt might take two leases instead of one."""
+    """The first write may have been applied. A second attempt might then take two leases instead of one."""
     first, second = create_unowned_lease(store, "s-0"), create_unowned_lease(store, "s-1")
 
     def raise_unknown(*_: object) -> Done:

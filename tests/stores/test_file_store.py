@@ -1,4 +1,4 @@
-"""A backup of a lease table contains every field, is replaced as a whole, and reports errors by line number."""
+"""Tests that a backup has every field, is replaced atomically, and that errors name the line number."""
 
 import json
 import stat

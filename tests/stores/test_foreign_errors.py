@@ -1,4 +1,4 @@
-"""Exceptions of other code, raised by each call below a store: a client, a driver or a codec."""
+"""Tests a store when any call below it, such as a client, driver or codec, raises an unexpected exception."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
@@ -58,8 +58,9 @@ _numbers = count()
 class Fault:
     """Raises an exception at one of the calls that it wraps, while it is armed.
 
-    place  the number of the call at which it raises, from 0; if negative, it never raises
-    after  whether the call is carried out first
+    Attributes:
+        place: The number of the call that raises, counted from 0. If negative, no call raises.
+        after: True if the call is carried out before it raises.
     """
 
     place: int = -1
@@ -100,7 +101,7 @@ class FaultyProxy:
 
 @define
 class Table:
-    """A table of one kind, and the functions that open it with and without faults."""
+    """The functions that open a table of one kind with and without faults."""
 
     faulty: Callable[[], Store]
     plain: Callable[[], Store]
@@ -111,7 +112,7 @@ Opening = Callable[[pytest.FixtureRequest], Table]
 
 
 def in_memory(request: pytest.FixtureRequest) -> Table:
-    """Return a table in this process. Faults occur when a store decides whether a write applies."""
+    """Return an in-memory table. Faults occur when a store decides whether to apply a write."""
     fault, name = Fault(), f"foreign-{next(_numbers)}"
     patch = request.getfixturevalue("monkeypatch")
     patch.setattr("leasehold.stores.embedded.memory.lease_after_write", fault.around(lease_after_write))
@@ -174,7 +175,7 @@ def sqlite_sessions(request: pytest.FixtureRequest) -> Table:
 
 
 def dynamodb(request: pytest.FixtureRequest) -> Table:
-    """Return a table in the KCL's layout, under a prefix, whose clients fail."""
+    """Return a table in the KCL's layout, under a prefix. The calls of its clients may fail."""
     fault, prefix = Fault(), f"app-{next(_numbers)}/"
 
     def plain() -> DynamoStore:
@@ -206,7 +207,7 @@ def dynamodb_sessions(request: pytest.FixtureRequest) -> Table:
 
 
 def postgresql(request: pytest.FixtureRequest) -> Table:
-    """Return a table of a real server whose statements fail."""
+    """Return a table on a real server. Its statements may fail."""
     fault, url = Fault(), build_store_url(request.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
     connection_class, execute = postgres._TimeoutConnection, postgres._TimeoutConnection.execute  # noqa: SLF001  its driver
 
@@ -235,7 +236,7 @@ def moving(_request: pytest.FixtureRequest) -> Table:
 
 
 def s3(request: pytest.FixtureRequest) -> Table:
-    """Return a bucket whose clients fail."""
+    """Return a bucket. The calls of its clients may fail."""
     fault, objects, layout = Fault(), bucket(request.getfixturevalue("versitygw_url")), ObjectLayout("fleet")
 
     def faulty() -> EtagStore:
@@ -248,7 +249,7 @@ def s3(request: pytest.FixtureRequest) -> Table:
 
 
 def gcs(request: pytest.FixtureRequest) -> Table:
-    """Return a bucket whose HTTP session fails."""
+    """Return a bucket. The calls of its HTTP session may fail."""
     fault, layout = Fault(), ObjectLayout(f"fleet/{next(_numbers)}")
 
     def opened() -> AgelessGcs:
@@ -327,7 +328,7 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
             lease = expect_applied(store.write(ReleaseLease(lease, "ann")))
         if lease_state == "requested":
             lease = expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob")))
-        # Each kind of exception is raised at some of the calls, and each call raises in some of the cases.
+        # Vary the exception, so that each kind is raised at some calls, and each call raises in some cases.
         table.fault.arm(place, ERRORS[(place + list(WRITES).index(case)) % len(ERRORS)], after=after)
         outcome: object = None
         try:
@@ -344,7 +345,7 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
                 outcome.lease.next_owner,
             )
         assert remaining.checkpoint in {AT, NEXT, SHARD_END}
-        # The store still works with its other lease, and the next owner works with this one.
+        # The store can still write its other lease, and the next owner can write this one.
         assert (
             expect_applied(store.write(CheckpointLease(second_lease, NEXT))).checkpoint
             == read_stored_lease(cat_store, "s-1").checkpoint

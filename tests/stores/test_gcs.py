@@ -1,8 +1,8 @@
-"""Leases in Google Cloud Storage: the contract on fake-gcs-server, and the requests to the service, in memory.
+"""Tests leases in Google Cloud Storage: the contract on fake-gcs-server, and the requests on an in-memory service.
 
-fake-gcs-server checks ifGenerationMatch on inserts, under a lock, and deletes by generation. It ignores
-ifGenerationMatch on deletions, so the store names the generation in both ways. The fake cannot show how Google's own
-service responds to more than one write per second to one object (429), nor its permissions, nor soft deletion.
+fake-gcs-server checks ifGenerationMatch on inserts under a lock, and deletes by generation. It ignores
+ifGenerationMatch on deletions, so the store sends the generation in both ways. The fake does not show Google's response
+to more than one write per second to an object (429), its permissions, or its soft deletion.
 """
 
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ def test_conditional_writes_follow_the_matrix(objects: GcsObjects, bucket: GcsMe
 
 
 def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """A write is sent once, because a second attempt would be rejected due to the first."""
+    """A write is sent only once, because a first attempt that was applied would make the second one fail."""
     etag = objects.put_if_absent("a", {"b": "2"})
     assert etag == "1"
     objects.put_if_match("a", {"b": "3"}, etag)
@@ -125,7 +125,7 @@ def test_a_listing_returns_all_fields_without_reading_objects(objects: GcsObject
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """If we judged by this machine's clock, a live owner might look dead."""
+    """If ages were computed with this machine's clock, a live owner might look dead."""
     objects.put_if_absent("a", {})
     bucket.now, bucket.dated = 3600.0, False
     assert [stored.age for stored in objects.list("")] == [0.0]
@@ -136,7 +136,7 @@ VERBS = pytest.mark.parametrize("verb", ["POST", "DELETE", "GET", "LIST"])
 
 
 def call_on_object(objects: GcsObjects, verb: str) -> None:
-    """Call this method for an existing object."""
+    """Send a request of this kind for an existing object."""
     match verb:
         case "POST":
             objects.put_if_match("a", {}, "1")
@@ -163,7 +163,7 @@ def test_an_unusable_response_is_an_unknown_outcome(
 
 @pytest.mark.parametrize("verb", ["POST", "DELETE"])
 def test_a_rate_limited_write_is_retried(objects: GcsObjects, bucket: GcsMemory, verb: str) -> None:
-    """The service accepts one write per second to an object, and the rejected write was certainly not applied."""
+    """The service accepts only one write per second to an object. A rejected write was certainly not applied."""
     etag = objects.put_if_absent("a", {})
     assert etag is not None
     bucket.faults = {verb: [429, 429]}
@@ -210,7 +210,7 @@ def test_a_bucket_is_created_only_if_allowed(bucket: GcsMemory) -> None:
 def test_missing_credentials_are_a_fault_unlike_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker neither waits forever for missing credentials nor exits because of a short outage."""
+    """A worker must not wait forever for missing credentials, or exit because of a short outage."""
     monkeypatch.delenv(gcs.EMULATOR_VARIABLE, raising=False)
     faults: list[Exception] = [DefaultCredentialsError("none were found"), RefreshError("busy", retryable=True)]  # type: ignore[no-untyped-call]
 

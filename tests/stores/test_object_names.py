@@ -1,4 +1,4 @@
-"""The three objects of a lease in our own layout, byte for byte, and which of its annotations win."""
+"""Tests the three objects of a lease in our own layout byte for byte, and which of its annotations win."""
 
 import pytest
 from attrs import evolve
@@ -27,7 +27,7 @@ def stored(fields: ObjectFields, etag: str = "e-1") -> StoredObject:
 
 
 def noted(ownership_notes: str = "{}", notes: str = "{}", creation_notes: str = "{}") -> tuple[tuple[str, str], ...]:
-    """Return the annotations of a lease with these annotations in its three objects."""
+    """Return the annotations of a lease whose three objects contain these annotations."""
     parts = Parts(
         stored({"ownerid": "ann", "counter": "5", "notes": ownership_notes}),
         stored({"sequence": "TRIM_HORIZON", "notes": creation_notes}),
@@ -39,7 +39,7 @@ def noted(ownership_notes: str = "{}", notes: str = "{}", creation_notes: str = 
 
 
 def test_a_key_is_one_segment_of_a_name() -> None:
-    """Two keys never share an object, and no key is listed as a folder."""
+    """Two keys never share an object, and no part of a key looks like a folder."""
     keys = ("s-0", "a:b", "a/b", "a%2Fb", "ü", "A", "a b")
     names = [FLEET.name(key, "checkpoint") for key in keys]
     assert names == [
@@ -82,7 +82,7 @@ def test_a_minimal_lease_stores_only_its_start() -> None:
 
 
 def test_ownership_counts_every_write() -> None:
-    """An S3 ETag is a digest of the content, so the content of the ownership must change with each renewal."""
+    """An S3 ETag is a digest of the content, so the ownership object's content must change with each renewal."""
     unowned = Lease("s-0")
     owned = evolve(unowned, owner="ann", yields=True, annotations=(("n", "7"),))
     first = FLEET.ownership({}, unowned, owned)
@@ -149,7 +149,7 @@ def test_an_invalid_ownership_names_its_field(field: str, message: str) -> None:
 
 
 def test_an_invalid_counter_is_not_incremented() -> None:
-    """The next owner does not write a smaller counter, because its renewals would look old."""
+    """If the next owner started with a smaller counter, its renewals would look old."""
     with pytest.raises(BadRowField) as caught:
         FLEET.ownership({"counter": "many"}, Lease("s-0"), Lease("s-0", owner="ann"))
     assert caught.value.field == "counter"
@@ -169,7 +169,7 @@ def test_slashes_around_a_prefix_are_ignored() -> None:
 
 
 def test_a_request_to_a_former_owner_names_no_next_owner() -> None:
-    """A worker that never saw the request is not treated as one that is about to give the lease away."""
+    """The new owner never saw the request, so it is not expected to give the lease away."""
     fields = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob"}
     lease = FLEET.lease("s-0", Parts(stored(fields), stored({"sequence": "41"})))
     assert lease is not None

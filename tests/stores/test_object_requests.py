@@ -1,4 +1,4 @@
-"""How object stores interpret a service's responses: its ETags, its clock, and the ages computed from it."""
+"""Tests how object stores interpret a service's ETags and clock, and compute the ages of objects."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from leasehold.stores.requests import SkewWarning, object_age_seconds, unquote_e
 
 
 def test_an_age_allows_for_times_in_whole_seconds() -> None:
-    """A lease that is written at the very end of a second does not expire one second too early."""
+    """A lease that was written at the end of a second does not expire a second too early."""
     assert [
         object_age_seconds(1000.0, 990.0),
         object_age_seconds(1000.0, 1000.0),

@@ -1,4 +1,4 @@
-"""A user's own store needs only four methods and a property, and every write passes through one method."""
+"""Tests that a user's own store needs only four methods and a property, and that one method gets every write."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -46,16 +46,16 @@ class DictStore:
             return Done(written)
 
     def close(self) -> None:
-        """Do nothing; there is nothing to release."""
+        """Do nothing, because this store has no resources to release."""
 
 
 TestDictStore = leasehold_store_contract(DictStore)
-"""The whole contract holds for a store that implements no conditions of its own."""
+"""Runs every clause on a store that implements no conditions itself."""
 
 
 @frozen
 class Counted:
-    """A wrapper that counts writes. Wrapping one method is enough to see them all."""
+    """A store that counts the writes to another store. All writes pass through one method."""
 
     store: MemoryStore = Factory(MemoryStore)
     seen: Counter[type[Write]] = Factory(Counter)

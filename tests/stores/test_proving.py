@@ -1,4 +1,4 @@
-"""A store opened for writing rejects a service that does not respect its conditions, and leaves nothing behind."""
+"""Tests that a store opened for writing rejects a service that ignores conditions, and leaves nothing behind."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -111,7 +111,7 @@ def test_a_probe_with_a_lost_reply_leaves_nothing_and_rejects_nothing() -> None:
     ],
 )
 def test_an_s3_service_that_ignores_a_condition_is_read_only(moto_url: str, forgets: str, says: str) -> None:
-    """A service that ignores conditions can't be opened for writing; tools that only read can still open it."""
+    """A service that ignores conditions cannot be opened for writing, but tools that only read can open it."""
     bucket = f"careless-{next(_names)}"
     with careless_line(moto_url, forgets) as line:
         url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={line.url}"
@@ -129,7 +129,7 @@ def test_an_s3_service_that_ignores_a_condition_is_read_only(moto_url: str, forg
 
 @pytest.mark.services
 def test_many_workers_open_one_bucket_concurrently(moto_url: str) -> None:
-    """One worker's probe must not look like a fault to another worker, so that a whole fleet can start at once."""
+    """A whole fleet can start at once, because the probe of one worker does not look like a fault to another."""
     url = f"s3://crowded-{next(_names)}/fleet?region=eu-west-1&endpoint={moto_url}"
     open_store(url).close()
     with ThreadPoolExecutor(8) as pool:

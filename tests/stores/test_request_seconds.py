@@ -1,4 +1,4 @@
-"""How long one request of a store may take. A stalled request never causes the loss of a lease."""
+"""Tests how long a request of a store may take, so that a stalled request never causes the loss of a lease."""
 
 import sqlite3
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class ClientSettings(Exception):
 
 
 def tells(*_args: object, config: Config, **_kwargs: object) -> None:
-    """Raise the settings that a client would be created with."""
+    """Raise the settings with which a client would be created."""
     raise ClientSettings(config)
 
 

@@ -1,4 +1,4 @@
-"""A lease's row: every field in every layout, value for value, and the table of fields that all layouts follow."""
+"""Tests every field of a lease in every layout, and the table of fields that all layouts follow."""
 
 import sqlite3
 from collections.abc import Mapping

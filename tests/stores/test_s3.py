@@ -1,4 +1,4 @@
-"""The S3 store's requests to its service, on moto, and bad circumstances."""
+"""Tests the S3 store on moto: conditional writes, and problems such as a wrong clock."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which requests S3 receives, from which client and under which condition, and how each response is handled."""
+"""Tests which requests S3 receives, from which client and with which conditions, and how responses are handled."""
 
 from datetime import timedelta
 from threading import Barrier
@@ -50,7 +50,7 @@ def test_conditional_writes_follow_the_matrix(objects: S3Objects, bucket: S3Buck
 
 
 def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A write is sent once, because a second attempt would be rejected due to the first."""
+    """A write is sent only once, because a first attempt that was applied would make the second one fail."""
     arguments = {"Key": "a", "Body": b'{"a": "1", "b": "2"}', "ContentType": "application/json"}
     etag = objects.put_if_absent("a", {"b": "2", "a": "1"})
     assert etag == "e-1"
@@ -75,7 +75,7 @@ OPERATIONS = pytest.mark.parametrize("operation", ["put_object", "delete_object"
 
 
 def call_on_object(objects: S3Objects, operation: str) -> None:
-    """Call this method for an existing object."""
+    """Call this operation for an existing object."""
     match operation:
         case "put_object":
             objects.put_if_match("a", {}, "e-1")
@@ -175,7 +175,7 @@ def test_an_object_deleted_during_a_listing_is_missing(objects: S3Objects, bucke
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: S3Objects, bucket: S3Bucket) -> None:
-    """If we judged by this machine's clock, a live owner might look dead."""
+    """If ages were computed with this machine's clock, a live owner might look dead."""
     objects.put_if_absent("a", {})
     bucket.now, bucket.dated = 3600.0, False
     assert [stored.age for stored in (*objects.list(""), *objects.list(""))] == [0.0, 0.0]
@@ -209,7 +209,7 @@ def test_a_foreign_object_is_ignored(objects: S3Objects, body: bytes) -> None:
 
 
 def remove(bucket: S3Bucket) -> None:
-    """Make the bucket nonexistent."""
+    """Delete the bucket."""
     bucket.name = None
 
 
@@ -239,7 +239,7 @@ def test_a_bucket_in_us_east_1_is_created_without_a_region(bucket: S3Bucket) -> 
 
 
 def test_a_bucket_created_by_another_worker_is_used(bucket: S3Bucket) -> None:
-    """Workers that start together all succeed, but another account's bucket is not used."""
+    """All workers that start together succeed. A bucket of another account is not used."""
     remove(bucket)
     objects = S3Objects("new")
     bucket.faults = {"create_bucket": [refusal("BucketAlreadyOwnedByYou", 409), refusal("BucketAlreadyExists", 409)]}
@@ -267,7 +267,7 @@ def test_a_bucket_is_missing_only_if_the_response_says_so(
 
 
 def test_an_object_of_any_content_is_created_once(objects: S3Objects, bucket: S3Bucket) -> None:
-    """If a dead letter is written again, the write is not rejected and does not overwrite the existing one."""
+    """If a dead letter is written again, the write succeeds without overwriting the existing object."""
     objects.put_body("l/1", b"one")
     objects.put_body("l/1", b"two")
     objects.put_body("l/2", b"")

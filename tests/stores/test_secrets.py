@@ -1,4 +1,4 @@
-"""No credential appears in an error, a log line or the repr of a store."""
+"""Tests that no credential appears in an error, a log line or the `repr` of a store."""
 
 import logging
 import traceback

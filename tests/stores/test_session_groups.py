@@ -1,4 +1,4 @@
-"""How long a group write of layout `sessions` waits for more tickets, tested with scripted arrival times."""
+"""Tests with scripted arrival times how long a group write of layout `sessions` waits for more tickets."""
 
 import math
 from collections import deque
@@ -23,7 +23,7 @@ AT = 0.0, 0.06, 0.12, 0.19
 
 @define
 class Script:
-    """A scheduler in virtual time. `due` has the tickets that will arrive, each with its time."""
+    """A scheduler in virtual time. `due` contains the tickets that will arrive, each with its arrival time."""
 
     now: float = 0.0
     due: deque[tuple[float, Ticket]] = Factory(deque)
@@ -42,7 +42,7 @@ class Script:
         self.waiting.append(item)
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
-        """Take the next ticket that arrives by this time."""
+        """Take the next ticket that arrives by the time `until`."""
         while self.due and self.due[0][0] <= self.now:
             self.waiting.append(self.due.popleft()[1])
         if not self.waiting and self.due and self.due[0][0] <= until:
@@ -96,12 +96,12 @@ def second(number: int, *offsets: float) -> dict[float, Ticket]:
 
 
 def test_the_first_group_waits_only_for_simultaneous_tickets(script: Script, page: Page) -> None:
-    """The first group does not know which leases to expect, so the start of a process does not take the whole wait."""
+    """The first group cannot know which leases to expect, so it does not wait for the full time."""
     assert written(script, page, second(1, 0.0, 0.04, 0.1)) == [(1.09, {"0", "1"}), (1.15, {"2"})]
 
 
 def test_a_group_waits_for_all_leases_of_the_previous_round(script: Script, page: Page) -> None:
-    """A worker with few leases does not need one write per lease just because their tickets arrive far apart."""
+    """Even if the tickets of a worker's few leases arrive far apart, they are written together."""
     written(script, page, second(1, *AT))
     assert written(script, page, second(2, *AT)) == [(2.19, {"0", "1", "2", "3"})]
 
@@ -149,7 +149,7 @@ def test_a_new_lease_is_written_with_the_others(script: Script, page: Page) -> N
 
 
 def test_a_lost_lease_is_expected_again_only_after_its_return(script: Script, page: Page) -> None:
-    """The other leases do not wait for a lease that has another owner, but wait again for one that has come back."""
+    """Groups do not wait for a lease that has another owner. They wait for it again after it has come back."""
     for number in (1, 2):
         written(script, page, second(number, 0.0, 0.1))
     page.superseded["1"] = 1  # the lease's row was seen with a later epoch
@@ -160,7 +160,7 @@ def test_a_lost_lease_is_expected_again_only_after_its_return(script: Script, pa
 
 
 def test_a_group_does_not_wait_for_impatient_tickets(script: Script, page: Page) -> None:
-    """A handler that requests each checkpoint does not delay those of all other leases."""
+    """A handler that requests its own checkpoints does not delay the checkpoints of other leases."""
     for number in (1, 2, 3):
         arrivals = {number + 0.0: ticket("0"), number + 0.1: ticket("1", patient=False)}
         writes = written(script, page, arrivals)
@@ -177,7 +177,7 @@ FOREIGN = (KeyError("x"), MemoryError(), RecursionError(), UnicodeDecodeError("u
 
 
 class BreakingRows(ObjectCells):
-    """Rows of which the next conditional write raises a given exception."""
+    """Rows whose next conditional write raises `error`."""
 
     error: BaseException | None = None
 

@@ -1,4 +1,4 @@
-"""Layout `sessions`: the order of its writes, what a crash between two of them leaves, and how it is recognized."""
+"""Tests layout `sessions`: the order of its writes, the state after a crash between two writes, and its detection."""
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -47,14 +47,14 @@ AT = Position("41")
 
 
 def two(objects: ObjectMemory) -> tuple[SessionStore, SessionStore]:
-    """Return the stores of two processes on one table."""
+    """Return two stores of one table, as two processes would open them."""
     return tuple(SessionStore(ObjectCells(objects, ""), gather_seconds=0.0) for _ in range(2))  # type: ignore[return-value]
 
 
 def scene(objects: ObjectMemory, next_owner: bool = False) -> tuple[SessionStore, SessionStore, Lease]:
-    """Return the processes of ann and bob, and a lease that ann owns at position 41.
+    """Return the stores of ann and bob, and a lease that ann owns at position 41.
 
-    Bob has a session, and may have requested the lease.
+    Bob has a session. If `next_owner` is true, he has requested the lease.
     """
     ann, bob = two(objects)
     lease = expect_applied(ann.write(CheckpointLease(create_owned_lease(ann, key=KEY), AT)))
@@ -121,14 +121,14 @@ def sessions(objects: ObjectMemory) -> tuple[str, ...]:
 
 
 def writes_of(objects: ObjectMemory) -> tuple[str, ...]:
-    """Return the writes that were sent, each with the kind of row that it wrote."""
+    """Return the writes that were sent, each as its verb and the kind of the row."""
     verbs = [line.split() for line in objects.log]
     return tuple(f"{verb} {name.partition('/')[0]}" for verb, name in verbs if verb in {"new", "over", "delete"})
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_session_is_written_before_the_row_of_the_lease(step: str) -> None:
-    """Everything that the owner commits after writing its session can be found."""
+    """The row of a lease names a session. The session must exist before that, so that its checkpoints can be found."""
     next_owner, execute_step, expected_writes = STEPS[step]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
@@ -173,7 +173,7 @@ def test_after_any_crash_the_next_owner_starts_at_the_checkpoint(step: str, plac
 
 @pytest.mark.parametrize("make", [lambda lease: CheckpointLease(lease, Position("42")), RenewLease])
 def test_the_next_group_write_settles_an_unanswered_one(make: Callable[[Lease], Write]) -> None:
-    """A worker neither loses all of its leases by one lost response nor trusts what was never stored."""
+    """A lost response does not cost a worker all of its leases, and the worker does not trust what was never stored."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     objects.mute = frozenset({"over"})
@@ -262,7 +262,7 @@ def test_a_renewal_returns_a_pending_request() -> None:
 
 
 def test_a_session_drops_lost_leases_and_keeps_returned_ones() -> None:
-    """A session makes room for new leases, and never drops a lease that it still has."""
+    """A session drops lost leases to make room for new ones, and never drops a lease that it still has."""
     ann, bob, lease = scene(ObjectMemory())
     second_lease = create_owned_lease(ann, key="s-2")
     lease, second_lease = (
@@ -344,7 +344,7 @@ def test_a_lease_of_an_ended_owner_has_no_next_owner() -> None:
 
 
 def test_an_ended_session_is_removed_when_no_lease_names_it() -> None:
-    """Process starts leave no rows behind, and no lease loses the only row that contains its position."""
+    """Ended processes leave no rows behind, but a session that contains the position of a lease is kept."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
     ann.close()
@@ -358,7 +358,7 @@ def test_an_ended_session_is_removed_when_no_lease_names_it() -> None:
 
 
 def test_an_idle_session_without_leases_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such sessions belong to workers that died without a lease."""
+    """An idle session without leases belongs to a worker that died."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     expect_applied(ann.write(ReleaseLease(lease, "ann")))
@@ -371,12 +371,12 @@ def test_an_idle_session_without_leases_is_ended(monkeypatch: pytest.MonkeyPatch
     assert len(sessions(objects)) == 1, "bob's, which a lease names, stays"
     expect_rejected(
         ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))
-    )  # ann's write fails because her session has ended
+    )  # ann's first write fails, because her session has ended
     assert expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))).owner == "ann"
 
 
 def test_a_session_that_will_get_a_lease_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease given to a session that had been ended would be read by no worker."""
+    """If a lease were given to a session that has ended, no worker would read it."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     cat = two(objects)[0]
@@ -390,7 +390,7 @@ def test_a_session_that_will_get_a_lease_is_not_ended(monkeypatch: pytest.Monkey
 
 
 def test_a_reset_lease_is_read_from_its_new_position() -> None:
-    """The position of an earlier epoch is not used."""
+    """A position that the session stored in an earlier epoch is not used."""
     ann, bob, lease = scene(ObjectMemory())
     released = expect_applied(ann.write(ReleaseLease(lease, "ann")))
     expect_applied(bob.write(ResetLease(released, TRIM_HORIZON)))
@@ -398,7 +398,7 @@ def test_a_reset_lease_is_read_from_its_new_position() -> None:
 
 
 def test_a_slow_thread_keeps_a_lease_that_another_thread_took() -> None:
-    """The entry of a lease that was just taken stays, with every checkpoint since then."""
+    """The slow thread does not remove the entry of a lease that was just taken, or its checkpoints."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects, next_owner=True)
     gift = expect_applied(ann.write(GiveLease(lease, AT)))
@@ -506,7 +506,7 @@ def test_a_rejected_claim_returns_the_stored_lease() -> None:
 
 
 def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
-    """Change fields of a row, as a user of a console could."""
+    """Change fields of a row, as a user could do in a console."""
     row = objects.stored[name]
     assert objects.put_if_match(name, {**row.fields, **fields}, row.etag)
 
@@ -535,14 +535,13 @@ DELETED: dict[str, tuple[bool, Callable[[Lease], Write], Position, str | None]] 
     "gift": (True, lambda lease: GiveLease(lease, Position("42")), Position("42"), "bob"),
     "release": (False, lambda lease: ReleaseLease(lease, "ann"), AT, None),
 }
-"""For each write of the owner: whether bob requested the lease before, the write, and the position and owner after
-it.
+"""For each write of the owner: whether bob has requested the lease, the write, and the position and owner afterwards.
 """
 
 
 @pytest.mark.parametrize("case", DELETED)
 def test_a_deleted_session_loses_no_position_of_its_living_owner(case: str) -> None:
-    """Whatever the owner writes next, it restores the lease's row from memory (G14)."""
+    """The owner's next write, of any kind, restores the session and its position from memory (G14)."""
     next_owner, write, position, owner = DELETED[case]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
@@ -553,13 +552,13 @@ def test_a_deleted_session_loses_no_position_of_its_living_owner(case: str) -> N
     after = expect_applied(ann.write(write(lease)))
     assert (after.checkpoint, after.owner) == (position, owner)
     assert (read_stored_lease(bob, KEY).checkpoint, read_stored_lease(bob, KEY).owner) == (position, owner)
-    if owner == "ann":  # the owner continues in its new session, with its other leases and writes
+    if owner == "ann":  # the owner continues in a new session
         checkpointed = expect_applied(ann.write(CheckpointLease(after, Position("50"))))
         assert read_stored_lease(bob, KEY).checkpoint == checkpointed.checkpoint == Position("50")
 
 
 def test_each_lease_of_a_deleted_session_keeps_its_position() -> None:
-    """The second lease is written after the new session has begun."""
+    """The position of a lease that is written after the new session has begun is not lost either."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     second_lease = expect_applied(ann.write(CheckpointLease(create_owned_lease(ann, key="s-2"), Position("7"))))
@@ -571,7 +570,7 @@ def test_each_lease_of_a_deleted_session_keeps_its_position() -> None:
 
 
 def test_a_claimed_lease_of_a_deleted_session_leaves_its_owner() -> None:
-    """The former owner's knowledge of the lease counts only while the row names its session."""
+    """What the former owner knows about the lease is used only as long as the row names its session."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
@@ -591,7 +590,7 @@ def test_a_claimed_lease_of_a_deleted_session_leaves_its_owner() -> None:
     ],
 )
 def test_an_unreadable_session_is_reported_for_each_of_its_leases(field: str, value: str, why: str) -> None:
-    """Leases of such a session neither vanish silently nor are taken from an owner that reads on."""
+    """The leases of an unreadable session are reported, and are not taken from an owner that continues to read."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
     cat = two(objects)[0]
@@ -612,7 +611,7 @@ def test_an_unreadable_session_is_reported_for_each_of_its_leases(field: str, va
 
 
 def test_an_unreadable_row_of_annotations_is_ignored() -> None:
-    """No decision depends on such a row, so a mistake in its annotations blocks no reads or renewals of a lease."""
+    """No decision depends on a row of annotations, so a mistake in it does not block reads or renewals of leases."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     annotated = expect_applied(ann.write(RenewLease(lease, annotations=(("lag", "3"),))))
@@ -700,7 +699,7 @@ def test_a_claim_of_a_lease_taken_since_the_listing_is_rejected() -> None:
 
 
 def test_the_layout_is_recognized_and_a_mixed_table_rejected(tmp_path: Path) -> None:
-    """A worker without the option uses the layout that the table has, and a table with both is rejected."""
+    """A worker without the option uses the layout of the table. A table that contains both layouts is rejected."""
     url = f"sqlite://{tmp_path}/leases.db"
     first = open_store(f"{url}?layout=sessions")
     lease = expect_applied(first.write(CreateLease(Lease(KEY))))
@@ -730,7 +729,7 @@ def test_an_unknown_layout_is_rejected() -> None:
 
 
 def test_a_session_holds_at_most_one_page_of_leases() -> None:
-    """A worker's leases are spread over as many sessions as the row limit of the service requires."""
+    """A row has a size limit, so a worker's leases are spread over several sessions if necessary."""
     cells = ObjectCells(ObjectMemory(), "", page_leases=3)
     store = SessionStore(cells, gather_seconds=0.0)
     for turn in range(2):

@@ -1,4 +1,4 @@
-"""A store URL opens the right store, or raises an error that names the wrong part."""
+"""Tests that a store URL opens the right store, or raises an error that names the invalid part."""
 
 import builtins
 import sys
@@ -69,7 +69,7 @@ def test_a_memory_table_of_another_process_is_rejected() -> None:
 
 
 def test_an_absolute_sqlite_path_gets_a_hint_about_relative_ones(tmp_path: Path) -> None:
-    """SQLAlchemy reads three slashes as relative, so its users would look for the file in the wrong place."""
+    """SQLAlchemy treats three slashes as a relative path, so its users would look for the file in the wrong place."""
     with pytest.raises(StoreError, match=r"absolute: the file of this folder is sqlite://leasehold-none\.db"):
         open_store("sqlite:///leasehold-none.db", create=False)
     with pytest.raises(StoreError, match=r"check the name$"):

@@ -1,4 +1,4 @@
-"""Responses with status 200 from something else: a proxy's page, nothing, or another request's response."""
+"""Tests foreign responses with status 200: a proxy's page, nothing, or the response to another request."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -160,10 +160,10 @@ def test_dynamodb_rows_must_be_the_requested_ones(page: dict[str, object]) -> No
 
 
 def test_a_query_accepts_only_rows_of_its_own_application() -> None:
-    """A page with rows of another application is not a page of our listing.
+    """A page with rows of another application is not part of our listing, so the read fails.
 
-    A page of a Scan names no table, and one without rows names nothing at all. They cannot be distinguished from the
-    right pages.
+    A page of a Scan does not name its table, and an empty page names nothing at all. So foreign pages of these kinds
+    cannot be recognized.
     """
     row = {"application": {"S": "theirs"}, "leaseKey": {"S": "a"}}
     with pytest.raises(LookupError):

@@ -1,4 +1,4 @@
-"""Two joined tables keep the contract of one table, move leases while they are owned, and recover from every fault."""
+"""Tests that two joined tables fulfill the contract of one, move leases that are owned, and recover from faults."""
 
 from collections.abc import Iterable
 from contextlib import closing
@@ -54,7 +54,7 @@ NAMES = ("memory://from", "memory://to")
 
 
 def swap_of(tables: tuple[Store, Store], direction: str = "") -> SwapStore:
-    """Open the joined store with this direction: `to` or `from`, or empty if leases stay where they are."""
+    """Open the joined store and set its direction: `to`, `from`, or an empty string if leases should not move."""
     get_or_create_control_row(tables, NAMES)
     send(tables, direction)
     return SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
@@ -72,8 +72,7 @@ def tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
 
 
 CLAUSES_TRIED = ("counters", "to sessions", "from sessions", "dynamodb to postgres")
-"""The pairs on which every clause is run. Because there are so many clauses, the pairs that need services run only with
-`more`.
+"""The pairs on which every clause is run. There are many clauses, so the pairs that need services are marked `more`.
 """
 
 
@@ -121,8 +120,7 @@ def test_a_lease_moves_under_its_owner_and_back(tables: tuple[Store, Store]) -> 
 
 
 WRITES = (1, 2, 3, 4)
-"""The writes of a move, which are the renewal, the mark, the copy and the claim. Each in turn is the last to be
-applied.
+"""The numbers of a move's writes: the renewal, the mark, the copy and the claim. The worker crashes after one of them.
 """
 
 
@@ -213,7 +211,7 @@ def test_an_owned_lease_is_never_free_in_rows_of_different_moments() -> None:
 
 
 def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:
-    """A lease that is finished has no owner to move it. If such leases were not moved, the swap would never end."""
+    """A finished lease has no owner that could move it. If such leases never moved, the swap would never end."""
     store = swap_of(tables, "to")
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
         create_lease_with_owner(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
@@ -226,7 +224,7 @@ def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:
 
 
 def test_a_lease_is_deleted_from_both_tables(tables: tuple[Store, Store]) -> None:
-    """The row is deleted from both tables, because a remaining row would count as the lease."""
+    """If a row remained in one of the tables, it would be read as the lease."""
     store = swap_of(tables, "to")
     seen = expect_applied(store.write(RenewLease(create_owned_lease(store))))
     assert all(table.get([KEY]) for table in tables)
@@ -248,7 +246,7 @@ def test_new_leases_are_created_in_from_until_the_swap_ends(tables: tuple[Store,
 
 
 def test_an_owner_announces_that_it_knows_to(tables: tuple[Store, Store]) -> None:
-    """The swap does not begin while workers read only one table."""
+    """The swap does not begin as long as any worker reads only one table."""
     store = swap_of(tables)
     row = create_owned_lease(store)
     (raw,) = tables[FROM].get([KEY])
@@ -257,7 +255,7 @@ def test_an_owner_announces_that_it_knows_to(tables: tuple[Store, Store]) -> Non
 
 
 def test_tables_that_cannot_be_joined_are_rejected() -> None:
-    """A table that contains old leases cannot be TO, because they would count as current."""
+    """A table that contains old leases cannot be TO, because these leases would be used as current ones."""
     tables = (MemoryStore(), MemoryStore())
     expect_applied(tables[TO].write(CreateLease(Lease("old"))))
     with pytest.raises(StoreError, match="is not part of a swap"):
@@ -304,7 +302,7 @@ def test_both_tables_are_opened_by_url_and_closed_if_one_fails(tmp_path: Path) -
 
 
 def test_a_worker_that_names_one_table_of_a_swap_is_rejected(tables: tuple[Store, Store]) -> None:
-    """The worker does not claim a lease that has moved to the other table, where it has an owner."""
+    """The worker must not claim a lease that has moved, because the lease has an owner in the other table."""
     store = swap_of(tables)
     seen = create_owned_lease(store)
     reject_moved(tables[FROM].list())

@@ -1,4 +1,4 @@
-"""When a lease in two joined tables moves and when it stays, on in-memory tables."""
+"""Tests on in-memory tables when a lease in two joined tables moves, and when it stays."""
 
 from collections.abc import Callable, Iterable
 
@@ -35,8 +35,10 @@ NAMES = ("memory://from", "memory://to")
 class FaultyDestination:
     """A table to which leases move. It counts how often the control row is read.
 
-    silent  whether reads of the control row get no response
-    meets   called when a copy is to be written; it may raise
+    Attributes:
+        looks: How often the control row was read.
+        silent: True if reads of the control row get no response.
+        meets: Called before a copy is written. It may raise an exception.
     """
 
     table: Store = field(factory=MemoryStore)
@@ -65,7 +67,7 @@ class FaultyDestination:
 
 
 def joined(goal: FaultyDestination, now: list[float] | None = None) -> SwapStore:
-    """Return the store of a worker whose leases stay in FROM until `send` is called."""
+    """Return the store of a worker. Its leases stay in FROM until `send` is called."""
     tables = (MemoryStore(), goal.table)
     get_or_create_control_row(tables, NAMES)
     clock = now if now is not None else [0.0]
@@ -82,7 +84,7 @@ def send(goal: FaultyDestination) -> None:
 
 
 def test_a_requested_lease_is_handed_off_before_it_moves() -> None:
-    """A renewal does not move a lease that was requested, because the mark would drop the request."""
+    """A renewal does not move a requested lease, because the mark of the move would drop the request."""
     store = joined(goal := FaultyDestination())
     seen = create_requested_lease(store)
     send(goal)
@@ -91,9 +93,9 @@ def test_a_requested_lease_is_handed_off_before_it_moves() -> None:
 
 
 def test_leases_stay_while_the_direction_is_unknown() -> None:
-    """If the destination does not respond, the fleet can still renew its leases.
+    """The fleet can renew its leases even if the destination does not respond.
 
-    They stay where they are, because the direction may have changed in the meantime.
+    The leases stay where they are, because the direction may have changed in the meantime.
     """
     store = joined(goal := FaultyDestination())
     first, seen = (create_owned_lease(store, key=key) for key in ("s-0", "s-1"))
@@ -152,7 +154,7 @@ def test_a_failed_move_does_not_block_others(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_annotations_follow_a_moved_lease_and_stale_releases_are_lost() -> None:
-    """A move loses no annotation, and no lease is taken from an owner that has renewed it since."""
+    """Moves keep annotations. A lease is not released if its owner has renewed it in the meantime."""
     store = joined(goal := FaultyDestination())
     seen = create_owned_lease(store)
     send(goal)

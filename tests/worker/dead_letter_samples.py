@@ -1,4 +1,4 @@
-"""A failed record, a batch with it, and its dead letter, which has a value in every field."""
+"""Samples for tests: a failed record, a batch that contains it, and its dead letter with a value in every field."""
 
 from attrs import evolve
 
@@ -16,6 +16,6 @@ FULL = DeadLetterEntry("t", "orders", "s-0", "l-0", RECORD, "ValueError", "poiso
 
 
 def batch(stream: str = "orders") -> Delivery:
-    """Return a batch with one record, which is at its third attempt."""
+    """Return a batch of one record, delivered in its third attempt."""
     holding = DeadLetterHolding.of(evolve(FULL, stream=stream))
     return Delivery((RECORD,), RECORD.position, None, holding, None, 3)

@@ -1,4 +1,4 @@
-"""Handlers that record what they saw, and waits for the threads that call handlers."""
+"""A worker for tests whose handlers run in threads, and a collection of the records that the handlers processed."""
 
 from threading import Event, Lock
 

@@ -13,7 +13,7 @@ from leasehold.stores.writes import (
 
 
 class HeldLease:
-    """Lease s-0 of worker ann, as held by her process p-1."""
+    """Lease s-0, held by process p-1 of worker ann."""
 
     def __init__(self, process: str = "p-1", replaced: str | None = None, store: FaultyStore | None = None) -> None:
         self.store, self.clock = store or FaultyStore(), Clock()
@@ -45,5 +45,5 @@ class HeldLease:
 
     @property
     def end(self) -> tuple[bool, str]:
-        """Whether the lease is lost, and the reason."""
+        """Whether the lease is lost, and the reason for the loss."""
         return self.holding.lost.is_set(), self.holding.why

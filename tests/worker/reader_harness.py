@@ -1,4 +1,4 @@
-"""A held shard for tests that control every step, every call and the clock."""
+"""A worker that holds one lease, for tests that control every step of its reader, every call and the clock."""
 
 import math
 from collections.abc import Callable
@@ -82,7 +82,7 @@ class ReaderHarness:
         return handler_reader(self.worker, self.holding, handling, budget, dispatcher)
 
     def steps(self, reader: LeaseReader, count: int) -> float:
-        """Take this many steps, each at the time at which the reader is due, and return the next due time."""
+        """Step the reader `count` times, each time when it is due, and return the next due time."""
         for _ in range(count):
             due_time = self.due_times.get(reader, self.clock.now)
             self.clock.now = max(self.clock.now, due_time if due_time < math.inf else self.clock.now)
@@ -94,7 +94,7 @@ class ReaderHarness:
         self.store.write(StealLease(self.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
 
     def run_until_done(self, reader: LeaseReader) -> None:
-        """Take steps until there is nothing left to do."""
+        """Step the reader until it has nothing left to do."""
         due_time = self.clock.now
         for _ in range(100):
             self.clock.now = max(self.clock.now, due_time)

@@ -1,7 +1,7 @@
-"""Makes the system refuse requests of one kind for a while, starting with the n-th request.
+"""Simulates a system that refuses some requests for threads or file descriptors, starting with the n-th request.
 
-Descriptors are refused through Python's own audit events, which precede each system call that they name, so that every
-library is affected.
+File descriptors are refused in an audit hook. Python calls the hook before it opens a file, a socket or a SQLite
+database, so every library is affected.
 """
 
 import errno
@@ -20,7 +20,7 @@ DESCRIPTORS = {"open", "socket.__new__", "sqlite3.connect"}
 
 @define
 class Refusal:
-    """Refuses `count` requests of `kind`, from number `first` on.
+    """Refuses `count` consecutive requests of kind `kind`, starting with request number `first`.
 
     `requests` counts the requests made, and `refused` those that were refused.
     """
@@ -57,17 +57,17 @@ def _on_audit_event(event: str, _about: tuple[object, ...]) -> None:
         _now.count_request(event)
 
 
-sys.addaudithook(_on_audit_event)  # a hook cannot be removed, so it does nothing between tests
+sys.addaudithook(_on_audit_event)  # An audit hook cannot be removed. Between tests, this one does nothing.
 
 
 @contextmanager
 def refusing(refusal: Refusal) -> Iterator[None]:
-    """Count the requests while the context lasts, and refuse some of them."""
-    global _now  # noqa: PLW0603  a hook has no other place
+    """Count the requests while the context is open, and refuse those that `refusal` selects."""
+    global _now  # noqa: PLW0603  the audit hook reads this variable
     original_start = Thread.start
 
     def begin(thread: Thread) -> None:
-        refusal.count_request(THREAD)  # Python has no audit event for it before 3.12
+        refusal.count_request(THREAD)  # Before Python 3.12, there is no audit event for this.
         original_start(thread)
 
     _now = refusal

@@ -1,4 +1,4 @@
-"""A consumer of the user that acknowledges later: which batches it is offered, its checkpoints, and its release."""
+"""Consumers that acknowledge later: which batches they are offered, and how leases are checkpointed and released."""
 
 import doctest
 import math
@@ -93,7 +93,7 @@ class Scene:
         return self.harness.store.row("s-0").checkpoint.sequence
 
     def steps(self, count: int = 12) -> float:
-        """Take up to `count` steps, as long as the reader is due, and return the next due time."""
+        """Step the reader up to `count` times, until it is never due again, and return the next due time."""
         due_time = 0.0
         for _ in range(count):
             if due_time < math.inf:
@@ -112,7 +112,7 @@ def numbers(scene: Scene) -> list[int]:
 
 
 def test_only_acknowledged_records_are_checkpointed() -> None:
-    """Reading continues before an acknowledgement. Each acknowledgement is checkpointed, even within a batch."""
+    """Reading doesn't wait for acknowledgements. Each acknowledgement is checkpointed, even within a batch."""
     scene = Scene()
     scene.steps()
     first_number, second_number, third_number, *_ = numbers(scene)
@@ -168,7 +168,7 @@ def test_batch_without_room_is_offered_again_before_the_next_read() -> None:
 
 
 def test_batch_dropped_for_memory_is_read_again() -> None:
-    """A batch that waits for memory is dropped in favor of other shards."""
+    """A batch that its consumer has no room for is dropped when another shard needs the memory."""
     scene = Scene(budget=MemoryBudget(1))
     scene.steps(2)
     scene.consumer.room = False
@@ -181,7 +181,7 @@ def test_batch_dropped_for_memory_is_read_again() -> None:
 
 
 def test_lease_is_released_once_its_consumer_has_withdrawn() -> None:
-    """The release stores the acknowledged position. Until the release, no more batches are offered."""
+    """After a release is requested, no more batches are offered. The release stores the acknowledged position."""
     scene = Scene()
     scene.steps(2)
     scene.harness.holding.ask_release()
@@ -240,7 +240,7 @@ def test_kept_lease_has_its_records_offered_again(monkeypatch: pytest.MonkeyPatc
     scene.consumer.acknowledge(numbers(scene)[0])
     scene.consumer.finished = True
     holding.ask_release()
-    monkeypatch.setattr(holding, "release", lambda _at: False)  # the next owner has withdrawn its request
+    monkeypatch.setattr(holding, "release", lambda _at: False)  # as if the next owner had withdrawn its request
     scene.steps(1)
     monkeypatch.setattr(holding, "_releasing", False, raising=False)
     monkeypatch.setattr(type(holding), "releasing", property(lambda _holding: False))
@@ -251,7 +251,7 @@ def test_kept_lease_has_its_records_offered_again(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("step", ["offer", "acknowledged", "withdraw"])
 def test_consumer_that_raises_releases_its_shard(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only acknowledged records are checkpointed."""
+    """The release does not checkpoint records that the consumer has not acknowledged."""
     scene = Scene()
     scene.steps(2)
 

@@ -33,7 +33,7 @@ class CustomAwaitable:
 
 
 class CallableObject:
-    """A callable object."""
+    """An object whose `__call__` method is an async handler."""
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
@@ -62,7 +62,7 @@ KINDS: dict[str, Callable[[Handle], Handle]] = {
     "partial": lambda handle: partial(handle_with_argument, "more", handle),
     "object": CallableObject,
     "decorator": decorated,
-    "lambda": lambda handle: lambda delivery: handle(delivery),  # noqa: PLW0108  a lambda is what is tested
+    "lambda": lambda handle: lambda delivery: handle(delivery),  # noqa: PLW0108  the test needs a lambda
     "awaitable": lambda handle: lambda delivery: CustomAwaitable(handle(delivery)),
 }
 
@@ -141,12 +141,12 @@ def test_async_dead_letter_is_awaited_before_the_shard_continues() -> None:
 
 
 def generator() -> Iterator[int]:
-    """A generator function: calling it does nothing."""
+    """A generator function. Calling it runs none of its code."""
     yield 1
 
 
 async def async_generator() -> AsyncIterator[int]:
-    """An async generator function: calling it does nothing."""
+    """An async generator function. Calling it runs none of its code."""
     yield 1
 
 
@@ -170,7 +170,7 @@ def test_handler_that_returns_a_value_fails_the_batch(answer: str, caplog: pytes
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_dead_letter_that_returns_a_value_fails(answer: str) -> None:
-    """A batch counts as dead-lettered only if the dead letter returned None."""
+    """A batch counts as dead-lettered only if the `dead_letter` function returned None."""
     get_return_value, _ = ANSWERS[answer]
 
     def fails(_delivery: Delivery) -> None:
@@ -206,7 +206,7 @@ def test_awaited_handler_must_return_none() -> None:
 
 
 def plain(_batch: Delivery) -> None:
-    """A valid handler."""
+    """A valid handler that does nothing."""
 
 
 @pytest.mark.parametrize(

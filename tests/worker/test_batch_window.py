@@ -1,4 +1,4 @@
-"""Batches of several reads (`linger_seconds`): when they are dispatched, and that waiting records cause no delays."""
+"""Batches that collect the records of several reads (`linger_seconds`), and when they are dispatched."""
 
 import logging
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def shard_of(
 
 
 def run_for(shard: ReaderHarness, reader: LeaseReader, seconds: float) -> list[list[bytes]]:
-    """Take all steps and renewals that are due within this time, and return the batches that were dispatched in it."""
+    """Run the reader and the renewals for `seconds`, and return the batches that were dispatched in this time."""
     count_before, end_time = len(shard.dispatched), shard.clock.now + seconds
     while (due_time := max(shard.due_times.get(reader, 0.0), shard.clock.now)) <= end_time:
         shard.clock.now = due_time
@@ -139,7 +139,7 @@ def test_repeated_batch_does_not_wait_for_more_records() -> None:
 
 
 def test_failed_read_does_not_restart_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The waiting records are read again, and the time they have waited counts."""
+    """The waiting records are read again, and the time that they have already waited still counts."""
     shard = shard_of(2)
     budget = MemoryBudget(2**30)
     reader = shard.reading(budget, linger_seconds=WINDOW_SECONDS)
@@ -181,7 +181,7 @@ def test_search_for_a_failing_record_does_not_wait_for_more() -> None:
 
 
 def test_joined_batch_ends_where_its_last_read_ended() -> None:
-    """The source may have dropped records after the last one. The batch ends after them."""
+    """If the source dropped records after the last one, the batch ends after the dropped records."""
     first_batch = Batch(tuple(create_records(2)), Position("150"), 3.0, 1.0)
     empty_batch = Batch((), None, 0.0, 2.0, answered=False)
     joined_batch = join_batches(first_batch, empty_batch)
@@ -198,13 +198,13 @@ def test_joined_batch_ends_where_its_last_read_ended() -> None:
 
 
 def test_window_closes_when_other_shards_need_the_memory() -> None:
-    """Waiting records are dropped, and are dispatched as soon as they can be held again."""
+    """Waiting records are dispatched early or, if they had to be dropped, as soon as they can be held again."""
     shard = shard_of(2)
     budget = MemoryBudget(50 * 2**20)
     reader = shard.reading(budget, linger_seconds=300.0)
     run_for(shard, reader, 0.5)
     other_share = budget.share("s-1")
-    assert other_share.request()  # 40 MiB, so that another read next to the held batch is not granted
+    assert other_share.request()  # 40 MiB. While the batch is held, no other read is granted.
     assert run_for(shard, reader, 1.0) == [data(2)]
     other_share.clear()
     append_records(shard, 1)
@@ -233,11 +233,11 @@ def test_status_shows_waiting_records() -> None:
 
 
 CASES = st.tuples(
-    st.lists(st.tuples(st.integers(0, 6), st.floats(0.1, 8.0)), min_size=1, max_size=8),  # what arrives, and when
+    st.lists(st.tuples(st.integers(0, 6), st.floats(0.1, 8.0)), min_size=1, max_size=8),  # records, and seconds to wait
     st.integers(1, 7),  # records per read
     st.none() | st.integers(1, 5),  # max_records
     st.frozensets(st.integers(0, 40)),  # records that fail once
-    st.lists(st.booleans(), max_size=60),  # whether the batch is forgotten before a step
+    st.lists(st.booleans(), max_size=60),  # for each arrival, whether held batches are dropped then
 )
 
 
@@ -246,7 +246,7 @@ CASES = st.tuples(
 def test_records_are_handled_in_order_and_acknowledged_afterwards(
     case: tuple[list[tuple[int, float]], int, int | None, frozenset[int], list[bool]],
 ) -> None:
-    """This holds for any arrivals, failures and dropped batches, and no batch exceeds its limit."""
+    """The order is kept whatever arrives, fails or is dropped, and no batch exceeds `max_records`."""
     arrivals, size, max_records, faults, batch_is_dropped = case
     remaining_faults, handled = set(faults), list[bytes]()
 
@@ -280,7 +280,7 @@ def test_records_are_handled_in_order_and_acknowledged_afterwards(
 
 def test_linger_is_rejected_for_a_handler_that_checkpoints() -> None:
     def final(_checkpoint: FinalCheckpoint) -> None:
-        """Checkpoint nothing."""
+        """A final checkpoint that does nothing."""
 
     with pytest.raises(ValueError, match="linger_seconds: a handler that checkpoints by itself"):
         Handling(print, final_checkpoint=final, linger_seconds=1)

@@ -41,7 +41,7 @@ class PoisonedHandler:
     def __call__(self, delivery: Delivery) -> None:
         """Handle the whole batch or nothing.
 
-        If `one_by_one`, handle and checkpoint each record up to a poisoned one.
+        If `one_by_one` is set, handle and checkpoint the records one by one until a poisoned one.
         """
         batch_data = [record.data for record in delivery.records]
         self.attempts.append((batch_data, delivery.attempts))
@@ -120,7 +120,7 @@ def test_search_stops_between_pieces_when_the_lease_is_released() -> None:
 
 
 def test_record_that_cannot_be_dead_lettered_stops_the_shard() -> None:
-    """The checkpoint stops before the record."""
+    """The checkpoint stays before the record that could not be dead-lettered."""
     handler = poisoned(2)
 
     def fails(_delivery: Delivery, _error: Exception) -> None:
@@ -153,7 +153,7 @@ CASES = st.tuples(
     st.integers(1, 12),  # records
     st.integers(1, 12),  # batch size limit
     st.frozensets(st.integers(0, 11), max_size=12),  # poisoned
-    st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60),  # batch forgotten, next batch's size
+    st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60),  # per step: whether to drop, new size limit
     st.integers(1, 3),  # attempts
     st.booleans(),  # whether the handler checkpoints each record
     st.sampled_from((0.0, 3600.0)),  # checkpoint_seconds
@@ -257,18 +257,18 @@ def test_passed_record_is_left_out_when_its_batch_comes_again() -> None:
 
 
 def batch_of(*numbers: int) -> Batch:
-    """Return a batch of these records, 4 s behind."""
+    """Return a batch of records with these sequence numbers. The batch is 4 s behind."""
     return Batch(tuple(Record(b"", str(number)) for number in numbers), None, 4.0, 0.0, in_columns=len)
 
 
 def attempts_of(attempts: int) -> Attempts:
-    """Return an `Attempts` with a dead letter, whose waits all have their maximum length."""
+    """Return an `Attempts` with a dead-letter function. Each of its waits has the maximum length."""
     handling = Handling(lambda _batch: None, attempts=attempts, least_wait_seconds=1.0, dead_letter=lambda *_all: None)
     return Attempts(handling, ReaderHarness().holding, lambda _least, maximum: maximum)
 
 
 def numbers_of(piece: Delivery) -> tuple[list[int], int]:
-    """Return the numbers of the piece's records and its attempt."""
+    """Return the sequence numbers of the records in the piece, and the number of the attempt."""
     return [int(record.sequence_number) for record in piece.records], piece.attempts
 
 

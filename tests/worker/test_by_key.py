@@ -1,4 +1,4 @@
-"""Concurrent processing of the keys of a batch: each key in order, and the batch is done when all its keys are."""
+"""The keys of a batch are processed concurrently, and the records of each key in order."""
 
 import asyncio
 from collections import defaultdict
@@ -140,7 +140,7 @@ def test_abandoned_batch_cancels_its_keys() -> None:
 
 
 def test_part_cannot_be_checkpointed() -> None:
-    """Only the whole batch can be checkpointed, because a part does not know how far the other keys are."""
+    """Only the whole batch can be checkpointed, because earlier records may belong to keys that are still at work."""
     harness = ReaderHarness(ShardRecords(keyed("a", "b", "a")))
     error_messages: list[str] = []
 
@@ -174,12 +174,12 @@ async def takes_more(_more: str, _batch: Delivery) -> None:
     """An async handler with an additional argument."""
 
 
-def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as in an untyped function
+def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as if the function had no annotations
     """A handler that is not async."""
 
 
 def test_only_async_handlers_and_positive_concurrency_are_accepted() -> None:
-    """A plain handler could only be called for one key after another."""
+    """A handler that is not async could only be called for one key at a time."""
     by_key(partial(takes_more, "more"), 1)
     with pytest.raises(ValueError, match="only an `async def` handler"):
         by_key(plain, 2)

@@ -16,7 +16,7 @@ def requested_checkpoints(store: FaultyStore) -> list[str]:
 
 
 def ignore(_delivery: Delivery) -> None:
-    """Handle nothing."""
+    """A handler that does nothing."""
 
 
 def test_lease_is_checkpointed_once_a_second_by_default() -> None:
@@ -26,7 +26,8 @@ def test_lease_is_checkpointed_once_a_second_by_default() -> None:
     assert Handling(ignore).checkpoint_seconds == CHECKPOINT_SECONDS
     harness.steps(harness.reading(checkpoint_seconds=CHECKPOINT_SECONDS), 60)
     assert harness.dispatched == [[value] for value in data(50)]
-    # A batch every 0.2 s for 10 s: checkpoint the first, then one per second, and the last record within a second.
+    # There is a batch every 0.2 s for 10 s. The first is checkpointed at once, then one batch per second, and the last
+    # within a second.
     assert (len(requested_checkpoints(store)), requested_checkpoints(store)[-1]) == (11, "149")
 
 
@@ -62,11 +63,11 @@ def test_handled_batch_is_checkpointed_while_the_next_one_is_at_work() -> None:
     executor, store = ManualExecutor(), FaultyStore()
     harness = ReaderHarness(ShardRecords(create_records(6), size=2), store=store)
     clock, reader = harness.clock, harness.reading(dispatcher=Dispatcher(executor), checkpoint_seconds=1.0)
-    harness.steps(reader, 2)  # it opens the reader, and dispatches the first batch
+    harness.steps(reader, 2)  # These steps open the reader and dispatch the first batch.
     for _ in range(2):
         executor.waiting.pop()()
-        clock.now = reader.step(clock.now)  # the call has ended, and the next read may wait
-        due_time = reader.step(clock.now)  # the next batch is dispatched
+        clock.now = reader.step(clock.now)  # This step notices the end of the call. The next read may have to wait.
+        due_time = reader.step(clock.now)  # This step dispatches the next batch.
     assert (len(executor.waiting), requested_checkpoints(store)) == (1, ["101"])
     assert due_time - clock.now <= 1.0
     reader.step(due_time)

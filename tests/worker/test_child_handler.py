@@ -1,4 +1,4 @@
-"""Child processes as handlers: the end of a shard, its children, and a stop."""
+"""Child processes as handlers: how they are notified of the end of a shard and of a stop."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Each CloudWatch alarm fires in the incident for which it was made, with metrics that real workers export."""
+"""Each CloudWatch alarm fires in the incident that it was made for. Real workers export the metrics."""
 
 import math
 import subprocess
@@ -78,7 +78,7 @@ class Fleet:
             self._read(driven, metrics, minute)
 
     def _pass_on(self, key: str) -> None:
-        """Make the owner give up on a record of this lease, so that the other worker takes it."""
+        """Make the owner exclude and release this lease, so that the other worker takes it."""
         for driven in self.members:
             for holding in driven.worker.holdings:
                 if holding.key == key:
@@ -106,7 +106,7 @@ class Fleet:
 
 
 def points(incident: Incident, start_time: float) -> Iterator[Point]:
-    """Return all metrics exported during an incident, once a minute."""
+    """Yield the metrics that are exported during an incident, once a minute."""
     fleet = Fleet(incident)
     for minute in range(MINUTES):
         fleet.minute(minute)

@@ -19,7 +19,7 @@ def columns_of(rows: Sequence[Record]) -> list[bytes]:
 
 
 def in_columns(batch: Batch) -> Batch:
-    """Return the batch as from a source that supports columns."""
+    """Return the batch as a source that supports columns would return it."""
     return evolve(batch, in_columns=columns_of)
 
 

@@ -1,7 +1,7 @@
-"""Law of conservation: once every batch is taken or dropped, budget, calls and readers are as at the start.
+"""Law of conservation: once every batch is handled or dropped, no memory, call or reader is still in use.
 
-A state machine over the holders of a worker's memory and threads: readers that share a budget, an executor and an event
-loop, under any order of reading, dispatching, failing, giving up, losing, releasing and dropping.
+The state machine has readers that share a memory budget, an executor and an event loop. In any order, it reads and
+dispatches batches, lets calls fail, and loses or releases leases.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(outcome=st.sampled_from(["raises", "answers", "done"]))
     def next_call(self, outcome: str) -> None:
-        """Let the handler's next call end like this."""
+        """Let the handler's next call end with this outcome."""
         self.outcomes.append(outcome)
 
     def _raise(self, _batch: Batch) -> None:
@@ -142,7 +142,7 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(fault=st.sampled_from([SourceUnavailable("slow down"), MemoryError(), ValueError("odd")]))
     def fault_of_source(self, fault: Exception) -> None:
-        """Let the next read raise after it has advanced."""
+        """Let the next read raise this error after it has advanced."""
         self.raises.append(fault)
 
     @rule(index=PLACES)
@@ -165,7 +165,7 @@ class Conservation(RuleBasedStateMachine):
         self.executor.stuck, self.executor.refuses = stuck, refuses
 
     def step_at(self, index: int) -> None:
-        """Call a step, and handle its errors as the schedule does."""
+        """Step a reader, and handle its errors as the schedule does."""
         try:
             self.due_times[index] = self.readings[index].step(self.clock.now)
         except (MemoryError, ValueError):
@@ -173,13 +173,13 @@ class Conservation(RuleBasedStateMachine):
 
     def _work(self, index: int) -> None:
         work = self.executor.waiting.pop(index)
-        calls = dict(self.dispatcher._running)  # noqa: SLF001  the test checks what is returned
+        calls = dict(self.dispatcher._running)  # noqa: SLF001  the test waits for these calls
         work()
         for call in calls.values():
             self._wait(call)
 
-    def _wait(self, call: Any) -> None:  # noqa: ANN401  a handover
-        """Let an awaited call end on the loop after a moment."""
+    def _wait(self, call: Any) -> None:  # noqa: ANN401  a private class of the dispatcher
+        """Wait until the event loop has finished the call, if it has begun."""
         while call.begun is not None and call.outcome is None:
             pass
 
@@ -209,7 +209,7 @@ class Conservation(RuleBasedStateMachine):
         """Whether records may be dead-lettered."""
         consumer = self.readings[0].consumer
         assert isinstance(consumer, HandlerConsumer)
-        return consumer._handling.dead_letter is not None  # noqa: SLF001  likewise
+        return consumer._handling.dead_letter is not None  # noqa: SLF001  there is no public access to it
 
     def teardown(self) -> None:
         """Release all leases in their current state, and check that no calls, batches or readers remain."""

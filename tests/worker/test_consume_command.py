@@ -1,4 +1,4 @@
-"""Tests of the command `leasehold consume`, which cover its errors, its output and its exit status."""
+"""The errors, the output and the exit status of the command `leasehold consume`."""
 
 import io
 import json
@@ -71,7 +71,7 @@ SECRET = "hunter2"  # noqa: S105  a made-up password
     ],
 )
 def test_bad_usage_prints_one_sentence_and_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
-    """Errors of usage show neither a stack nor a secret."""
+    """Usage errors show neither a stack trace nor a secret."""
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
@@ -80,7 +80,7 @@ def test_bad_usage_prints_one_sentence_and_exits_with_2(arguments: tuple[str, ..
 
 
 def test_missing_credentials_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit status distinguishes this from a run that has finished, so a supervisor can react."""
+    """The exit status differs from that of a finished run, so that a supervisor can react."""
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable, raising=False)
     result = CliRunner().invoke(app, [SOURCE, "--store", "memory://no-credentials", "--events"])

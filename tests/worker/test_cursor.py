@@ -1,4 +1,4 @@
-"""Tests of the cursor of a lease reader: its positions, the order of its steps, and that no record is skipped."""
+"""Tests of the cursor of a lease reader: its positions, and the order of its steps. The cursor never skips a record."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ RECORDS = 12
 
 
 def position_of(number: int) -> Position:
-    """Return the position of the n-th record, or one before the first or after the last."""
+    """Return the position of the record with this number, TRIM_HORIZON for 0, or SHARD_END after the last record."""
     if number == 0:
         return TRIM_HORIZON
     return SHARD_END if number > RECORDS else Position(str(number))
@@ -51,7 +51,7 @@ class Stream:
     broken: str = ""
 
     def open(self, start: Position) -> "StreamReader":
-        assert start != LATEST  # LATEST would mean the present tip, and skip what arrived since it was pinned
+        assert start != LATEST  # A reader opened at LATEST would skip the records after the pinned position.
         self.readers += 1
         return StreamReader(self, index_of(start))
 
@@ -64,7 +64,7 @@ class StreamReader:
     index: int
 
     def read(self) -> Batch:
-        """Advance, then raise if the stream is broken."""
+        """Advance, and then raise an error if the stream is broken."""
         first = self.index + 1
         self.index = min(self.index + 3, RECORDS)
         if self.stream.broken == "reading":
@@ -77,11 +77,11 @@ class StreamReader:
 
 
 class EveryOrderOfEvents(RuleBasedStateMachine):
-    """Events in any order: acknowledgements that are late, partial or missing, failing reads, dropped rows, new owners.
+    """Events in any order: late, partial or missing acknowledgements, failing reads, dropped rows and new owners.
 
     Attributes:
-        rows: The rows that were read and not delivered.
-        unacknowledged: The rows that the current consumer received and has not acknowledged.
+        rows: The rows that were read but not delivered yet.
+        unacknowledged: The rows that the current consumer has received but not acknowledged yet.
         finished: The furthest record that any consumer has finished. The checkpoint must never pass it.
         stored: The checkpoint of the lease or, if that is LATEST, the position to which LATEST was pinned.
         pinned: The pinned position as the source returns it (a time or a number), or None if the lease did not start at
@@ -104,7 +104,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @initialize(stored=st.integers(0, RECORDS), latest=st.sampled_from(["", "", "a time", "a number"]))
     def begin(self, stored: int, latest: str) -> None:
-        """Begin with a checkpoint, or with LATEST pinned to the tip at the creation of the lease."""
+        """Begin at a checkpoint, or at LATEST, which was pinned to the tip of the shard when the lease was created."""
         self.finished = self.stored = stored
         if latest and stored:
             self.pinned = position_of(stored) if latest == "a number" else at_timestamp(stored)
@@ -121,7 +121,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule(broken=st.sampled_from(["", "", "reading", "keeping"]))
     def read_on(self, broken: str) -> None:
-        """Carry out the cursor's order while the consumer is busy."""
+        """Carry out the next order of the cursor while the consumer is busy."""
         self.stream.broken = broken
         match self.cursor.next_order(write_due=False, can_deliver=False):
             case OpenReader(start):
@@ -137,7 +137,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5))
     def deliver(self, count: int) -> None:
-        """Deliver some of the rows. They must follow the rows delivered before without a gap."""
+        """Deliver some of the rows. They must directly follow the rows that were delivered before."""
         if self.cursor.next_order(write_due=False) != DeliverRows():
             return
         last_delivered = self._number(self.cursor.delivered)
@@ -149,12 +149,12 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.cursor.has_unacknowledged)
     @rule(share=st.floats(0, 1))
     def acknowledge(self, share: float) -> None:
-        """Acknowledge a part, which may be empty, of the delivered rows."""
+        """Acknowledge some of the delivered rows, or none."""
         min_number, max_number = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
         acknowledged_number = min_number + round(share * (max_number - min_number))
         self.finished = max(self.finished, acknowledged_number)
         self.unacknowledged = [number for number in self.unacknowledged if number > acknowledged_number]
-        # If reading began at a time, the record before that time has no number that the consumer could name.
+        # If reading began at a time, no sequence number is known for the position before the first record.
         self.cursor.consumer_acknowledged(
             position_of(acknowledged_number) if acknowledged_number > min_number else self.cursor.acknowledged
         )
@@ -177,7 +177,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule()
     def fail(self) -> None:
-        """Let the consumer fail. It receives again the rows that it has not finished, and no earlier ones."""
+        """Let the consumer fail. Rows are delivered again from the first one that it has not acknowledged."""
         self.rows.clear()
         self.unacknowledged.clear()
         self.cursor.consumer_gone()
@@ -187,7 +187,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule(crash=st.booleans())
     def change_owner(self, crash: bool) -> None:
-        """Change the owner, by a release once all delivered rows are acknowledged, or by a crash at any moment."""
+        """Change the owner, by a release after all delivered rows are acknowledged, or by a crash at any moment."""
         next_order = self.cursor.next_order(releasing=True)
         if not crash and next_order == AwaitEvent():
             assert self.unacknowledged or self.cursor.has_unacknowledged
@@ -216,7 +216,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
 
 TestEveryOrderOfEvents = EveryOrderOfEvents.TestCase
-"""No record is left out by a reader that raised after it advanced, or by a consumer that failed."""
+"""No record is skipped if a reader raises after it has advanced, or if a consumer fails."""
 
 
 def _read() -> Cursor:
@@ -291,7 +291,7 @@ def test_acknowledgement_past_the_delivered_position_is_rejected() -> None:
 
 
 def test_consumer_may_begin_before_or_after_the_checkpoint() -> None:
-    """A query that continues before or after the checkpoint can use the same positions."""
+    """A Spark query may continue at a position before or after the checkpoint."""
     cursor_after_checkpoint, cursor_before_checkpoint = _resumed(), Cursor(position_of(5))
     cursor_before_checkpoint.begun_at(position_of(2))
     cursor_after_checkpoint.consumer_acknowledged(position_of(4))

@@ -1,4 +1,4 @@
-"""A stream that is deleted while workers read it: its checkpoints are kept."""
+"""If a stream is deleted while workers read it, its checkpoints are kept."""
 
 import pytest
 from attrs import define
@@ -30,7 +30,7 @@ class Deletable(ListSource):
         return super().shards()
 
     def gone(self, shard: str) -> bool:
-        """Return whether the shard is gone. If the stream was deleted, raise SourceError, as for a listing."""
+        """Return whether the shard is gone. If the stream was deleted, raise SourceError, as `shards` does."""
         self.shards()
         return super().gone(shard)
 

@@ -1,4 +1,4 @@
-"""Tests of when a worker lists the shards of a stream, and of what it logs about a listing."""
+"""When a worker lists the shards of a stream, and which messages it logs about a listing."""
 
 import logging
 
@@ -37,7 +37,7 @@ BROKEN = Listing((), (Malformed("s-1", "leaseCounter", "is missing"),))
 
 
 def test_unreadable_row_holds_back_only_its_own_descendants(caplog: pytest.LogCaptureFixture) -> None:
-    """Children of the unreadable row's shard wait, because they might start at the tip. All other shards are read."""
+    """Descendants of the unreadable row's shard wait, because they might start at the tip. Other shards are read."""
     family = [
         *four_shards(),
         create_shard("s-1a", 25, 49, "s-1"),
@@ -67,7 +67,7 @@ def test_no_lease_is_deleted_while_a_row_is_unreadable() -> None:
 
 
 def test_new_partition_at_latest_waits_for_an_unreadable_row() -> None:
-    """With LATEST, a new partition waits, because the unreadable row may mean that reading has begun."""
+    """With LATEST, new partitions wait, because the unreadable row may be the row of one of them."""
     partitions = [Shard(str(number)) for number in range(3)]
     discovery = Discovery(ListSource(partitions))
     assert discovery.shards(0.0, Listing((), (Malformed("1", "offset", "is missing"),)), ME) == ()
@@ -76,7 +76,7 @@ def test_new_partition_at_latest_waits_for_an_unreadable_row() -> None:
 
 
 def test_hole_causes_a_listing_at_every_third_reading() -> None:
-    """A hole may come from a stale read, so only every third reading that shows it causes a listing."""
+    """A hole may come from a stale read of the table, so only every third read that shows it causes a listing."""
     source = ListSource(four_shards())
     discovery = Discovery(source)
     discovery.shards(0.0, HEALTHY, ME)
@@ -86,7 +86,7 @@ def test_hole_causes_a_listing_at_every_third_reading() -> None:
 
 
 def fleet(count: int, history: History = History()) -> list[tuple[Me, Discovery, ListSource]]:  # noqa: B008  frozen
-    """Return workers that have all listed the shards once. Each has its own source, which counts its listings."""
+    """Return workers that have listed the shards once. Each worker has its own source, which counts the listings."""
     sources = [ListSource(four_shards()) for _ in range(count)]
     workers = [
         (Me(f"w-{worker_number}", 0, history), Discovery(source), source)
@@ -137,7 +137,7 @@ def test_inconsistent_listing_is_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_stream_that_never_responded_is_an_error() -> None:
-    """A misspelled name is an error. A stream that has responded before is retried."""
+    """A stream that never responded may have a misspelled name. If it has responded before, the listing is retried."""
     source = FaultySource(four_shards())
     source.faults = [SourceUnavailable("slow down"), SourceError("no such stream")]
     discovery = Discovery(source)
@@ -190,12 +190,12 @@ def test_row_of_a_missing_shard_is_deleted_after_one_attempt_to_read() -> None:
     tried_holding.ask_release()
     assert tried_holding.release()
     driven.run(40.0)
-    # One listing showed that the row must be deleted, and another one that it was deleted.
+    # The first further listing showed that the shard is gone, and the second one followed the deletion of its row.
     assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})
 
 
 def test_shards_are_listed_every_five_minutes() -> None:
-    """The regular listing finds shards that earlier listings missed and that no hole reveals."""
+    """The regular listing finds shards that earlier listings missed and that leave no hole among the leases."""
     discovery = Discovery(ListSource(four_shards()))
     times = (0.0, 1.0, 299.9, 300.0, 300.1, 599.9, 600.0)
     assert [discovery.shards(now, HEALTHY, ME) is not None for now in times] == [
@@ -255,7 +255,7 @@ def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
 
 
 def test_lease_without_an_annotation_restarts_if_the_option_is_set() -> None:
-    """The option also works for rows written by a version without the annotation."""
+    """The option `if_recreated` also applies to rows written by a version that does not annotate them."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
     store.write(CreateLease(Lease("s-1", checkpoint=Position("7"))))
@@ -315,7 +315,7 @@ def test_contradiction_is_logged_by_the_listing_that_shows_it(caplog: pytest.Log
 
 
 def test_stream_without_a_known_incarnation_counts_as_unlisted() -> None:
-    """A lease is created only with the stream's incarnation, which distinguishes it from one of a recreated stream."""
+    """Every new lease stores the incarnation of its stream, which shows later whether the stream was recreated."""
     source = Named(four_shards())
     discovery = Discovery(source)
     source.silent = True
@@ -339,7 +339,7 @@ def test_stream_keeps_its_incarnation_if_it_can_no_longer_be_read() -> None:
 
 
 def worker_of_recreated_stream(store: FaultyStore) -> tuple[DrivenWorker, Named]:
-    """A worker that holds four leases of a stream which was just recreated, and is to start it from its beginning."""
+    """Return a worker that holds four leases of a recreated stream, and is configured to read it from the beginning."""
     source, clock = Named(four_shards()), Clock()
     driven = member(store, source, clock, if_recreated="TRIM_HORIZON")
     driven.run(30)
@@ -370,7 +370,7 @@ def test_recreated_shard_starts_after_the_running_batch_of_the_old_stream() -> N
 
 @pytest.mark.parametrize(("refused", "resets"), [(ReleaseLease, 0), (ResetLease, 1)])
 def test_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Write], resets: int) -> None:
-    """The later steps were planned with rows that another worker has changed since."""
+    """The later steps were planned for rows that another worker has since changed."""
     store = FaultyStore()
     driven, _ = worker_of_recreated_stream(store)
     driven.worker.hurry()

@@ -1,4 +1,4 @@
-"""Durations in the wrong unit: values that are too small are rejected, and unusually large ones cause a warning."""
+"""Durations in the wrong unit: values that are too small are rejected, and unusually large values cause a warning."""
 
 import logging
 import math
@@ -15,14 +15,14 @@ from leasehold.balancer.config import RULE_SETS, Config
 SET = {
     each.name
     for kind in (Config, *RULE_SETS)
-    for each in fields(kind)  # type: ignore[arg-type]  # each one is an attrs class
+    for each in fields(kind)  # type: ignore[arg-type]  # Each class is an attrs class.
     if each.name.endswith("_seconds") and not each.name.startswith("_")
 }
-"""The durations that `--set` can set."""
+"""The names of the durations that `--set` can change."""
 
 
 def consumed(**options: Any) -> None:  # noqa: ANN401  each option has its own type
-    """Check these options in the same way as the command, without opening a store or a source."""
+    """Check these options as `leasehold consume` does, without opening a store or a source."""
     source = "kinesis://orders?region=eu-west-1"
     check_consumption_options(source, "memory://x", lambda _batch: None, options, flag_name)  # type: ignore[arg-type]
 
@@ -36,7 +36,7 @@ LIMITS = SETTING_LIMITS | {
 
 
 def test_each_duration_of_the_planner_has_limits() -> None:
-    """A new setting that is a duration must define its plausible values."""
+    """A new setting that is a duration must have an entry in `SETTING_LIMITS`."""
     assert set(SETTING_LIMITS) == SET
 
 
@@ -65,7 +65,7 @@ def test_setting_is_checked_like_its_option(
 
 @pytest.mark.parametrize("option", LIMITS)
 def test_duration_below_its_minimum_is_rejected_and_unusually_large_ones_warn(option: str) -> None:
-    """Both limits themselves are accepted without a warning."""
+    """The limits themselves are accepted without a warning."""
     limits = LIMITS[option]
     assert check_duration(limits, limits.least, option) == ""
     with pytest.raises(ValueError, match=f"^{option}: .* s is less than {limits.least:g} s"):

@@ -1,4 +1,4 @@
-"""Tests, one step at a time, of how many threads call handlers, in which order, and what happens to slow threads."""
+"""How many threads call handlers, in which order, and how slow threads are replaced. Tests run the threads."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from leasehold.adapters.consumer.executors import InlineExecutor, ThreadExecutor
 
 @define
 class ManualThreads:
-    """Threads that the test runs itself, each until it has no more work.
+    """Simulated threads that a test runs one after another, each until it has no more work.
 
     If `refuses` is set, starting a thread fails.
     """
@@ -25,7 +25,7 @@ class ManualThreads:
     refuses: bool = False
 
     def __call__(self, *, target: Callable[[], None], name: str, daemon: bool) -> "ManualThreads":
-        """Return this object as the thread to start."""
+        """Return this object in place of the new thread."""
         assert daemon, "it would keep the process while a handler hangs"
         if not self.refuses:
             self.waiting.append(target)
@@ -56,7 +56,7 @@ class ManualThreads:
 
 @pytest.fixture
 def manual_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualThreads]:
-    """Return the test's threads, which replace those of the system."""
+    """Replace the system's threads with simulated threads, and return these."""
     threads_of_test = ManualThreads()
     monkeypatch.setattr("leasehold.adapters.threads.Thread", threads_of_test)
     yield threads_of_test
@@ -222,7 +222,7 @@ def test_waiting_work_can_be_withdrawn_and_started_work_cannot(manual_threads: M
 
 
 def test_work_is_rejected_if_no_thread_can_start(manual_threads: ManualThreads) -> None:
-    """With one thread running, all other work waits for it."""
+    """If no further thread can start while one is running, that thread does all the work."""
     executor = ThreadExecutor(2)
     manual_threads.refuses = True
     with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -289,10 +289,10 @@ def test_idle_thread_does_not_keep_its_last_batch(monkeypatch: pytest.MonkeyPatc
             return super().wait(timeout)
 
     class Batch:
-        """A large object."""
+        """A stand-in for a large batch."""
 
         def handle(self) -> None:
-            """Handle it."""
+            """Handle the batch."""
 
     monkeypatch.setattr("leasehold.adapters.consumer.executors.Condition", SignalingCondition)
     executor, batch = ThreadExecutor(1), Batch()

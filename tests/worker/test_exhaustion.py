@@ -1,7 +1,7 @@
-"""If the system refuses requests for a while, at any step, nothing is skipped or held unread, and work resumes.
+"""If the system refuses threads or descriptors for a while, no record is skipped, and work resumes afterwards.
 
-A real worker with real threads is run once to count its requests to the system. It is then run once for each of these
-requests, with some requests refused, starting with this one.
+The test first runs a real worker with real threads to count its requests to the system. It then repeats the run once
+per request. In the n-th run, the system refuses some requests, starting with the n-th.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 
 SHARDS, RECORDS, PIECE = 4, 6, 3
 MAX_STARTS = 8
-"""How often a supervisor may have to start the worker. Each time, the worker must have given the reason for its end."""
+"""The maximum number of times that the worker is started. It must give a reason each time it ends early."""
 
 ENDED = (WorkerError, StoreError, SourceError, RuntimeError)
 
 pytestmark = [
     pytest.mark.slow,
-    # If asyncio is refused a descriptor, it leaves a half-created loop, and warns when that is garbage-collected.
+    # If asyncio cannot get a descriptor, it leaves a half-created loop, which causes a warning when it is collected.
     pytest.mark.filterwarnings("ignore:unclosed event loop:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -138,13 +138,13 @@ def run_with_refusals(handled: Handled, kind: str, first: int, count: int) -> in
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Shorten the waits after faults."""
+    """Shorten the waits after faults, and check that no thread remains."""
     monkeypatch.setattr("leasehold.adapters.consumer.schedule.STEP_FAULT_WAITS", (0.02, 0.02, 0.02))
     monkeypatch.setattr("leasehold.adapters.consumer.schedule.FAULT_SECONDS", 0.02)
     monkeypatch.setattr("leasehold.adapters.consumer.lease_readers.EXCLUDED_SECONDS", 0.05)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_of_whom: 0.0)
     threads_before = set(threading.enumerate())
-    logging.disable(logging.CRITICAL)  # captured log records would keep half-created loops alive
+    logging.disable(logging.CRITICAL)  # Captured log records would keep half-created loops alive.
     yield
     logging.disable(logging.NOTSET)
     for thread in set(threading.enumerate()) - threads_before:

@@ -1,6 +1,6 @@
 """L-foreign for onlookers: observers, event lines and metrics exporters may raise exceptions of other libraries.
 
-No record is skipped, no event line is lost or incomplete, and a worker ends as it would without the exception.
+Despite such an exception, no record is skipped, no event line is lost or incomplete, and workers end as usual.
 """
 
 import io
@@ -105,7 +105,7 @@ def test_meter_that_raises_a_foreign_exception_changes_nothing(error: Exception)
 
 @define
 class _PartialFile:
-    """A binary file that raises the given errors. Before an error, writes may be accepted only in part."""
+    """A binary file that raises the given errors. Until all errors are raised, it accepts at most 9 bytes per write."""
 
     errors: list[Exception | None]
     written: bytearray = field(factory=bytearray)
@@ -121,7 +121,7 @@ class _PartialFile:
 
 
 class _RaisingTextFile(io.StringIO):
-    """A text file of another library, which raises in place of some writes."""
+    """A text file of another library, some of whose writes raise an error."""
 
     def __init__(self, errors: list[Exception | None]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _RaisingTextFile(io.StringIO):
     ("kind", "place"), [("binary", 0), ("binary", 1), ("binary", 2), ("binary", 3), ("text", 0), ("text", 1)]
 )
 def test_output_that_raises_neither_loses_nor_tears_an_event_line(place: int, error: Exception, kind: str) -> None:
-    """Records whose lines were not written are dispatched again."""
+    """If the lines of a record could not be written, the record is dispatched again."""
     errors: list[Exception | None] = [*[None] * place, error]
     raw_file, text_file = _PartialFile(errors), _RaisingTextFile(errors)
     output = cast("Any", SimpleNamespace(buffer=raw_file) if kind == "binary" else text_file)
@@ -173,7 +173,7 @@ def _exporter(error: Exception) -> Callable[[], MetricExporter]:
 def test_exporter_that_raises_does_not_change_how_a_worker_ends(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run ends with the exception that it raised itself, or without one."""
+    """The run ends with its own exception, if any, and not with the exception of the exporter."""
     entry = cast("EntryPoint", SimpleNamespace(name="odd", load=lambda: _exporter(error)))
     monkeypatch.setattr(exporting_module, "entry_points", lambda **_group: [entry])
     with pytest.raises(SystemExit, match="3"), exporting("odd"):

@@ -1,4 +1,4 @@
-"""Workers of other libraries in the group: slow ones are named, steals are noticed soon, and durations suit them."""
+"""Groups with workers of other libraries: slow workers are named, steals are noticed soon, and durations fit."""
 
 import logging
 
@@ -29,9 +29,9 @@ SOURCE = "eventhubs://contoso/flights"
     ],
 )
 def test_event_hubs_durations_suit_official_workers(rules: RuleSet, seconds: tuple[float, float, float]) -> None:
-    """Official workers renew every 30 s.
+    """Workers of the official SDKs renew their leases every 30 s.
 
-    With 10 s, we would treat them as dead. With 40 s, they would steal from us.
+    With leases of 10 s, we would treat them as dead. If we renewed every 40 s, they would steal our leases.
     """
     config = with_event_hub_times(Config(rules=rules), {"rules"})
     assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
@@ -52,14 +52,14 @@ def test_command_tells_an_event_hub_from_a_stream() -> None:
 
 
 def settled(clock: Clock, store: FaultyStore) -> DrivenWorker:
-    """A worker that holds all four leases, has just renewed them, and reads the table often."""
+    """Return a worker that holds all four leases, has just renewed them, and reads the table often."""
     driven = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
     driven.run(3)
     return driven
 
 
 def test_steal_shown_by_a_reading_is_trusted_before_the_next_renewal() -> None:
-    """Official workers steal without a request, so waiting for the next renewal means up to 20 s with two readers."""
+    """Official workers steal without a request. Until our next renewal, up to 20 s, two workers would read a shard."""
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
     holding = driven.worker.holdings[0]
@@ -70,7 +70,7 @@ def test_steal_shown_by_a_reading_is_trusted_before_the_next_renewal() -> None:
 
 
 def test_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
-    """Workers that disagree about expiry steal from each other forever, so the warning names the setting."""
+    """Workers that disagree about when a lease expires steal from each other forever. The warning names the setting."""
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
     store.write(StealLease(store.row("s-0"), "sdk-1"))

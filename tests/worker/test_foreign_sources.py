@@ -27,7 +27,7 @@ each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(err
 
 
 class SourceWithForeignErrors(ListSource):
-    """A source whose calls raise an exception while their names are in `broken`. It counts its listings."""
+    """A source that counts its listings, and whose methods raise an exception while their names are in `broken`."""
 
     def __init__(self, error: Callable[[], Exception], shards: list[Shard] | None = None) -> None:
         super().__init__(four_shards() if shards is None else shards)

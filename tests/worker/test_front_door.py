@@ -1,4 +1,4 @@
-"""`leasehold.run`, `arun`, `worker` and `read` over in-memory shards: what they process, acknowledge and release."""
+"""`leasehold.run`, `arun`, `worker` and `read` with in-memory shards: what they process, acknowledge and release."""
 
 import asyncio
 import doctest
@@ -43,7 +43,7 @@ BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
 
 
 def stream(shards: int = 4, count: int = 6, size: int = 2) -> ListSource:
-    """Return a stream of shards with some records each, in batches of `size`."""
+    """Return a stream of `shards` shards with `count` records each, which are read in batches of `size`."""
     open_shards = four_shards()[:shards]
     return ListSource(open_shards, {shard.id: ShardRecords(create_records(count), size=size) for shard in open_shards})
 
@@ -52,7 +52,7 @@ class CompleteStream(ListSource):
     """A stream in which no more records can arrive."""
 
     def settled(self, _lease: Lease, _until: float) -> SettledShard:
-        """Return that no more records can arrive, so the first empty read ends the shard."""
+        """Return that no more records can arrive. The first empty read then ends the shard."""
         return SettledShard()
 
 
@@ -74,7 +74,7 @@ class MissingStream(ListSource):
 
 
 def shard_and_numbers(batch: leasehold.Delivery) -> tuple[str, list[int]]:
-    """Return the shard and the numbers of its records."""
+    """Return the shard of a batch, and the sequence numbers of its records."""
     return batch.shard, [int(record.sequence_number) for record in batch.records]
 
 
@@ -282,7 +282,7 @@ def test_waiting_batch_of_a_lost_lease_is_not_dispatched() -> None:
     with leasehold.read(stream(2), leases=store, **BEGINNING) as batches:
         first_batch = next(batches)
         other_shard = ({"s-0", "s-1"} - {first_batch.shard}).pop()
-        iteration = batches._iteration  # noqa: SLF001  the public API does not show the waiting batch
+        iteration = batches._iteration  # noqa: SLF001  there is no public access to the waiting batch
         with iteration.batch_queue.changed:
             assert iteration.batch_queue.changed.wait_for(lambda: iteration.batch_queue._queue, WAIT)  # noqa: SLF001  likewise
         assert iteration.worker_thread is not None
@@ -382,7 +382,7 @@ def test_run_and_read_work_inside_a_running_loop() -> None:
 
 
 def finite_stream() -> CompleteStream:
-    """Return a stream of two records, in which no more can arrive."""
+    """Return a stream with two records to which no more can be added."""
     return CompleteStream(four_shards()[:1], {"s-0": ShardRecords(create_records(2))})
 
 

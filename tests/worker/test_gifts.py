@@ -1,4 +1,4 @@
-"""Tests of what a worker remembers about its requests and hand-offs, even when the store fails."""
+"""What a worker remembers about its requests and hand-offs, even when the store fails."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class Taker:
-    """A worker's requests and hand-offs, and the leases that it was told to hold or to doubt."""
+    """The requests and hand-offs of a worker, and the leases that they made it hold or treat as unconfirmed."""
 
     def __init__(self, me: str = "ann", lease_seconds: float = 10.0) -> None:
         self.store, self.clock = FaultyStore(), Clock()
@@ -34,25 +34,25 @@ class Taker:
         )
 
     def owned(self, key: str = "s-0", owner: str = "ann") -> Lease:
-        """Return a lease claimed by an owner that responds to requests."""
+        """Return a lease that `owner` has claimed."""
         self.store.write(CreateLease(Lease(key)))
         self.store.write(ClaimLease(self.store.row(key), owner))
         return self.store.row(key)
 
     def requested(self, key: str = "s-0", next_owner: str = "bob", owner: str = "ann") -> Lease:
-        """Return a claimed lease that a next owner has requested."""
+        """Return a lease that `owner` has claimed and that `next_owner` has requested."""
         self.store.write(RequestLease(self.owned(key, owner), next_owner))
         return self.store.row(key)
 
     def handed_off(self, key: str = "s-0") -> Lease:
-        """Return a lease that ann gave to bob, who does not accept it."""
+        """Return a lease that ann handed off to bob, and that bob has not accepted."""
         requested_row = self.requested(key)
         self.store.write(GiveLease(requested_row, requested_row.checkpoint))
         return self.store.row(key)
 
 
 def test_unaccepted_handoff_is_taken_back_after_two_seconds() -> None:
-    """The next owner has two seconds to accept. With more time, the shard could remain unread for too long."""
+    """The next owner has two seconds to accept, so that no shard remains unread for long if it fails to do so."""
     harness = Taker()
     given_row = harness.handed_off()
     harness.handoffs.note_given(given_row, 1000.0)
@@ -78,7 +78,7 @@ def test_next_check_is_due_with_the_first_handoff() -> None:
 
 
 def test_short_leases_wait_a_third_of_their_time_for_the_next_owner() -> None:
-    """With a lease of 3 s, the former owner waits 1 s, so that it takes the lease back before the lease expires."""
+    """If leases last 3 s, the former owner waits 1 s and takes the lease back before it expires."""
     harness = Taker(lease_seconds=3.0)
     harness.handoffs.note_given(harness.handed_off(), 1000.0)
     assert harness.handoffs.check_timeouts(1000.5) == 1001.0
@@ -113,7 +113,7 @@ def test_unreachable_store_delays_taking_back_by_a_quarter_second(
 
 
 def test_lease_taken_back_without_a_reply_is_unconfirmed() -> None:
-    """The table may name us as the owner, but we do not know when the write was applied."""
+    """The table may name this worker as the owner, but the worker does not know when its write was applied."""
     harness = Taker()
     harness.handoffs.note_given(harness.handed_off(), 1000.0)
     harness.store.lose_replies = 1
@@ -162,7 +162,7 @@ def test_only_leases_taken_back_are_requested_again() -> None:
         RequestHandoff(leases_taken_back[0], "ann", "H4"),
         RequestHandoff(leases_taken_back[1], "ann", "H4"),
     )
-    # A pending request is not repeated, and a fulfilled one is over.
+    # A pending request is not repeated, and neither is a fulfilled one.
     assert harness.handoffs.repeated_requests([harness.store.row("s-0")]) == ()
     harness.handoffs.forget_request("s-0")
     harness.handoffs.forget_request("s-7")

@@ -1,4 +1,4 @@
-"""Tests of the check of a handler, which finds that it is running, slow, finished, or must be abandoned."""
+"""The check of a handler call, which finds that the call is running, slow or finished, or must be abandoned."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from leasehold.adapters.worker.holding import Holding
 
 @define
 class WatchedHandler:
-    """A lease, the checks of its handler, and what they reported."""
+    """A held lease, the checks of its handler, and everything that the checks reported."""
 
     policy: dict[str, float] = field(factory=dict)
     executor: ManualExecutor = field(factory=ManualExecutor)
@@ -63,7 +63,7 @@ class WatchedHandler:
         return self.dispatcher.begin(self.handler_call) or self.check_after(self.clock.now - 1000.0)
 
     def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Run the waiting work, and then `meanwhile`."""
+        """Run the work that waits for a thread, and then `meanwhile`."""
         self.executor.waiting.pop(0)()
         meanwhile()
 
@@ -71,10 +71,10 @@ class WatchedHandler:
         """Dispatch a batch whose handler does not return."""
         self.begin()
         self.executor.waiting.clear()
-        self.handler_call.began_at = self.clock.now  # as a thread of the executor does before the call
+        self.handler_call.began_at = self.clock.now  # A thread of the executor sets this before the call.
 
     def check_after(self, seconds: float) -> CallState:
-        """Check the batch this many seconds after it was dispatched."""
+        """Check the handler call as of `seconds` after the batch was dispatched."""
         return self.dispatcher.check(self.handler_call, 1000.0 + seconds)
 
 
@@ -106,7 +106,7 @@ def test_failed_call_is_reported_once_with_its_error() -> None:
 
 
 def test_batch_whose_lease_is_lost_or_expired_is_not_dispatched() -> None:
-    """A batch that waited too long for a thread may already belong to another worker."""
+    """While a batch waits for a thread, its lease may pass to another worker."""
     watched_with_lost_lease = WatchedHandler()
     watched_with_lost_lease.begin()
     watched_with_lost_lease.harness.holding.drop("stolen")
@@ -139,7 +139,7 @@ def test_short_slow_limit_is_checked_on_time() -> None:
 
 
 def test_handler_over_its_limit_is_abandoned_with_its_duration() -> None:
-    """The reason names the duration and the limit, so that the reader knows which option to set."""
+    """The reason contains the duration and the limit, so that whoever reads the log knows which option to set."""
     watched = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
     assert watched.check_after(7.9) == Running(1008.0)
@@ -148,7 +148,7 @@ def test_handler_over_its_limit_is_abandoned_with_its_duration() -> None:
 
 
 def test_abandoned_async_call_is_cancelled() -> None:
-    """The call ends before the next owner processes the same batch."""
+    """The cancellation ends the call, because the next owner will process the same batch."""
     cancelled: list[bool] = []
     watched = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
@@ -158,7 +158,7 @@ def test_abandoned_async_call_is_cancelled() -> None:
 
 
 def test_handler_of_a_lost_lease_is_awaited_until_it_is_slow() -> None:
-    """Its result may show what is done, but a successor under the same key waits only for a limited time."""
+    """The handler's result may still be useful, but the next reader of the same lease waits only for a limited time."""
     watched = WatchedHandler({"slow_seconds": 5.0})
     watched.at_work()
     watched.harness.holding.drop("stolen")
@@ -176,7 +176,7 @@ def test_batch_is_withdrawn_when_all_threads_hang() -> None:
 
 
 def test_started_batch_is_not_withdrawn() -> None:
-    """Another worker must not process the batch at the same time."""
+    """If a started batch were withdrawn, another worker could process it at the same time."""
     watched = WatchedHandler({"slow_seconds": 5.0})
     watched.begin()
     watched.executor.waiting.clear()
@@ -208,7 +208,7 @@ def test_handler_without_a_limit_may_run_forever() -> None:
 
 def test_failing_observer_of_slow_handlers_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Refusing(list[tuple[str, float]]):
-        """An observer that raises at every call."""
+        """A list whose `append` raises, so that the observer fails."""
 
         def append(self, _event: tuple[str, float]) -> None:
             raise OSError("no metrics")

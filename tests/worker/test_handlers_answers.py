@@ -1,4 +1,4 @@
-"""Checks of user callables, and of what they return or raise."""
+"""Checks of the callables that users pass, and of what these return or raise."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,7 +22,7 @@ class CallableHolder:
 
 
 def judge(user_callable: object, *names: str) -> None:
-    """Check a callable that is called with these arguments (by default, `batch` alone)."""
+    """Check a callable that will be called with arguments of these names (by default, only `batch`)."""
     accepts(*names or ("batch",))(None, fields(CallableHolder).handler, user_callable)
 
 
@@ -35,12 +35,12 @@ async def later(_batch: object) -> None:
 
 
 def generator(_batch: object) -> Iterator[None]:
-    """A generator function, whose call does nothing."""
+    """A generator function. Calling it runs none of its code."""
     yield
 
 
 async def async_generator(_batch: object) -> AsyncIterator[None]:
-    """An async generator function, whose call does nothing."""
+    """An async generator function. Calling it runs none of its code."""
     yield
 
 
@@ -100,7 +100,7 @@ def test_generator_function_is_rejected(given: Callable[..., object]) -> None:
 
 
 def test_callable_with_wrong_arguments_is_rejected_by_name() -> None:
-    """The error is raised at the start, before any batch fails."""
+    """The callable is rejected when it is configured, before any batch fails."""
     with pytest.raises(ValueError, match=r"^handler: 7 cannot be called$"):
         judge(7)
     with pytest.raises(ValueError, match=r"^handler: it is called with \(batch\), and .*: too many positional"):
@@ -129,7 +129,7 @@ def test_base_exception_becomes_the_cause_of_an_exception(error: BaseException, 
 def test_log_line_names_failed_records_and_keeps_the_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The line names the records, and leaves out the user's message and the worker's own stack frames."""
+    """The log line names the failed records. It omits the message of the user's exception and our own stack frames."""
     batch, generator_exit, value_error = (
         Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0),
         GeneratorExit(),

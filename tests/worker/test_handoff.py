@@ -1,4 +1,4 @@
-"""Planned moves between two workers: requested, handed off at a batch boundary, and accepted by a write."""
+"""Planned moves between two workers: a lease is requested, handed off between two batches, and accepted."""
 
 import pytest
 from attrs import evolve
@@ -19,7 +19,7 @@ MINIMAL = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
 def pair(clock: Clock, store: FaultyStore) -> tuple[DrivenWorker, DrivenWorker]:
-    """Return a worker with four leases, and one that has just started."""
+    """Return a worker that holds four leases, and a worker that has just started."""
     owner = member(store, ListSource(four_shards()), clock, config=MINIMAL)
     owner.run(10)
     assert len(owner.held) == 4
@@ -32,13 +32,13 @@ def consumer(driven: DrivenWorker) -> RecordingConsumer:
 
 
 def asked_for(store: FaultyStore, key: str = "s-0", next_owner: str = "b-1") -> None:
-    """Write the request of the next owner on a lease."""
+    """Request the lease for the next owner."""
     outcome = store.write(RequestLease(store.row(key), next_owner))
     assert isinstance(outcome, Done)
 
 
 def test_newcomer_gets_its_share_by_handoffs_alone() -> None:
-    """With a planned move, no records are repeated."""
+    """A planned move repeats no records, so the newcomer must not steal."""
     clock, store = Clock(), FaultyStore()
     owner, newcomer = pair(clock, store)
     together([owner, newcomer], 40)
@@ -55,13 +55,13 @@ def test_lone_worker_watches_its_next_owner_at_once() -> None:
     asked_for(store)
     owner.run(MINIMAL.renew_seconds + 0.1)
     assert isinstance(store.write(ClaimLease(store.row("s-0"), "b-1")), Done)
-    owner.turn_due = clock.now  # as the runner does when it is hurried
+    owner.turn_due = clock.now  # as the runner does after `hurry`
     owner.run(3.1)
     assert owner.worker.table.watch.sightings["s-0"].lease.owner == "b-1"
 
 
 def test_request_found_in_a_listing_is_answered_by_a_handoff() -> None:
-    """The lease goes to the worker that requested it, even if the owner's plan saw that worker first."""
+    """An owner that first notices a request when it reads the table hands off the lease to the requesting worker."""
     clock, store = Clock(), FaultyStore()
     owner, _newcomer = pair(clock, store)
     asked_for(store)
@@ -104,7 +104,7 @@ def test_lease_taken_back_without_a_reply_is_held() -> None:
 
 
 def handed_off(store: FaultyStore) -> tuple[DrivenWorker, DrivenWorker, str]:
-    """A giver, a next owner that requested a lease and has not read the table since, and that lease, given to it."""
+    """Return an owner, the next owner, which has not noticed the hand-off yet, and the key of the lease handed off."""
     owner, newcomer = pair(Clock(), store)
     newcomer.run(1.0)
     [key] = [lease.key for lease in store.list().leases if lease.next_owner == "b-1"]
@@ -113,7 +113,7 @@ def handed_off(store: FaultyStore) -> tuple[DrivenWorker, DrivenWorker, str]:
 
 
 def taken_back(owner: DrivenWorker, store: FaultyStore, key: str) -> None:
-    """Let the former owner take back a lease that was not accepted in time."""
+    """Let the former owner take back the lease, which was not accepted in time."""
     assert store.row(key).owner == "b-1"
     owner.turn_due = owner.clock.now
     owner.run(2.1)
@@ -147,7 +147,7 @@ def test_next_owner_that_accepts_too_late_requests_again(monkeypatch: pytest.Mon
 
 
 def handed_off_without_a_reply() -> tuple[Clock, FaultyStore, DrivenWorker, Holding]:
-    """Return a worker that handed off a lease without receiving the response, with its clock, store and holding."""
+    """Return a clock, a store, a worker that handed off a lease without receiving the response, and its holding."""
     clock, store = Clock(), FaultyStore()
     owner, _newcomer = pair(clock, store)
     holding = owner.worker.holdings[0]
@@ -200,7 +200,7 @@ def test_release_waits_for_the_running_batch() -> None:
     clock, store = Clock(), FaultyStore()
     owner, _newcomer = pair(clock, store)
     consumer(owner).busy = True
-    owner.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan requests it
+    owner.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan would do
     (holding,) = consumer(owner).releasing
     assert (holding.key, holding.releasing, store.row("s-0").owner) == ("s-0", True, "a-1")
     consumer(owner).busy = False
@@ -209,7 +209,7 @@ def test_release_waits_for_the_running_batch() -> None:
 
 
 def test_table_is_read_in_full_once_after_a_lease_expires() -> None:
-    """The full read finds a row that still names this worker."""
+    """A full read is needed because a row of an expired lease may still name this worker as its owner."""
     clock, store = Clock(), FaultyStore()
     owner, newcomer = pair(clock, store)
     together([owner, newcomer], 60)
@@ -217,7 +217,7 @@ def test_table_is_read_in_full_once_after_a_lease_expires() -> None:
 
     def read() -> list[tuple[str, ...] | None]:
         store.readings.clear()
-        worker._look, worker._look_due = evolve(worker._look, keys=("s-0",)), clock.now  # noqa: SLF001  as at rest
+        worker._look, worker._look_due = evolve(worker._look, keys=("s-0",)), clock.now  # noqa: SLF001  as when idle
         worker.turn(clock.now)
         return [keys for keys, _ in store.readings][:1]
 
@@ -233,7 +233,7 @@ def test_table_is_read_in_full_once_after_a_lease_expires() -> None:
 
 
 def test_lease_may_be_handed_back_and_forth() -> None:
-    """The annotation that the former owner left on the row does not mean that a second process has the same id."""
+    """The annotation of an earlier owner does not look like a second process with the same worker id."""
     clock, store = Clock(), FaultyStore()
     owner, newcomer = pair(clock, store)
     for giver, next_owner in ((owner, newcomer), (newcomer, owner), (owner, newcomer), (newcomer, owner)):

@@ -1,4 +1,4 @@
-"""A KCL 3.x leader moves a lease away from one of our workers through KCL's own fields, on a real table."""
+"""A KCL 3.x leader moves a lease away from one of our workers, through the KCL's own fields in a real table."""
 
 import pytest
 from running import running
@@ -22,7 +22,7 @@ TABLE, WAIT = "victim-of-a-leader", 20.0
 def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """A Java 3 worker starts at the latest checkpoint once ours has stopped, without waiting 30 s."""
+    """A KCL 3.x worker starts at our last checkpoint as soon as our worker has stopped, without waiting 30 s."""
     handled: list[str] = []
     happenings: list[tuple[str, str]] = []
     given_leases: list[Lease | None] = []
@@ -41,7 +41,7 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     )
     store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
     config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
-    # Checkpoints are so rare that only the hand-off shows how far this worker got.
+    # Checkpoints are so rare that only the hand-off stores how far our worker got.
     handling = Handling(handle, observer=observe, checkpoint_seconds=1000.0)
     runner = Runner(Worker(store=store, source=source, me="ours", config=config), handling)
     with running(runner):

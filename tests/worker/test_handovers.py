@@ -1,4 +1,4 @@
-"""One call of a handler from start to end, and calls of observers."""
+"""Calls of handlers, from start to end, and calls of observers."""
 
 import asyncio
 import gc
@@ -23,12 +23,12 @@ from leasehold.adapters.consumer.handling import Handling, NotAwaited, Unhandled
 
 
 class TaskEnded(BaseException):
-    """Ends a task of the scheduler."""
+    """Raised to end a task of the scheduler, as when a simulated process is killed."""
 
 
 @define
 class DispatcherHarness:
-    """Calls handlers for one worker, and records which readers were woken and why the worker should end."""
+    """A dispatcher that records the readers it woke and the reasons it gave for ending the worker."""
 
     executor: InlineExecutor | ThreadExecutor = field(factory=InlineExecutor)
     woken_keys: list[str] = field(factory=list)
@@ -51,13 +51,13 @@ class DispatcherHarness:
 
 
 def fault_of_finished_call(handler_call: HandlerCall) -> Exception | None:
-    """Return the fault of a call that is over."""
+    """Return the fault of a finished call, or None if it succeeded."""
     assert isinstance(handler_call.outcome, CallEnded)
     return handler_call.outcome.fault
 
 
 def raising(fault: BaseException) -> Callable[[], object]:
-    """Return a function of the user that raises this exception."""
+    """Return a handler or observer that raises this exception."""
 
     def call() -> object:
         raise fault
@@ -130,7 +130,7 @@ def test_abandoned_awaitable_is_cancelled() -> None:
 
     handler_call = harness.begin(hangs)
     assert handler_began.wait(WAIT)
-    # This is what a check does if a call exceeds the limit.
+    # The dispatcher's check does this if a call exceeds the limit.
     handler_call.given_up = True
     handler_call.cancel()
     assert harness.over.wait(WAIT)
@@ -139,7 +139,7 @@ def test_abandoned_awaitable_is_cancelled() -> None:
 
 
 def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """Users that wait for the shard learn when it is free again and how the call ended."""
+    """The log tells users when the shard can be read again, and how the call ended."""
     harness = DispatcherHarness()
     abandoned_calls: list[HandlerCall] = []
 
@@ -147,10 +147,10 @@ def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixtur
         abandoned_calls[0].given_up = True
 
     class Waiting(InlineExecutor):
-        """Lets the test see the call before it begins."""
+        """An executor that passes the call to the test before the call begins."""
 
         def start(self, work: Work) -> None:
-            (handler_call,) = harness.dispatcher._running.values()  # noqa: SLF001  before the call begins
+            (handler_call,) = harness.dispatcher._running.values()  # noqa: SLF001  the test needs the new call
             abandoned_calls.append(handler_call)
             work()
 
@@ -162,7 +162,7 @@ def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixtur
 
 def test_finished_call_frees_its_batch() -> None:
     class Batch:
-        """A large object."""
+        """A stand-in for a large batch."""
 
     def handles(_batch: Batch) -> None:
         pass
@@ -197,7 +197,7 @@ def test_failing_observer_is_logged_once_by_name(caplog: pytest.LogCaptureFixtur
 def test_observer_that_ends_the_process_ends_the_worker_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Ctrl-C in an observer ends the worker, and is logged once rather than for each remaining shard."""
+    """Ctrl-C in an observer ends the worker. It is logged once, and not for each remaining shard."""
     harness, first_reason, second_reason = DispatcherHarness(), KeyboardInterrupt("one"), SystemExit("two")
     harness.dispatcher.notify("observer", raising(first_reason))
     harness.dispatcher.notify("observer", raising(second_reason))
@@ -260,7 +260,7 @@ def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
 
 @define
 class EndlessAwaitable:
-    """Awaits something that ends only when it is cancelled, and records the awaiting thread and the result."""
+    """Awaits an event that never occurs, and records the awaiting thread and the result of the cancelled call."""
 
     thread: SimpleQueue[Thread] = field(factory=SimpleQueue)
     over: SimpleQueue[Exception | None] = field(factory=SimpleQueue)
@@ -271,7 +271,7 @@ class EndlessAwaitable:
         await asyncio.Event().wait()
 
     def begin(self) -> tuple[Thread, Callable[[], None]]:
-        """Start to await, and return the awaiting thread and a function that cancels the call."""
+        """Start the call, and return the thread that awaits it and a function that cancels it."""
         cancel = self.loop.spawn(self.wait(), self.over.put)
         return self.thread.get(timeout=WAIT), cancel
 
@@ -302,7 +302,7 @@ def test_call_abandoned_before_it_returns_is_cancelled_afterwards() -> None:
     harness = DispatcherHarness()
 
     class Endless:
-        """Never ends by itself."""
+        """An awaitable that ends only when it is cancelled."""
 
         def __await__(self) -> Iterator[None]:
             while True:

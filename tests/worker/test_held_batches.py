@@ -1,4 +1,4 @@
-"""A reader's position passes only batches that are in memory, and nothing is dispatched under an expired lease."""
+"""A reader's position advances only past batches that are in memory. No batch is dispatched under an expired lease."""
 
 from random import Random
 from typing import Never
@@ -29,7 +29,7 @@ def raises(fault: type[BaseException]) -> Never:
 
 
 def stubborn(harness: ReaderHarness, reader: LeaseReader, steps: int) -> None:
-    """Take this many steps. After a step that raises an error, continue with the next one, as the schedule does."""
+    """Step the reader this many times. If a step raises an error, continue with the next step, as the schedule does."""
     for _ in range(steps):
         try:
             harness.steps(reader, 1)
@@ -69,7 +69,7 @@ def test_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
 
 
 def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
-    """Decreasing positions mean that the partition was recreated, so its old checkpoint is void."""
+    """If the positions decrease, the stream was probably recreated, so the old checkpoint is void."""
     harness = ReaderHarness(ShardRecords([*create_records(2, 50), *create_records(4)], size=2))
     reader = harness.reading()
     harness.steps(reader, 4)
@@ -86,7 +86,7 @@ def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -
 @settings(max_examples=50)
 @given(seed=st.randoms(use_true_random=False), size=st.integers(1, 4), every=st.sampled_from([0.0, 2.0]))
 def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every: float) -> None:
-    """This holds for any exception in a user callable at any time."""
+    """No checkpoint passes an unhandled record, whatever the source, the handler and the observer raise."""
     handled: set[bytes] = set()
 
     faults_ended: list[bool] = []
@@ -113,7 +113,7 @@ def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every
 
 
 def asleep(harness: ReaderHarness) -> None:
-    """Sleep for longer than a lease lasts."""
+    """Advance the clock by more than a lease duration, as if the machine had been suspended."""
     harness.clock.now += 11.0
 
 
@@ -142,7 +142,7 @@ def test_batch_read_as_the_lease_expires_is_not_dispatched() -> None:
 
 
 def test_due_attempt_is_skipped_after_the_lease_expired() -> None:
-    """After a suspension of the process, another worker may have the shard."""
+    """After the process was suspended, another worker may have the shard."""
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("passing")
@@ -157,7 +157,7 @@ def test_due_attempt_is_skipped_after_the_lease_expired() -> None:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_expired_lease_is_renewed_before_its_checkpoint(taken: bool) -> None:
-    """Not every store checks the owner when a checkpoint is written."""
+    """The renewal checks the owner. Not every store does so when a checkpoint is written."""
     harness = ReaderHarness()
     renewals: list[str] = []
     original_write = harness.store.write
@@ -166,7 +166,7 @@ def test_expired_lease_is_renewed_before_its_checkpoint(taken: bool) -> None:
         renewals.extend([write.lease.key] if isinstance(write, RenewLease) else [])
         return original_write(write)
 
-    harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
+    harness.store.write = counted  # type: ignore[method-assign]  # The test counts the renewals.
     asleep(harness)
     if taken:
         harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))
@@ -176,7 +176,7 @@ def test_expired_lease_is_renewed_before_its_checkpoint(taken: bool) -> None:
 
 
 def test_reader_that_waited_for_memory_is_measured_from_its_wake_up() -> None:
-    """A shard does not look idle for the time that it waited for other shards."""
+    """The time during which a shard waits for memory does not count as idle time."""
     woken_keys: list[str] = []
     budget = MemoryBudget(1, woken_keys.append)
     harness, other_share = ReaderHarness(ShardRecords(create_records(5))), budget.share("other")

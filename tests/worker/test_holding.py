@@ -1,4 +1,4 @@
-"""Every write of one held lease, from several threads and after every kind of response."""
+"""The writes of one held lease: from several threads, and after each kind of response."""
 
 from threading import Barrier, Thread
 
@@ -53,7 +53,7 @@ def test_checkpoint_moves_forward_inside_an_aggregate() -> None:
 
 
 def test_checkpoint_may_be_left_to_the_handoff() -> None:
-    """The hand-off stores the same position, so the next owner waits for one write instead of two."""
+    """The hand-off stores the same position anyway, so the next owner waits for one write instead of two."""
     held_lease = HeldLease()
     store, holding = held_lease.store, held_lease.holding
     store.write(RequestLease(store.row("s-0"), "bob"))
@@ -66,7 +66,7 @@ def test_checkpoint_may_be_left_to_the_handoff() -> None:
 
 
 def test_late_checkpoint_is_not_new_progress() -> None:
-    """A read without a response may delay the write, so the time of the write does not show progress of the shard."""
+    """A slow read may delay the write of a checkpoint, so the time of the write is not the time of the progress."""
     held_lease = HeldLease()
     clock, progress = held_lease.clock, held_lease.holding.progress
     progress.enable_annotations("host", lambda: clock.now, clock.now)
@@ -76,12 +76,12 @@ def test_late_checkpoint_is_not_new_progress() -> None:
     clock.now += 15
     assert held_lease.holding.checkpoint(Position("5"), unless_releasing=True)
     assert progress.progress(clock.now, clock.now).done == done_time
-    assert held_lease.holding.checkpoint(Position("6"))  # of a handler that does this itself
+    assert held_lease.holding.checkpoint(Position("6"))  # as a handler that checkpoints by itself would
     assert progress.progress(clock.now, clock.now).done == clock.now
 
 
 def test_release_keeps_the_fault_of_the_dead_letter() -> None:
-    """The release stores the position before the record that failed, and the annotation still says why it failed."""
+    """The release stores the position before the record that failed. The annotation still contains the reasons."""
     held_lease = HeldLease()
     clock, progress = held_lease.clock, held_lease.holding.progress
     progress.enable_annotations("host", lambda: clock.now, clock.now)
@@ -98,7 +98,7 @@ def test_release_keeps_the_fault_of_the_dead_letter() -> None:
 
 
 def test_annotation_does_not_extend_the_lease() -> None:
-    """Other workers judge a lease by its version, which an annotation leaves unchanged."""
+    """Other workers judge expiry by the version of a lease, which an annotation leaves unchanged."""
     held_lease = HeldLease()
     clock, holding = held_lease.clock, held_lease.holding
     clock.now += 5
@@ -147,7 +147,7 @@ def test_lost_lease_stays_lost() -> None:
 
 
 def test_lease_freed_by_another_worker_is_no_handoff() -> None:
-    """The former owner does not claim the lease back, but leaves it to the planner."""
+    """The former owner does not claim the lease back. Whether to claim it is up to the planner."""
     held_lease = HeldLease()
     store, holding = held_lease.store, held_lease.holding
     store.write(ReleaseLease(store.row("s-0"), "ann"))
@@ -156,7 +156,7 @@ def test_lease_freed_by_another_worker_is_no_handoff() -> None:
 
 
 def test_renewal_counts_from_its_start() -> None:
-    """Other workers measure the lease from the time at which the renewal was applied."""
+    """The table may change as soon as the renewal begins, and other workers measure the lease from that change."""
     held_lease = HeldLease()
     store, clock, holding = held_lease.store, held_lease.clock, held_lease.holding
 

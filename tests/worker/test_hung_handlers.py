@@ -32,7 +32,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 
 @define
 class HungHandler:
-    """A worker on one shard, whose handler blocks in a thread until the test lets it return.
+    """A worker with one shard, whose handler blocks in a thread until the test lets the handler return.
 
     Only the test moves the clock.
     """
@@ -72,17 +72,17 @@ class HungHandler:
         assert self.finish.wait(WAIT)
 
     def start_handler(self) -> None:
-        """Open the shard and read a batch, and wait until the handler has begun."""
+        """Open the shard, read a batch, and wait until the handler has begun."""
         self.harness.steps(self.reading, 2)
         assert self.began.wait(WAIT)
 
     def later(self, seconds: float) -> float:
-        """Take a step this many seconds later, and return how long the next check may wait."""
+        """Step the reader this many seconds later, and return the seconds until its next step."""
         self.harness.clock.now += seconds
         return self.reading.step(self.harness.clock.now) - self.harness.clock.now
 
     def let_go(self) -> None:
-        """Let the handler return, and wait until the reader is notified."""
+        """Let the handler return, and wait until the reader is woken."""
         self.finish.set()
         assert self.ended.wait(WAIT)
 
@@ -92,7 +92,7 @@ def hung() -> Iterator[HungHandler]:
     """Returns a handler that counts as slow after 10 s, without a limit."""
     hung_handler = HungHandler({"slow_seconds": 10.0})
     yield hung_handler
-    hung_handler.let_go()  # so that the log messages at its end do not appear in a later test
+    hung_handler.let_go()  # Otherwise, its last log messages might appear in a later test.
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_shard_never_has_two_handlers_in_one_worker(limited: HungHandler, caplog
     assert "shard s-0 stops here: a handler that was given up is still running; released" in caplog.text
     assert (harness.dispatched, harness.store.row("s-0").owner) == ([data(5)], None)
     limited.let_go()
-    # Its thread logs this after it has woken the reader.
+    # The thread of the handler logs this message after it has woken the reader.
     until(lambda: "shard s-0: the handler that was given up has ended: it returned" in caplog.text)
     harness.clock.now += 61
     harness.worker.turn(harness.clock.now)
@@ -212,7 +212,7 @@ def test_end_of_a_handler_after_a_steal_is_logged() -> None:
 
 @pytest.mark.parametrize("wanted", ["lost", "released"])
 def test_waiting_batch_is_withdrawn_when_its_lease_is_wanted(wanted: str) -> None:
-    """A drain, or the end of an iteration, withdraws a batch whose handler has not begun."""
+    """If a lease is lost or must be released, a batch whose handler has not begun is withdrawn."""
     running_handler = HungHandler()
     running_handler.start_handler()
     waiting_handler = HungHandler(threads=running_handler.threads)

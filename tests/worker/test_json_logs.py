@@ -1,4 +1,4 @@
-"""Log lines as JSON, with fields that can be searched in a log collector."""
+"""Log lines in JSON, with fields by which they can be searched in a log collector."""
 
 import json
 import logging

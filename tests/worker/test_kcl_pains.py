@@ -1,6 +1,6 @@
-"""Problems that users of the Java KCL report, and that do not occur with our rules.
+"""Problems that users of the Java KCL have reported and that do not occur with our rules.
 
-Numbers refer to its public issues.
+The numbers are those of public issues in the repository of the Java KCL.
 """
 
 import math
@@ -25,7 +25,7 @@ SHARDS = tuple(f"s-{n}" for n in range(6))
 
 
 def fleet(names: str) -> tuple[Clock, FaultyStore, list[DrivenWorker]]:
-    """Return workers that share six shards and have come to rest."""
+    """Return the clock, the store and the workers of a group that shares six shards and no longer moves leases."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(create_even_shards(SHARDS))
     workers = [member(store, source, clock, name, f"p-{name}", MINIMAL) for name in names]
@@ -45,7 +45,7 @@ def planned(leases: list[Lease], me: str, rules: RuleSet = MINIMAL.rules) -> tup
 
 
 def test_leases_of_a_stopped_worker_are_taken_before_they_expire() -> None:
-    """Threads 845 and 474: a KCL worker that shuts down keeps its leases, which are unread for 20 s or more."""
+    """Threads 845 and 474: a KCL worker that shuts down keeps its leases, so shards are unread for 20 s or more."""
     _, store, (staying_worker, leaving_worker) = fleet("ab")
     leaving_worker.worker.close()
     for holding in leaving_worker.worker.holdings:
@@ -76,7 +76,7 @@ def test_newcomer_takes_from_several_owners_in_one_turn() -> None:
 
 
 def test_newcomer_counts_before_it_owns_a_lease() -> None:
-    """KCL counts only owners. When workers start together, the first take leases that the others must take back."""
+    """The KCL counts only owners. If workers start together, the first ones take leases that the others take back."""
     leases_of_full_worker = held("full", *(f"f-{n}" for n in range(6)))
     leases_without_newcomer = [*leases_of_full_worker, *held("me", "mine")]
     leases_with_request = [*held("full", *(f"f-{n}" for n in range(5))), *held("me", "mine")]
@@ -87,7 +87,7 @@ def test_newcomer_counts_before_it_owns_a_lease() -> None:
 
 
 def test_finished_shards_count_as_no_load() -> None:
-    """Thread 1247: parents that were read to the end counted, so their owners were left with one or two shards."""
+    """Thread 1247: finished parents counted as load, so their owners were left with one or two shards to read."""
     finished = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
     leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *finished]
     kcl_actions = [action for action in planned(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)]
@@ -99,7 +99,7 @@ def test_finished_shards_count_as_no_load() -> None:
 
 
 def test_children_spread_at_once_after_a_reshard() -> None:
-    """Threads 54 and 50: the first worker to look took all the children, and gave most of them back one by one."""
+    """Threads 54 and 50: the first worker that saw the children took them all, and then lost most one by one."""
     children = [Lease(f"c-{n}", idle=math.inf) for n in range(8)]
     leases = [*children, *held("a", "a-0", "a-1"), *held("b", "b-0", "b-1")]
 
@@ -113,7 +113,7 @@ def test_children_spread_at_once_after_a_reshard() -> None:
 
 
 def test_new_shard_does_not_wait_for_a_deployment() -> None:
-    """Threads 339 and 185: of 95 new shards 5 had no lease, because the worker that should create them was gone."""
+    """Threads 339 and 185: of 95 new shards, 5 had no lease, because the worker that should create it was gone."""
     parents = [evolve(shard, open=False) for shard in create_even_shards(tuple(f"p-{n}" for n in range(48)))]
     children = [
         evolve(each, parents=(f"p-{n // 2}",)) for n, each in enumerate(create_even_shards(tuple(map(str, range(96)))))
@@ -131,7 +131,7 @@ def test_new_shard_does_not_wait_for_a_deployment() -> None:
 
 
 def test_restart_under_the_same_id_moves_nothing() -> None:
-    """Thread 108 and others: every restart moved leases, and after a whole cluster restarted they kept moving."""
+    """Thread 108 and others: every restart moved leases, and after a restart of a whole cluster they kept moving."""
     clock, store, (staying_worker, stopped_worker) = fleet("ab")
     owners_before = {lease.key: lease.owner for lease in store.list().leases}
     together([staying_worker], 5)
@@ -142,7 +142,7 @@ def test_restart_under_the_same_id_moves_nothing() -> None:
 
 
 def test_worker_with_all_leases_frees_one_for_a_peer_without_requests() -> None:
-    """A KCL 3 leader takes nothing from an owner without worker metrics, so its workers get only what we free."""
+    """A KCL 3 leader takes no lease from an owner without worker metrics, so its workers get only what we release."""
     rules = Minimal(release=True, expected_workers=("me", "java"))
     leases = held("me", "s-0", "s-1", "s-2", "s-3")
     settled_worker = Me("me", 0, History(owners_still=1000.0))

@@ -1,4 +1,4 @@
-"""Lambda functions as handlers: the event and context of their calls, and the handling of their responses."""
+"""Lambda functions as handlers: the event and the context of each call, and how its response is interpreted."""
 
 import asyncio
 import logging
@@ -42,13 +42,13 @@ PLAIN = parse_function_settings("lambda:app.handler")
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence the log, because functions are meant to fail."""
+    """Silence the log, because some functions fail on purpose."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
-# Events as in the service's documentation
+# Events have the form that the documentation of Lambda shows.
 
 
 def test_kinesis_event_has_the_published_form() -> None:
@@ -80,7 +80,7 @@ TABLE_ARN = "arn:aws:dynamodb:us-east-1:123456789012:table/Example-Table/stream/
 
 
 def test_dynamodb_event_has_the_published_form() -> None:
-    """The event of a change equals the published example. The API has bytes, datetimes and other capitalization."""
+    """The event of a change equals the published example. The API returns bytes, datetimes and other capitalization."""
     change: dict[str, Any] = {
         "ApproximateCreationDateTime": 1480642020,
         "Keys": {"key": {"S": "binary"}},
@@ -129,7 +129,7 @@ def test_dynamodb_event_has_the_published_form() -> None:
     ],
 )
 def test_lowest_reported_record_is_the_first_failed(response: object, failed: int | None) -> None:
-    """The first failed record has the lowest sequence number in the response. An empty response means success."""
+    """The first failed record is the one with the lowest reported sequence number. An empty response means success."""
     assert find_first_failed(response, ["7", "8", "9", "9", "10"]) == failed
 
 
@@ -156,7 +156,7 @@ def test_malformed_response_fails_the_whole_batch(response: object) -> None:
 
 @define
 class Function:
-    """A Lambda function whose responses the test defines, and which records the data of each call."""
+    """A Lambda function that records the data of each call. The test defines its responses."""
 
     answer: Callable[[list[bytes]], object]
     calls: list[list[bytes]] = field(factory=list)
@@ -170,7 +170,7 @@ class Function:
 
 
 def data_of(rows: list[Any]) -> list[bytes]:
-    """Return the data of an event's records, which are small numbers."""
+    """Return the data of an event's records, as `create_records` numbers them."""
     return [
         str(int(row["kinesis"]["sequenceNumber"]) - int(create_records(1)[0].sequence_number)).encode() for row in rows
     ]
@@ -184,14 +184,14 @@ def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
 
 
 def handled_by(function: Function, function_settings: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
-    """Return a shard with some records in one batch, which this function handles."""
+    """Return a harness whose shard has one batch of `count` records, and whose handler is this function."""
     return ReaderHarness(
         ShardRecords(create_records(count)), on_batch=LambdaFunction(function, function_settings, 30.0)
     )
 
 
 def test_partial_failure_is_repeated_from_the_failed_record() -> None:
-    """The checkpoint moves to just before the lowest failed record, and that record and all later ones are repeated."""
+    """The checkpoint moves to just before the lowest failed record. That record and all later ones are repeated."""
     answers = iter([reported(4, 2), reported(4), None])
     function = Function(lambda _records: next(answers))
     harness = handled_by(function)
@@ -204,7 +204,7 @@ def test_partial_failure_is_repeated_from_the_failed_record() -> None:
 
 
 def test_any_response_succeeds_without_partial_failure_reports() -> None:
-    """A function that is not asked to report failures may return anything."""
+    """A function may return anything unless it is configured to report partial failures."""
     function = Function(lambda _records: reported(2))
     harness = handled_by(function, PLAIN)
     harness.steps(harness.reading(), 3)
@@ -228,7 +228,7 @@ def test_only_the_poisoned_record_is_dead_lettered() -> None:
 
 
 def test_attempts_restart_when_a_function_gets_further() -> None:
-    """With three retries the service calls a function four times from a record on, after the call that reached it."""
+    """With three retries, Lambda calls a function four times after the call that first reached the failing record."""
     dead_lettered: list[int] = []
     function = Function(lambda given_now: reported(2) if b"2" in given_now else None)
     harness = handled_by(function, count=3)
@@ -245,7 +245,7 @@ def test_attempts_restart_when_a_function_gets_further() -> None:
 )
 @settings(max_examples=60)
 def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]) -> None:
-    """Each call begins with the first record that is not done, regardless of earlier responses."""
+    """Whatever the responses, each call begins with the first record that is not done."""
     handled_count, answers = 0, iter(reports)
 
     def answer(given_now: list[bytes]) -> object:
@@ -276,7 +276,7 @@ def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]
 
 @pytest.mark.parametrize("raised", [ValueError("fault"), SystemExit(1), asyncio.CancelledError()])
 def test_exception_fails_the_batch_and_not_the_worker(raised: BaseException) -> None:
-    """On Lambda an exit ends one invocation. Here it must not end a worker that has other shards."""
+    """On Lambda, an exit ends only one invocation. Here, it must not end a worker that also reads other shards."""
     faults = [raised]
 
     def answer(_records: list[bytes]) -> None:
@@ -305,7 +305,7 @@ def test_coroutine_is_not_a_response() -> None:
 
 
 def test_context_has_the_fields_of_lambda_and_counts_down() -> None:
-    """Functions stop early by the remaining time, which counts down from `handler_seconds`."""
+    """The remaining time, by which functions decide to stop early, counts down from `handler_seconds`."""
     clock_times = [100.0]
     function = LambdaFunction(
         Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: clock_times[0]
@@ -313,7 +313,7 @@ def test_context_has_the_fields_of_lambda_and_counts_down() -> None:
     function.use_source_arns(SourceWithArn())
     harness = ReaderHarness(ShardRecords(create_records(2)), on_batch=function)
     harness.steps(harness.reading(), 2)
-    context = function.function.contexts[0]  # type: ignore[attr-defined]  # the class above
+    context = function.function.contexts[0]  # type: ignore[attr-defined]  # It is a `Function`.
     clock_times[0] = 101.5
     assert context.get_remaining_time_in_millis() == 28500
     clock_times[0] = 200.0
@@ -333,7 +333,7 @@ class SourceWithArn(ListSource):
 
 
 def test_function_finds_one_event_loop_in_every_call() -> None:
-    """A client created on the event loop of the first call works in the second."""
+    """A client that was created in the event loop of the first call still works in the second call."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     def answer(_records: list[bytes]) -> None:
@@ -344,7 +344,7 @@ def test_function_finds_one_event_loop_in_every_call() -> None:
     function = LambdaFunction(Function(answer), PLAIN, 30.0)
     for _ in range(2):
         harness = ReaderHarness(ShardRecords(create_records(2)), on_batch=function)
-        thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # workers call handlers in other threads
+        thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # Workers call handlers in other threads.
         thread.start()
         thread.join()
     assert len(loops) == 2
@@ -386,7 +386,7 @@ SEEN: list[tuple[int, str | None]] = []
 
 
 def called(event: Any, _context: Any, imported: str | None) -> None:  # noqa: ANN401  as Lambda calls it
-    """Record whether another call was running at the same time."""
+    """Record the call, and whether another call was running at the same time."""
     OVERLAPS.append(not CALLS.acquire(blocking=False))
     for _ in range(100):
         os.sched_yield()
@@ -395,7 +395,7 @@ def called(event: Any, _context: Any, imported: str | None) -> None:  # noqa: AN
 
 
 def test_calls_in_one_process_run_one_at_a_time(app: str) -> None:
-    """Functions keep state between calls, so concurrent calls for several shards would mix up their results."""
+    """Functions keep state between calls, so concurrent calls for several shards could corrupt that state."""
     OVERLAPS.clear()
     SEEN.clear()
     shards = four_shards()
@@ -421,7 +421,7 @@ def test_runtime_variables_are_set_on_request_before_the_import(app: str, monkey
 
 
 def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
-    """An unchanged function deaggregates by itself, as it does on Lambda."""
+    """A function that was written for Lambda deaggregates records by itself."""
     for url, opened_url in (
         ("kinesis://orders", "kinesis://orders?aggregates=whole"),
         ("kinesis://orders?region=eu-west-1", "kinesis://orders?region=eu-west-1&aggregates=whole"),
@@ -462,7 +462,7 @@ def test_event_hub_has_no_mapping(app: str) -> None:
 
 
 def test_lambda_prefix_is_for_handlers_only() -> None:
-    """A function cannot be a dead letter, and a module cannot be named `lambda`, which is a Python keyword."""
+    """A Lambda function cannot be a dead letter. A module cannot be named `lambda`, which is a Python keyword."""
     with pytest.raises(ValueError, match="rename a module that is called lambda"):
         load_function("lambda:app.handler")
 

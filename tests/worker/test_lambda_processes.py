@@ -1,4 +1,4 @@
-"""Lambda functions called for several keys of a batch at once, each call in a process of its own."""
+"""Lambda functions that are called concurrently for the keys of a batch, each call in a process of its own."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ REPORTING = parse_function_settings("lambda:app.handler?report_batch_item_failur
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence the log, because functions are meant to fail."""
+    """Silence the log, because some functions fail on purpose."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -45,13 +45,13 @@ KEYS_OF_DIFFERENT_PROCESSES = (1, 2)
 
 
 def keyed(keys: Sequence[int]) -> list[Record]:
-    """Return numbered records with these keys."""
+    """Return one record for each of these keys. The data of each record is its number."""
     return [Record(b"%d" % index, str(100 + index), partition_key=f"k-{key}") for index, key in enumerate(keys)]
 
 
 @define(eq=False)
 class FailingFunction(ParallelFunction):
-    """A parallel function without processes. The given records fail as often as the test says."""
+    """A parallel function without processes. Each record fails as often as `faults` defines."""
 
     faults: dict[bytes, int] = field(factory=dict)
     calls: list[list[list[bytes]]] = field(factory=list)
@@ -74,7 +74,7 @@ class FailingFunction(ParallelFunction):
 
 
 def judged(concurrency: int, faults: Mapping[int, int]) -> FailingFunction:
-    """Return a function that fails at these records. `faults` maps the number of a record to how often it fails."""
+    """Return a function that fails at some records. `faults` maps the number of a record to its number of failures."""
     return FailingFunction(
         lambda _event, _context: None,
         REPORTING,
@@ -85,7 +85,7 @@ def judged(concurrency: int, faults: Mapping[int, int]) -> FailingFunction:
 
 
 def test_only_failed_records_are_repeated() -> None:
-    """The checkpoint stops before the lowest failure, and later records that another process handled stay done."""
+    """The checkpoint stops before the first failed record. Later records that another process has handled stay done."""
     function = judged(2, {2: 1})
     keys = KEYS_OF_DIFFERENT_PROCESSES * 3
     harness = ReaderHarness(ShardRecords(keyed(keys)), on_batch=function)
@@ -115,7 +115,7 @@ class Held:
 
 
 def test_returning_lease_is_handled_from_its_checkpoint() -> None:
-    """While another worker owned the lease, an operator may have reset it so that records are handled again."""
+    """All records after the checkpoint are handled again, because the lease may have been reset meanwhile."""
     function = judged(2, {0: 100})
     records = keyed(KEYS_OF_DIFFERENT_PROCESSES)
     for epoch in (1, 2):
@@ -125,11 +125,11 @@ def test_returning_lease_is_handled_from_its_checkpoint() -> None:
 
 
 CASES = st.tuples(
-    st.lists(st.integers(0, 4), min_size=1, max_size=12),  # the records' keys
+    st.lists(st.integers(0, 4), min_size=1, max_size=12),  # the keys of the records
     st.integers(2, 4),  # processes
-    st.dictionaries(st.integers(0, 11), st.integers(1, 9)),  # how often a record fails
+    st.dictionaries(st.integers(0, 11), st.integers(1, 9)),  # the number of failures of each record
     st.none() | st.integers(1, 5),  # max_records
-    st.booleans(),  # whether there is a dead letter
+    st.booleans(),  # whether failed records are dead-lettered
 )
 
 
@@ -190,13 +190,13 @@ def handler(event, context):
 
 @define
 class App:
-    """A folder with a function, whose calls are logged in a file."""
+    """A folder with a Lambda function that logs its calls in a file."""
 
     folder: Path
     name: str
 
     def set_action(self, key: int, what: str) -> None:
-        """Let the next call with this key do something else first."""
+        """Let the next call with this key execute the code `what` first."""
         (self.folder / f"k-{key}").write_text(what)
 
     def calls(self) -> list[tuple[int, list[str], str]]:
@@ -205,7 +205,7 @@ class App:
         return [tuple(json.loads(line)) for line in lines]
 
     def handled(self) -> list[tuple[str, int]]:
-        """Return the shard and the number of each record that a call has finished with, in the order of calls."""
+        """Return the shard and the number of each handled record, in the order of the calls."""
         path = self.folder / "handled"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         return [(line.partition(":")[0], int(line.rpartition(" ")[2])) for line in lines]
@@ -222,7 +222,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
 
 
 def test_parts_run_in_separate_processes_and_their_faults_fail_the_batch(app: App) -> None:
-    """An exception, an exit or a crash counts as a failed attempt. A call that takes too long also ends its process."""
+    """An exception, an exit or a crash of a process counts as a failed attempt."""
     options = Options(concurrency=2, handler_seconds=60)
     consumption = check_consumption_options(ListSource(), "memory://x", f"lambda:{app.name}.handler", options)
     function = consumption.function
@@ -242,7 +242,7 @@ def test_parts_run_in_separate_processes_and_their_faults_fail_the_batch(app: Ap
         assert [texts for _, texts, _ in calls].count(["k-2"]) == 1
         assert [texts for _, texts, _ in calls].count(["k-1"]) >= 4
         assert os.getpid() not in {process for process, _, _ in calls}
-        assert len({process for process, _, _ in calls}) == 3  # two, and a replacement for the one that died
+        assert len({process for process, _, _ in calls}) == 3  # two processes, and one that replaces the killed one
         assert {name for _, _, name in calls} == {app.name}
     finally:
         function.close()
@@ -264,7 +264,7 @@ def test_parts_run_in_separate_processes_and_their_faults_fail_the_batch(app: Ap
 def test_hung_call_costs_an_attempt_and_its_process(
     app: App, hang: str, attempts: int, dead: list[tuple[str, int]]
 ) -> None:
-    """The batch is tried again in another process, and a record that always hangs goes to the dead letter."""
+    """The batch is tried again in another process. A record whose calls always hang is dead-lettered."""
     dead_lettered = list[tuple[str, int]]()
 
     def take(delivery: Delivery, _error: Exception) -> None:
@@ -289,7 +289,7 @@ def test_hung_call_costs_an_attempt_and_its_process(
         until(lambda: {*app.handled(), *dead_lettered} == all_records, "everything is handled or dead-lettered")
     assert dead_lettered == dead
     handled = app.handled()
-    assert sorted(handled) == sorted(all_records - {*dead})  # nothing is repeated that another process has handled
+    assert sorted(handled) == sorted(all_records - {*dead})  # No record is repeated that another process has handled.
     for shard, number in all_records:
         records_of_key = [
             handled_record
@@ -302,13 +302,13 @@ def test_hung_call_costs_an_attempt_and_its_process(
     ]
     assert len({*processes_of_hung_key}) == len(processes_of_hung_key) - (
         not dead
-    )  # each call that hung had its own process
+    )  # Each hung call had a process of its own.
     until(lambda: not any(running(process) for process, _, _ in app.calls()), "the processes have ended")
 
 
 @contextmanager
 def calls_in_one_process(app: App, limit: float) -> Iterator[Callable[[bytes], None]]:
-    """Return a function that calls the app with one record, which may take this many seconds."""
+    """Return a function that calls the app with one record. Each call may take up to `limit` seconds."""
     options = Options(concurrency=1, handler_seconds=limit)
     function = check_consumption_options(ListSource(), "memory://x", f"lambda:{app.name}.handler", options).function
     assert isinstance(function, ParallelFunction)
@@ -324,7 +324,7 @@ def calls_in_one_process(app: App, limit: float) -> Iterator[Callable[[bytes], N
 
 
 def test_slow_import_does_not_use_up_the_call_timeout(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time limit of a call starts once its process has imported the function."""
+    """The time limit of a call starts only when its process has imported the function."""
     path = app.folder / f"{app.name}.py"
     path.write_text("import os, time\nif os.environ.get('SLOW'): time.sleep(1.5)\n" + path.read_text())
     with calls_in_one_process(app, 1.0) as call:
@@ -334,7 +334,7 @@ def test_slow_import_does_not_use_up_the_call_timeout(app: App, monkeypatch: pyt
 
 
 def test_stopped_process_times_out_like_any_other(app: App) -> None:
-    """A stopped process reads nothing, and the call may be larger than the pipe's buffer."""
+    """A call times out even if its process reads nothing and the event is larger than the buffer of the pipe."""
     with calls_in_one_process(app, 1.0) as call:
         call(b"0")
         os.kill(app.calls()[0][0], signal.SIGSTOP)
@@ -360,7 +360,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
-    """The processes end even if the worker is killed and their call never returns. A drain waits for running calls."""
+    """The processes end even if the worker is killed while their calls hang. A drain waits for running calls."""
     # This call holds the interpreter's lock, so no Python code could end the process.
     backtracking = "re.match('(a+)+$', 'a' * 50 + 'b')"
     action = backtracking if end == signal.SIGKILL else "time.sleep(0.5); print('slept')"
@@ -376,11 +376,11 @@ def test_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
         until(lambda: len(app.calls()) == 2, "both processes are called")
         processes = {process for process, _, _ in app.calls()}
         for process in processes if end == signal.SIGTERM else ():
-            os.kill(process, end)  # a service manager signals every process
+            os.kill(process, end)  # as a service manager does
         worker.send_signal(end)
-        output, _ = worker.communicate(timeout=WAIT)  # its standard output ends once all processes have
+        output, _ = worker.communicate(timeout=WAIT)  # The standard output ends once all processes have ended.
         assert worker.returncode == (0 if end == signal.SIGTERM else -end)
-        if end == signal.SIGTERM:  # the call that was running has ended, and its output is not lost
+        if end == signal.SIGTERM:  # The running call has finished, and its output is not lost.
             assert sorted(output.decode().split("\n")) == ["", "called with 2", "called with 2", "slept"]
         until(lambda: not any(map(running, processes)), "the processes have ended")
     finally:

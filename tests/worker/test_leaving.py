@@ -1,4 +1,4 @@
-"""A worker that cannot continue ends within a bounded time, with a reason, and keeps no lease without reading it."""
+"""A worker that cannot continue ends within a bounded time, gives a reason, and releases the leases it cannot read."""
 
 import math
 import threading
@@ -21,7 +21,7 @@ from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
 
 
 def done_with(_delivery: Delivery) -> None:
-    """Handle everything."""
+    """A handler that does nothing, so all records count as handled."""
 
 
 STARTED: list["Ran"] = []
@@ -29,7 +29,7 @@ STARTED: list["Ran"] = []
 
 @pytest.fixture(autouse=True)
 def _all_end() -> Iterator[None]:
-    """End the runs that a failing test has left running."""
+    """End the runs that a failed test did not end."""
     yield
     while STARTED:
         started_run = STARTED.pop()
@@ -53,7 +53,7 @@ class Ran:
     def _run(self) -> None:
         try:
             self.runner.run()
-        except BaseException as fault:  # noqa: BLE001  checked below
+        except BaseException as fault:  # noqa: BLE001  the test checks it
             self.faults.append(fault)
 
     def ended(self) -> bool:
@@ -139,7 +139,7 @@ def raising(fault: BaseException) -> Callable[..., NoReturn]:
 
 
 def test_hung_handler_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptureFixture) -> None:
-    """Ctrl-C and SIGTERM still end the worker."""
+    """Ctrl-C and SIGTERM end the worker although the handler hangs."""
     store, handler_began, finish = FaultyStore(), Event(), Event()
     threads_before = set(threading.enumerate())
 
@@ -163,20 +163,20 @@ def test_hung_handler_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptu
     handler_threads = [thread for thread in threading.enumerate() if thread.name.startswith("leasehold-handle")]
     handler_threads = [thread for thread in handler_threads if thread not in threads_before]
     finish.set()
-    for thread in handler_threads:  # wait for the late return of the handler
+    for thread in handler_threads:  # Wait until the handler has returned.
         thread.join(WAIT)
         assert not thread.is_alive()
     assert store.row("s-0") == row_before, "nothing is written of a lease that others may have by then"
 
 
 class Step:
-    """A step that fails as often as `fails` says."""
+    """A step that raises an error the next `fails` times."""
 
     def __init__(self) -> None:
         self.fails, self.steps = 0, 0
 
     def __call__(self, now: float) -> float:
-        """Raise an error, or return that the next call is due in a second."""
+        """Raise an error, or return the time of the next call, which is due in a second."""
         self.steps += 1
         if self.fails:
             self.fails -= 1
@@ -185,7 +185,7 @@ class Step:
 
 
 class Leaving:
-    """A holding whose release may get no response, with the parts of the worker and scheduler that a reader needs."""
+    """A holding whose release may get no response. It also replaces the worker and the scheduler for its reader."""
 
     fatal = ()
 
@@ -200,7 +200,7 @@ class Leaving:
         return self
 
     def start(self, *_task: object) -> None:
-        """Start nothing: the test does the work."""
+        """Start nothing, because the test runs the step itself."""
 
     def clock(self) -> float:
         return 1000.0
@@ -223,7 +223,7 @@ class Leaving:
 
 @define
 class GuardedStep:
-    """A holding's step on a real schedule. Each call of `run` runs the step once."""
+    """The step of a holding on a real schedule. Each call of `run` runs the step once."""
 
     work: Step = field(factory=Step)
     held: Leaving = field(factory=Leaving)
@@ -248,13 +248,13 @@ class GuardedStep:
         self.scheduled = self.schedule._steps["s-0"]  # noqa: SLF001  as a task would
 
     def run(self) -> float:
-        """Return the time at which the step wants to be called again."""
+        """Run the step once, and return the time of its next call."""
         self.schedule._run(self.scheduled)  # noqa: SLF001  as a task would
         return self.scheduled.due
 
 
 def test_step_that_raises_four_times_in_a_row_releases_its_lease(caplog: pytest.LogCaptureFixture) -> None:
-    """A failing step is retried, and only consecutive failures count."""
+    """A failed step is retried. Only consecutive failures count."""
     guarded_step = GuardedStep()
     guarded_step.held.answers = [OutcomeUnknown("no answer"), False, True]
     assert guarded_step.run() == 1001.0

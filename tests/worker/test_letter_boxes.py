@@ -1,4 +1,4 @@
-"""Dead-letter sinks opened by URL: a folder, a bucket and a stream, without a service."""
+"""Dead-letter sinks that are opened by URL: folders, buckets and streams, without a real service."""
 
 import os
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_dead_letter_is_stored_with_its_time_and_names(monkeypatch: pytest.Monke
 
 
 def test_dead_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint moves past the record, so the dead letter must survive a power failure."""
+    """The checkpoint then moves past the record, so its dead letter must survive a power failure."""
     synced = list[tuple[int, bytes | None]]()
 
     def sync(number: int) -> None:
@@ -74,7 +74,7 @@ def test_dead_letter_whose_name_fails_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_missing_folder_is_a_dead_letter_error(tmp_path: Path) -> None:
-    """A replay reports the missing folder without a traceback."""
+    """The error type is the one that a replay reports without a traceback."""
     missing_folder = FolderSink(tmp_path / "gone")
     with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: "):
         missing_folder.put(FULL)
@@ -108,7 +108,7 @@ def test_folder_is_created_for_writing_dead_letters_and_not_for_reading(tmp_path
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """Returns an empty bucket, which is used for every bucket name."""
+    """Returns an empty bucket that replaces all buckets."""
     memory_bucket = Bucket()
     monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", memory_bucket)
     return memory_bucket
@@ -157,7 +157,7 @@ def test_missing_bucket_is_reported_at_start(bucket: Bucket) -> None:
 
 @define
 class Kinesis:
-    """Replaces a Kinesis client."""
+    """A replacement for the Kinesis client of boto3."""
 
     opened: list[tuple[tuple[str, ...], dict[str, Any]]] = field(factory=list)
     puts: list[dict[str, object]] = field(factory=list)
@@ -190,14 +190,14 @@ class Kinesis:
 
 @pytest.fixture
 def kinesis(monkeypatch: pytest.MonkeyPatch) -> Kinesis:
-    """Replace the service."""
+    """Replace every client of boto3 by a Kinesis client without a service, and return it."""
     client = Kinesis()
     monkeypatch.setattr("boto3.client", client)
     return client
 
 
 def test_dead_letters_and_records_keep_their_partition_keys(kinesis: Kinesis) -> None:
-    """The dead letter has the record's partition key, so a replayed record goes to the shard it came from."""
+    """A dead letter keeps the partition key of its record, so that a replay puts the record into its original shard."""
     sink = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
     letter_without_key = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
     for entry in (FULL, letter_without_key):
@@ -229,7 +229,7 @@ def test_stream_that_rejects_a_dead_letter_is_a_dead_letter_error(kinesis: Kines
 
 
 def test_missing_stream_is_reported_and_one_without_describe_permission_accepted(kinesis: Kinesis) -> None:
-    """The check requires no permissions other than those for writing."""
+    """The check must not require any permissions other than those for writing."""
     kinesis.code = "ResourceNotFoundException"
     with pytest.raises(DeadLetterError, match=r"^there is no stream 'orders'$"):
         dead_letters("kinesis://orders")

@@ -1,4 +1,4 @@
-"""Tests of the outcome of each dead letter in a replay, depending on what its handler returns or raises."""
+"""What a replay does with each dead letter, depending on what its handler returns or raises."""
 
 import asyncio
 from asyncio import CancelledError
@@ -18,7 +18,7 @@ from leasehold.balancer.model import Position
 
 @define
 class Folder:
-    """Dead letters by name, and a list of what was done with them, in order."""
+    """A sink with dead letters by name, and a list of the operations on them, in order."""
 
     there: dict[str, bytes | None] = field(factory=dict)
     did: list[str] = field(factory=list)
@@ -37,7 +37,7 @@ class Folder:
         raise AssertionError(entry)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because the folder is in memory."""
 
     def deliver(self, entry: DeadLetterEntry) -> Exception | None:
         """Record the dead letter, and return the error that the test has set for it."""
@@ -86,7 +86,7 @@ def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
 
 
 def test_replay_handler_gets_a_batch_that_cannot_be_lost() -> None:
-    """During a replay, a handler may still checkpoint, and read the shard and stream of its batch."""
+    """During a replay, a handler may still checkpoint its batch, and read the attributes of the batch."""
     batches = list[Delivery]()
     assert delivered(batches.append) is None
     (batch,) = batches
@@ -103,7 +103,7 @@ def test_replay_handler_gets_a_batch_that_cannot_be_lost() -> None:
 
 
 def test_replay_handler_result_decides_whether_the_dead_letter_failed() -> None:
-    """A handler succeeds only by returning None. A dead letter that failed again is kept, and the replay continues."""
+    """A handler succeeds only if it returns None. Any other result or exception counts as another failure."""
     error = OSError("disk")
 
     def raises(fault: BaseException) -> Callable[[Delivery], None]:

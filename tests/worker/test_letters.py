@@ -1,4 +1,4 @@
-"""Dead letters: their content, that none is lost or duplicated, and that a replay removes only those it has handled."""
+"""The content of dead letters. None is lost or duplicated, and a replay removes only those that it has handled."""
 
 import errno
 import json
@@ -59,7 +59,7 @@ LETTERS = st.builds(
 )
 
 
-# A replayed offset is sent back to the service, and may end with white space.
+# An offset may end with white space, which must be kept because a replay sends the offset back to the service.
 @example(DeadLetterEntry("", "", "s-0", "s-0", Record(b"", "7", token="8 "), "E", "", 1, "w", 0))  # noqa: S106  an offset
 @given(LETTERS)
 def test_dead_letter_survives_a_round_trip_as_one_line(dead_letter: DeadLetterEntry) -> None:
@@ -76,7 +76,7 @@ def url(folder: Path) -> str:
 
 
 def poison(*numbers: int) -> tuple[ReaderHarness, list[bytes]]:
-    """Return a worker whose handler fails on these records, and the list to which it adds the data that it handles."""
+    """Return a worker whose handler fails on these records, and the list to which the handler adds all other data."""
     handled: list[bytes] = []
 
     def handle(delivery: Delivery) -> None:
@@ -125,15 +125,15 @@ def test_failed_dead_letter_write_stops_the_shard(tmp_path: Path, caplog: pytest
     harness.run_until_done(harness.reading(attempts=1, dead_letter=dead_letter))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happenings) == (None, TRIM_HORIZON, ["initialize", "stopped"])
-    # The status names the sink, and so does the log.
+    # Both the log and the status name the sink.
     sink = f"{url(tmp_path / 'letters')}: the dead letter could not be written"
     reason = f"{sink}: No such file or directory"
     assert f"neither its handler nor the dead letter accepted record 100.0: DeadLetterError: {reason}" in caplog.text
     progress = progress_of(row)
     assert progress is not None
     cause = f"its handler raised ValueError; the dead letter did not accept the record: {sink}"
-    assert progress.cause.startswith(cause)  # a row keeps only the beginning of a long one
-    # Before the next dead letter, the handler fails again. The failed dead letter is still shown as the cause.
+    assert progress.cause.startswith(cause)  # A row stores only the beginning of a long cause.
+    # When the handler fails again on the next worker, the cause still includes the failure of the dead letter.
     next_meter = ProgressMeter(row, "a-2")
     next_meter.failed("its handler raised ValueError (attempt 1 of 2)", 1.0)
     assert sink in next_meter.progress(1.0, 1.0).cause
@@ -150,7 +150,7 @@ def test_record_that_is_dead_lettered_twice_has_one_dead_letter_per_group(tmp_pa
 
 
 def filled(folder: Path, *entries: DeadLetterEntry) -> Path:
-    """Return a folder with these dead letters."""
+    """Create the folder with these dead letters, and return it."""
     folder.mkdir()
     for entry in entries:
         (folder / entry.name).write_bytes(entry.line)
@@ -158,7 +158,7 @@ def filled(folder: Path, *entries: DeadLetterEntry) -> Path:
 
 
 def test_replay_killed_half_way_is_completed_by_the_next(tmp_path: Path) -> None:
-    """Dead letters that were replayed are not replayed again, and the one that was being handled is kept."""
+    """The dead letter that was being handled is kept and replayed again. Those handled before it are not."""
     folder = filled(tmp_path / "box", dead_letter("1"), dead_letter("2"), dead_letter("3"))
     replayed: list[bytes] = []
 
@@ -182,7 +182,7 @@ def test_file_that_is_not_a_dead_letter_is_kept_and_reported(tmp_path: Path) -> 
     (folder / dead_letter("2").name).write_text("{")
     (folder / ".half.unfinished").write_text("")
     result = CliRunner().invoke(app, ["replay", url(folder), "--handler", "gc:unfreeze"])
-    assert result.exit_code == 2  # it does not accept a batch
+    assert result.exit_code == 2  # `gc.unfreeze` does not accept a batch.
     result = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken", "--json"])
     assert (result.exit_code, json.loads(result.stdout)) == (1, {"done": 1, "failed": 0, "strange": 2})
     assert "notes.txt stays: its name is not that of a dead letter" in result.stderr
@@ -190,7 +190,7 @@ def test_file_that_is_not_a_dead_letter_is_kept_and_reported(tmp_path: Path) -> 
 
 
 def taken(_delivery: Delivery) -> None:
-    """A handler that handles everything."""
+    """A handler that accepts every batch."""
 
 
 def test_replay_reports_the_outcome_of_each_dead_letter(tmp_path: Path) -> None:
@@ -253,35 +253,35 @@ SIMILAR_LETTERS = st.builds(
     time_ms=st.integers(0, 9),
     source=st.sampled_from(["kinesis://orders?region=eu-west-1", "kinesis://orders?region=us-east-1"]),
 )
-"""Dead letters of several groups, streams and shards, most of which have the same ids and sequence numbers."""
+"""Dead letters of several groups, streams and shards. Most have the same ids and sequence numbers."""
 
 
 def without_attempt_fields(dead_letter: DeadLetterEntry) -> DeadLetterEntry:
-    """Return the dead letter without the fields that differ between two failures of the same record."""
+    """Return the dead letter without the fields that may differ between two failures of the same record."""
     return evolve(dead_letter, error="", text="", attempts=0, worker="", time_ms=0)
 
 
 def stored_in_a_folder(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
-    """Return the dead letters in a folder after all were written there."""
+    """Write all dead letters to a folder, and return those stored there."""
     with TemporaryDirectory() as folder:
         return stored(FolderSink(Path(folder)), entries)
 
 
 def stored_in_a_folder_without_links(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
-    """Return the same for a file system without hard links."""
+    """Write all dead letters to a folder of a file system without hard links, and return those stored there."""
     no_links_error = OSError(errno.EPERM, "no links")
     with TemporaryDirectory() as folder, patch.object(Path, "hardlink_to", side_effect=no_links_error):
         return stored(FolderSink(Path(folder)), entries)
 
 
 def stored_in_a_bucket(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
-    """Return the dead letters in a bucket."""
+    """Write all dead letters to a bucket, and return those stored there."""
     bucket: Any = Bucket()
     return stored(ObjectSink(bucket, "dead/"), entries)
 
 
 def stored(sink: FolderSink | ObjectSink, entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
-    """Write all dead letters, and each again as another worker, and return the stored dead letters."""
+    """Write all dead letters, write each again as another worker, and return those stored in the sink."""
     for entry in (*entries, *(evolve(entry, worker="w-3", attempts=11, text="again") for entry in entries)):
         sink.put(entry)
     assert all(sort_key_of(name) for name in sink.names())
@@ -320,7 +320,7 @@ def test_groups_that_differ_by_a_url_option_have_separate_dead_letters(
 def test_url_options_that_name_no_place_do_not_duplicate_dead_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers with different consumer options share the dead letters of their group."""
+    """Workers of a group share its dead letters even if they have different options for reading."""
     monkeypatch.chdir(tmp_path)
     for source, store in (
         ("kinesis://o?region=eu-west-1&endpoint=http://a:1&poll_seconds=1", "sqlite://leases.db"),

@@ -1,4 +1,4 @@
-"""What happens to each dead letter in a stream, and where its replay ends, without a stream or a worker's threads."""
+"""Replays of dead letters in a stream, simulated without threads: the outcome of each, and the end of the replay."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ STREAM_REPLAY = "leasehold.adapters.consumer.dead_letters.replaying"
 
 @define
 class Stream:
-    """Replaces the run of a worker on a stream of dead letters. The test dispatches the batches."""
+    """A replacement for the worker that reads a stream of dead letters. The test dispatches the batches."""
 
     runs: Callable[["Stream"], bool] = lambda _stream: True
     put: list[DeadLetterEntry] = field(factory=list)
@@ -53,7 +53,7 @@ class Stream:
             raise fault
         return fault
 
-    def sink(self) -> Any:  # noqa: ANN401  a sink
+    def sink(self) -> Any:  # noqa: ANN401  a `DeadLetterSink`
         """Return a sink that accepts dead letters unless the stream is closed."""
 
         def put(entry: DeadLetterEntry) -> None:
@@ -64,7 +64,7 @@ class Stream:
         return SimpleNamespace(put=put)
 
     def dispatch(self, *lines: bytes) -> None:
-        """Dispatch a batch of records with this data. Their sequence numbers start with 1000."""
+        """Dispatch a batch with one record per line. The sequence numbers start with 1000."""
         records = tuple(Record(line, str(1000 + index)) for index, line in enumerate(lines))
 
         def checkpoint(position: Position) -> bool:
@@ -125,7 +125,7 @@ def test_replayed_dead_letters_are_counted_by_outcome(monkeypatch: pytest.Monkey
 
 
 def test_dead_letter_of_a_lost_lease_is_counted_by_the_present_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two concurrent replays, only the present owner of the lease counts its dead letters and continues."""
+    """If two replays run concurrently, only the current owner of a lease counts its dead letters and continues."""
 
     def runs(stream: Stream) -> bool:
         stream.dispatch(dead_letter(1).line)
@@ -139,7 +139,7 @@ def test_dead_letter_of_a_lost_lease_is_counted_by_the_present_owner(monkeypatch
 
 
 def test_dead_letter_that_cannot_be_put_back_ends_the_replay_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dead letter is kept, and the worker's leases are released."""
+    """The dead letter is not checkpointed, and the worker exits, which releases its leases."""
 
     def runs(stream: Stream) -> bool:
         with pytest.raises(SystemExit) as exc_info:
@@ -157,7 +157,7 @@ def test_dead_letter_that_cannot_be_put_back_ends_the_replay_cleanly(monkeypatch
 
 
 def test_replay_ended_by_a_handler_or_signal_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream is reported as replayed only if it is, because a user may then delete it."""
+    """The replay is reported as complete only if it is, because users may then delete the stream."""
 
     def ends(_stream: Stream) -> bool:
         raise SystemExit(3)
@@ -170,7 +170,7 @@ def test_replay_ended_by_a_handler_or_signal_is_not_complete(monkeypatch: pytest
 
 
 def progress_row(**fields: Any) -> Lease:  # noqa: ANN401  the fields of Progress
-    """Return a row with this annotation, written by its owner at 9 s."""
+    """Return a row with a progress annotation, which its owner wrote at 9 s unless `fields` differ."""
     progress = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **fields})
     return Lease("p", owner="r-2", annotations=((PROGRESS_ANNOTATION, progress.note),))
 
@@ -207,7 +207,7 @@ def test_unread_shard_is_not_over(read: float | None, monkeypatch: pytest.Monkey
 
 @define
 class Script:
-    """A source and its reader, which return the given batches."""
+    """A source that is also its own reader, and returns the given batches."""
 
     answers: list[Batch]
     opened: list[tuple[Lease, Position]] = field(factory=list)
@@ -226,13 +226,13 @@ class Script:
 
 
 def rows(*workers: str) -> tuple[Record, ...]:
-    """Return records with dead letters written by these workers. For "", the record is not a dead letter."""
+    """Return records with dead letters that were written by these workers. For "", the record is not a dead letter."""
     lines = (evolve(FULL, worker=name).line if name else b"mine" for name in workers)
     return tuple(Record(line, str(1 + index)) for index, line in enumerate(lines))
 
 
 def reader(*answers: Batch) -> tuple[DeadLetterReader, Script]:
-    """Return a reader of dead letters for the replay of r-1, and its source."""
+    """Return a reader of dead letters for a replay by worker r-1, and the source of the reader."""
     scripted_source = Script(list(answers))
     source: Any = scripted_source
     return DeadLetterSource(source, "r-1").open(Lease("p"), TRIM_HORIZON), scripted_source
@@ -251,7 +251,7 @@ def test_reading_ends_before_the_first_dead_letter_put_back_by_this_replay() -> 
 
 
 def test_read_that_begins_with_our_own_dead_letter_returns_nothing() -> None:
-    """The checkpoint stays before that dead letter."""
+    """The checkpoint stays before a dead letter that this replay has put back."""
     letter_reader, _ = reader(Batch(rows("r-1", "w-1"), None, 4.0, 0.2))
     batch = letter_reader.read()
     assert (batch.records, batch.read_to, batch.behind_seconds) == ((), None, 0.0)

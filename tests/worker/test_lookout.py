@@ -1,4 +1,4 @@
-"""Tests of what a lookout or a reader of bulletins writes to the table, and of which leases it accepts."""
+"""What lookouts and readers of bulletins write to the table, and which leases they accept."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ CONFIG = Config(initial_position=TRIM_HORIZON)
 def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[DrivenWorker]:
     """Return workers at rest with the default cadence.
 
-    The lookout is first, followed by the others in order of rank.
+    The first of these workers is the lookout, followed by the others in order of rank.
     """
     source = ListSource(create_even_shards(tuple(f"s-{number}" for number in range(shards))))
     members = [member(store, source, clock, name, f"p-{name}", CONFIG) for name in names]
@@ -35,14 +35,14 @@ def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> lis
 
 
 def board(store: FaultyStore, lookout: DrivenWorker) -> Lease:
-    """Return the row that the other workers read."""
+    """Return the row with the bulletin, which is the one that other workers read."""
     row = bulletin_row(store.list().leases, lookout.worker.me)
     assert row is not None
     return row
 
 
 def test_other_workers_read_one_row_with_stale_reads() -> None:
-    """One stale read of a row costs a worker half the price of a consistent one (C4, C7)."""
+    """A stale read of a row costs half as much as a consistent read (C4, C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, *readers = fleet(store, clock, *(f"w-{number}" for number in range(6)), shards=12)
@@ -53,7 +53,7 @@ def test_other_workers_read_one_row_with_stale_reads() -> None:
 
 
 def test_bulletin_row_is_renewed_every_beat_and_other_rows_seldom() -> None:
-    """Other workers take the place of a lookout that renews too seldom (C2, C4)."""
+    """The lookout renews its bulletin row at every beat, or another worker would become the lookout (C2, C4)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -67,7 +67,7 @@ def test_bulletin_row_is_renewed_every_beat_and_other_rows_seldom() -> None:
 
 
 def test_bulletin_is_written_with_checkpoints_that_renew_its_row() -> None:
-    """A worker that reads any row of the lookout gets its bulletin (C4)."""
+    """A worker gets the current bulletin from any row of the lookout (C4)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -95,7 +95,7 @@ def test_checkpoint_counts_as_a_renewal() -> None:
 
 
 def test_finding_of_the_lookout_is_written_at_once() -> None:
-    """Other workers can take the leases that it freed before the next beat (C6)."""
+    """Other workers can then take free leases before the next beat (C6)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -109,7 +109,7 @@ def test_finding_of_the_lookout_is_written_at_once() -> None:
 
 
 def test_count_of_an_ended_listing_stops_rising() -> None:
-    """Other workers take the place of a lookout that has stopped after one listing (C8)."""
+    """If a lookout hangs after a listing, its count stops rising, so that another worker becomes the lookout (C8)."""
     clock, store = Clock(), FaultyStore()
     lookout, _ = fleet(store, clock, "a-1", "b-1")
     worker = lookout.worker
@@ -124,7 +124,7 @@ def test_count_of_an_ended_listing_stops_rising() -> None:
 
 
 def test_steal_without_a_request_is_noticed_by_the_next_listing() -> None:
-    """The former owner stops before its next renewal, which may be 5.3 s later (C9)."""
+    """The former owner stops at its next listing. Its next renewal may be 5.3 s away (C9)."""
     clock = Clock()
     store = FaultyStore()
     lookout, _ = fleet(store, clock, "a-1", "b-1")
@@ -136,14 +136,14 @@ def test_steal_without_a_request_is_noticed_by_the_next_listing() -> None:
 
 
 def test_only_rows_just_read_are_taken_up_as_ours() -> None:
-    """A lease handed off since the last listing is not claimed back because of that listing (C10)."""
+    """A lease that was handed off after the last listing is not claimed back because of that outdated listing (C10)."""
     clock = Clock()
     store = FaultyStore()
     _, reader = fleet(store, clock, "a-1", "b-1")
     keys = list(reader.held)
     holding = reader.worker.holdings[0]
     store.write(ClaimLease(store.row(holding.key), "java"))
-    holding.renew()  # rejected, because java owns it now
+    holding.renew()  # The renewal is rejected, because java now owns the lease.
     store.writes.clear()
     reader.worker.turn(reader.turn_due)
     assert holding.key not in store.writes
@@ -152,7 +152,7 @@ def test_only_rows_just_read_are_taken_up_as_ours() -> None:
 
 
 def test_only_leases_just_read_are_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others have changed leases since a reader's last listing, so its plan for them is outdated (C7)."""
+    """Other leases may have changed since the worker's last listing, so its plan for them is outdated (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -168,7 +168,7 @@ def test_only_leases_just_read_are_acted_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_handed_off_lease_is_accepted_without_a_listing() -> None:
-    """The next owner accepts before its next listing, so that the giver does not take the lease back (H3)."""
+    """The next owner accepts a lease before its next listing. Otherwise, the giver would take the lease back (H3)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -184,7 +184,7 @@ def test_handed_off_lease_is_accepted_without_a_listing() -> None:
 
 
 def test_lease_taken_back_is_read_again() -> None:
-    """Its owner must see that the lease is requested again (C7)."""
+    """The owner reads the row of a lease that it took back, so that it sees the next request for the lease (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -199,7 +199,7 @@ def test_lease_taken_back_is_read_again() -> None:
 
 
 def test_every_worker_lists_if_annotations_change_the_version() -> None:
-    """Where an annotation looks like a renewal, bulletins are neither written nor read (C14)."""
+    """If annotations look like renewals in a store, workers neither write nor read bulletins (C14)."""
     clock, store = Clock(), FaultyStore(Capabilities(free_annotations=False))
     worker = member(store, ListSource(four_shards()), clock, config=CONFIG)
     worker.run(60.0)
@@ -208,7 +208,7 @@ def test_every_worker_lists_if_annotations_change_the_version() -> None:
 
 
 def test_news_is_written_to_the_row_that_readers_know() -> None:
-    """A lookout that has just claimed its last row in shed order also writes to the row that others read now."""
+    """Others may still read the previous bulletin row, so the lookout writes to the new and the previous row."""
     store, bulletin = FaultyStore(), bulletin_annotations(Bulletin(3, 1))
     for key, annotations in (("s-1", bulletin), ("s-5", bulletin), ("s-3", ())):  # in shed order
         store.write(CreateLease(Lease(key)))

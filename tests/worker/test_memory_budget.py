@@ -1,4 +1,4 @@
-"""One memory bound for the batches of all shards: who waits, who is admitted, and which batches are dropped."""
+"""One memory bound for the batches of all shards: which readers wait or are admitted, and which batches are dropped."""
 
 import heapq
 from random import Random
@@ -37,7 +37,7 @@ def batch(size: int) -> Batch:
 
 @define
 class LeaseReaders:
-    """Readers that request memory, use what they requested or less, wait for another attempt, and finish."""
+    """Simulated readers that request memory, use it in full or in part, wait for another attempt, and finish."""
 
     draw: Random
     woken: set[str] = field(factory=set)
@@ -58,7 +58,7 @@ class LeaseReaders:
     def ask_again(self, _number: int) -> None:
         """Repeat the request of a waiting reader.
 
-        If it is now granted, the reader was notified or is first in the queue.
+        If the request is now granted, the reader was notified before or is the first in the queue.
         """
         for share in self.draw.sample(self.asking, min(1, len(self.asking))):
             was_woken = share.key in self.woken
@@ -86,14 +86,14 @@ class LeaseReaders:
                 del self.holding[share]
 
     def finish(self, _number: int) -> None:
-        """Free the memory of a reader, as when its handler returns or its lease is lost."""
+        """Free the memory of a reader, as happens when its handler returns or its lease is lost."""
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
             del self.holding[share]
             share.clear()
 
     @property
     def sizes(self) -> int:
-        """The bytes that the budget should have taken."""
+        """The number of bytes that the budget should count as used."""
         expected_sizes = {share: share.expected_bytes for share in self.asking}
         return sum(
             size for share, size in (self.holding | expected_sizes).items() if share in self.budget.granted_bytes
@@ -135,7 +135,7 @@ def test_batch_larger_than_the_bound_is_admitted_alone() -> None:
 
 
 def test_batch_that_would_wait_longest_is_dropped_first() -> None:
-    """A shard whose next attempt is due soon keeps its batch."""
+    """The shard whose next attempt is due first keeps its batch."""
     budget = MemoryBudget(LIMIT)
     share_due_soon, share_due_late, other_share = (
         share_with_expected_bytes(budget, key, 2 * MIN_BYTES) for key in "abc"
@@ -181,7 +181,7 @@ def test_reader_that_leaves_the_queue_is_not_admitted_later() -> None:
 
 @define
 class ManyReaders:
-    """Many readers of one worker, each called when it is due, under a simulated clock."""
+    """Many readers of one worker, each of which is stepped when it is due, under a simulated clock."""
 
     shards: int
     budget: MemoryBudget
@@ -192,7 +192,7 @@ class ManyReaders:
     max_used: int = 0
 
     def handle(self, delivery: Delivery) -> None:
-        """Fail for the failing shards."""
+        """Record the batch, and fail if its shard is one of the failing ones."""
         self.dispatched[delivery.shard] = self.dispatched.get(delivery.shard, 0) + 1
         self.max_used = max(self.max_used, self.budget.used_bytes)
         if delivery.shard in self.failing:
@@ -200,7 +200,7 @@ class ManyReaders:
         self.done.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)
 
     def run(self, seconds: float, **policy: float) -> Worker:
-        """Run all readers for this long."""
+        """Run all readers for this many seconds, and return their worker."""
         shard_ids = tuple(f"s-{reader_index:03}" for reader_index in range(self.shards))
         records = [Record(bytes(MIN_BYTES), str(reader_index)) for reader_index in range(3)]
         source = ListSource(
@@ -219,7 +219,7 @@ class ManyReaders:
         while len(worker.holdings) < self.shards:
             self.clock.now = next_turn
             next_turn = worker.turn(next_turn)
-        handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # all of them are durations
+        handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # Each value is a duration.
         readers = [handler_reader(worker, holding, handling, self.budget) for holding in consumer.begun]
         step_queue = [(self.clock.now, reader_index) for reader_index in range(len(readers))]
         end_time = self.clock.now + seconds
@@ -232,22 +232,22 @@ class ManyReaders:
 
 @define
 class StreamWithEmptyFirstRead(ListSource):
-    """A stream whose readers return nothing at first, as a Kinesis iterator may."""
+    """A stream whose readers return an empty batch first, as a Kinesis iterator may do."""
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader whose first read returns nothing."""
+        """Return a reader whose first batch is empty."""
         return ReaderWithEmptyFirstRead(super().open(lease, start))
 
 
 @define
 class ReaderWithEmptyFirstRead:
-    """Returns nothing from its first read."""
+    """A reader whose first batch is empty."""
 
     reader: Reader
     was_read: bool = False
 
     def read(self) -> Batch:
-        """Return nothing, then the records."""
+        """Return an empty batch the first time, and the records later."""
         was_read, self.was_read = self.was_read, True
         return self.reader.read() if was_read else batch(0)
 

@@ -1,4 +1,4 @@
-"""The twelve OpenTelemetry metrics of a worker, which alarms use. Without OpenTelemetry, no metrics are exported."""
+"""The OpenTelemetry metrics of a worker. Without OpenTelemetry, a worker exports no metrics."""
 
 import sys
 import time
@@ -68,7 +68,7 @@ def test_table_stream_and_lease_metrics_are_exported() -> None:
         ("lease_status", "s-0"): 0,
         ("lease_status", "s-1"): 7,
         ("lease_status", "s-3"): 7,
-        ("lag_max", "a-1"): pytest.approx(59.0, abs=2.0),  # two leases that were never read, by the real clock
+        ("lag_max", "a-1"): pytest.approx(59.0, abs=2.0),  # two leases that were never read
         ("lag_sum", "a-1"): pytest.approx(118.0, abs=4.0),
         ("lag_is_lower_bound", "a-1"): 1,
         ("contradictions", "a-1"): 0,
@@ -86,7 +86,7 @@ def test_table_stream_and_lease_metrics_are_exported() -> None:
 
 
 def test_application_lag_is_computed_from_all_rows() -> None:
-    """Each worker knows only its own leases, so the lag is computed from the rows."""
+    """A worker knows only the lag of its own leases, so it computes the lag of the application from all rows."""
     store, driven, reader, worker_metrics = measured()
     for holding, behind_seconds in zip(driven.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
         holding.progress.read(Batch((), None, behind_seconds, 0.2), driven.clock.now)
@@ -97,13 +97,13 @@ def test_application_lag_is_computed_from_all_rows() -> None:
         holding.drop("it is another's now")
     driven.run(driven.turn_due - driven.clock.now)
     values = exported_values(reader)
-    # Rows keep times to the millisecond.
+    # Rows store times with a precision of a millisecond.
     assert (values["lag_max", "a-1"], values["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
     assert worker_metrics is not None
 
 
 def test_hung_handler_of_the_exporting_worker_is_exported() -> None:
-    """Even if a single worker or the lookout hangs, it reports that a lease is not read."""
+    """A worker reports that a lease is not read even if that lease is its own."""
     _, driven, reader, metrics = measured()
     for holding in driven.worker.holdings:
         holding.progress.read(Batch((), None, 40.0, 0.2), driven.clock.now)
@@ -138,7 +138,7 @@ def test_lease_that_changes_owner_is_counted_once() -> None:
 
 
 def test_outdated_table_reading_is_not_exported() -> None:
-    """Most workers read the table seldom, so their view of it may be outdated."""
+    """Most workers read the table seldom. Metrics of the whole table are not exported from an outdated read."""
     _, driven, reader, metrics = measured()
     assert ("total_leases", "a-1") in exported_values(reader)
     driven.clock.now += 41
@@ -154,7 +154,7 @@ def test_moved_lease_is_exported_by_its_new_owner() -> None:
         holding.progress.read(Batch((), None, 1.5, 0.2, size=10), driven.clock.now)
         holding.progress.read(
             Batch((), None, None, 0.2, fault="throttled"), driven.clock.now
-        )  # without the distance to the tip
+        )  # A failed read does not know the distance to the tip.
     driven.worker.holdings[0].drop("stolen")
     values = exported_values(reader)
     lag_by_lease = {key: value for (name, key), value in values.items() if name == "millis_behind_latest"}
@@ -215,8 +215,8 @@ def test_no_exporter_leaves_the_programs_provider_in_use(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("late", [False, True], ids=["provider first", "workers first"])
 def test_two_workers_of_one_program_are_both_exported(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenTelemetry keeps only the first gauge of a name, so all workers of a program share one meter."""
-    proxy_provider = opentelemetry.metrics._internal._ProxyMeterProvider()  # noqa: SLF001  one that no other test has set
+    """OpenTelemetry keeps only the first gauge with a given name, so all workers of a program share one meter."""
+    proxy_provider = opentelemetry.metrics._internal._ProxyMeterProvider()  # noqa: SLF001  no other test has set it
     monkeypatch.setattr("opentelemetry.metrics._internal._PROXY_METER_PROVIDER", proxy_provider)
     monkeypatch.setattr(metrics, "_own_meter", cache(metrics._own_meter.__wrapped__))  # noqa: SLF001
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())

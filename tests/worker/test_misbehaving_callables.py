@@ -1,4 +1,4 @@
-"""User callables may raise anything: a batch fails or a worker ends cleanly, and no lease is held unread."""
+"""Whatever a user's callable raises, the batch fails or the worker ends cleanly, and no lease is held unread."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 
 class Odd(BaseException):
-    """Not a subclass of Exception."""
+    """An exception that is not a subclass of `Exception`."""
 
 
 def raising(error: BaseException) -> Callable[..., None]:
@@ -67,7 +67,7 @@ def test_exception_that_cannot_be_shown_is_retried_and_dead_lettered(
 @pytest.mark.parametrize("by", SHOWN_BY)
 @pytest.mark.parametrize("whose", ["observer", "measure", "dead_letter"])
 def test_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: str) -> None:
-    """Such an exception has no effect in an observer or a measure. In a dead letter, it stops the shard."""
+    """An exception of an observer or a measure has no effect. An exception of a dead letter stops the shard."""
     stops_the_shard = whose == "dead_letter"
     harness = ReaderHarness(on_batch=raising(ValueError("poison")) if stops_the_shard else lambda _delivery: None)
     callables: dict[str, Any] = {whose: raising(unsayable(by))}
@@ -144,7 +144,7 @@ def test_failing_measure_skips_no_record(caplog: pytest.LogCaptureFixture) -> No
 
 def test_async_observer_is_ignored_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     async def observe(_happening: ShardEvent, _holding: Holding) -> None:
-        """Never runs."""
+        """Do nothing, because the call is never awaited."""
 
     harness = ReaderHarness()
     harness.steps(harness.reading(observer=observe), 2)
@@ -153,7 +153,7 @@ def test_async_observer_is_ignored_with_a_log_line(caplog: pytest.LogCaptureFixt
 
 
 def test_closed_event_pipe_ends_the_worker_cleanly() -> None:
-    """`--events | head` stops the worker."""
+    """A command such as `leasehold consume --events | head` stops once the pipe is closed."""
     store = FaultyStore()
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -175,7 +175,7 @@ consume.app()
 
 
 def test_command_with_a_closed_output_pipe_ends_quietly() -> None:
-    """Python flushes its output at exit, and must not add a traceback there."""
+    """Python flushes its standard output at exit, which must not print a traceback."""
     command = [sys.executable, "-c", CONSUME, "kinesis://a-stream", "--store", "memory://cut", "--events"]
     options = ["--initial-position", "TRIM_HORIZON"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -1,4 +1,4 @@
-"""Tests of one held lease: what each write stores, what a rejection means, and why the holding ends."""
+"""One held lease: what each write stores, what a rejected write means, and why the holding ends."""
 
 import pytest
 from attrs import evolve
@@ -46,7 +46,7 @@ def test_new_holding_is_ours_from_the_start_of_its_claim() -> None:
 
 
 def test_lease_expires_only_after_its_lease_seconds_have_passed() -> None:
-    """Until then, only its owner may read the shard. Afterwards, other workers may claim the lease."""
+    """Until `lease_seconds` have passed, only the owner may read the shard. Afterwards, others may claim the lease."""
     held_lease = HeldLease()
     held_lease.clock.now = 1010.0
     assert not held_lease.holding.expired
@@ -55,7 +55,7 @@ def test_lease_expires_only_after_its_lease_seconds_have_passed() -> None:
 
 
 def test_renewal_writes_the_measure_and_annotations_that_the_row_lacks() -> None:
-    """Rules that weigh leases need a current measure, and a row taken back needs its process again."""
+    """Rules that weigh leases need the current throughput, and a row that was taken back must name its process."""
     held_lease = HeldLease()
     held_lease.clock.now, row_before = 1003.0, held_lease.row
     assert held_lease.holding.renew((("b", "2"),))
@@ -80,7 +80,7 @@ def test_epoch_stays_that_of_the_claim_during_renewals() -> None:
 
 
 def test_checkpoint_stores_position_measure_and_children() -> None:
-    """A restart begins at the position, and a table shared with the KCL must contain the children of a shard."""
+    """A restarted worker begins at the position. In a table shared with the KCL, the row also names the children."""
     held_lease = HeldLease()
     assert held_lease.holding.checkpoint(Position("5"))
     assert held_lease.holding.checkpoint(SHARD_END, children=("s-1", "s-2"))
@@ -98,14 +98,14 @@ def test_checkpoint_stores_position_measure_and_children() -> None:
 
 
 def test_shard_end_with_the_owner_kept_does_not_end_the_holding() -> None:
-    """With the `kcl` rules a finished lease stays with its owner."""
+    """With the `kcl` rules, a finished lease stays with its owner."""
     held_lease = HeldLease()
     assert held_lease.holding.checkpoint(SHARD_END, keep_owner=True)
     assert (held_lease.end, held_lease.row.owner, held_lease.row.ended) == ((False, ""), "ann", True)
 
 
 def test_only_an_expired_lease_is_renewed_before_its_checkpoint() -> None:
-    """Not every store checks the owner of a checkpoint, but renewing before each one would double the writes."""
+    """Not every store checks the owner of a checkpoint, but a renewal before each checkpoint doubles the writes."""
     held_lease = HeldLease()
     assert held_lease.holding.checkpoint(Position("5"))
     held_lease.clock.now = 1011.0
@@ -122,7 +122,7 @@ def test_late_checkpoint_moves_forward_and_returns_whether_it_did() -> None:
 
 
 def test_listed_request_counts_unless_we_wrote_since() -> None:
-    """If we have written since the listing, our write shows whether the request still exists."""
+    """If the owner has written the row since the listing, that write shows whether the request still exists."""
     held_lease = HeldLease()
     old_row = held_lease.row
     assert held_lease.holding.renew()
@@ -177,7 +177,7 @@ def test_handoff_never_moves_the_checkpoint_back() -> None:
 
 
 def test_lease_moved_by_a_kcl3_leader_is_not_taken_back() -> None:
-    """The next owner polls rarely, and needs more time than a hand-off allows."""
+    """A next owner that runs the KCL polls rarely, so it needs more time than a hand-off allows."""
     held_lease = HeldLease()
     held_lease.store.rewrite("s-0", lambda row: evolve(row, next_owner="bob", yields=False, leaving=True))
     assert held_lease.holding.annotate("a", "1")
@@ -260,7 +260,7 @@ def test_new_owner_is_named_after_a_steal() -> None:
 
 
 def test_deleted_row_is_recreated_at_the_owners_position() -> None:
-    """The owner's position is exact. Another worker would recreate the row at the initial position."""
+    """The owner recreates the row because it knows the exact position. Other workers would use the initial position."""
     held_lease = HeldLease()
     assert held_lease.holding.checkpoint(Position("40"))
     lease_before = held_lease.holding.lease
@@ -276,7 +276,7 @@ def test_deleted_row_is_recreated_at_the_owners_position() -> None:
 
 
 def test_recreated_row_is_taken_over_unless_its_checkpoint_is_further() -> None:
-    """A row that a new worker created starts at the initial position, which the owner has already passed."""
+    """A row that another worker has recreated starts at the initial position, which the owner has already passed."""
     for owner in (None, "bob"):
         held_lease = HeldLease()
         for number in range(40, 50):
@@ -293,7 +293,7 @@ def test_recreated_row_is_taken_over_unless_its_checkpoint_is_further() -> None:
 
 @pytest.mark.parametrize("owner", [None, "bob"])
 def test_row_taken_over_is_moved_forward_and_signed(owner: str | None) -> None:
-    """The checkpoint is stored at once, and the row names the process that holds the lease."""
+    """The owner stores its checkpoint at once, and signs the row with its process."""
     held_lease = HeldLease()
     for number in range(40, 50):
         assert held_lease.holding.checkpoint(Position(str(number)))
@@ -338,7 +338,7 @@ def test_deleted_row_is_logged() -> None:
 
 
 def test_expired_lease_leaves_its_missing_row_to_the_worker() -> None:
-    """A row deleted while its owner slept may belong to a finished shard."""
+    """While its owner was suspended, the shard may have been finished and its row deleted for that reason."""
     held_lease = HeldLease()
     assert held_lease.holding.checkpoint(Position("40"))
     held_lease.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
@@ -449,7 +449,7 @@ def test_dropped_lease_is_not_released() -> None:
 
 
 def test_handoff_with_a_lost_reply_can_be_taken_back_until_accepted() -> None:
-    """A lease stays with its next owner once that worker has begun to read the shard."""
+    """The former owner can still take back the lease. Once the next owner has accepted it, the lease stays there."""
     held_lease = HeldLease()
     held_lease.store.write(RequestLease(held_lease.row, "bob"))
     assert held_lease.holding.renew()
@@ -472,7 +472,7 @@ def test_release_depends_on_the_owner_and_not_the_version() -> None:
 
 
 def test_shard_end_of_a_dropped_lease_is_not_written() -> None:
-    """Its children may be created only once the present owner has finished the shard."""
+    """The leases of its children must not be created before the new owner has finished the shard."""
     held_lease = HeldLease()
     held_lease.holding.drop("closed")
     assert held_lease.holding.checkpoint(SHARD_END) is False
@@ -502,7 +502,7 @@ def test_rejected_shard_end_followed_by_a_lost_reply_is_no_end(refused: type[Wri
 
 
 def test_elder_process_signs_again_with_any_write() -> None:
-    """The younger process learns from the annotation that the elder still runs."""
+    """The annotation shows the younger process that the elder is still running."""
     elder_process = HeldLease()
     elder_process.store.write(ClaimLease(elder_process.row, "ann", (("process", "p-2/ann"),)))
     assert elder_process.holding.checkpoint(Position("5")) is True
@@ -518,7 +518,7 @@ def test_renewal_writes_the_average_throughput() -> None:
 
 
 def test_reason_for_a_lost_lease_is_set_before_it_is_lost() -> None:
-    """The log, and the check for a second process, read the reason as soon as `lost` is set."""
+    """The log and the check for a second process read the reason as soon as `lost` is set."""
     held_lease = HeldLease()
     reasons: list[tuple[str, bool]] = []
     original_set = held_lease.holding.lost.set

@@ -1,4 +1,4 @@
-"""One dead letter: its fields, which may be missing, and what is rejected."""
+"""One dead letter: its fields, which of them may be missing, and which values are rejected."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from leasehold.adapters.sources.protocol import Record
 
 
 def encoded(**fields: object) -> bytes:
-    """Return a dead letter as another program may write it, with the required fields and the given ones."""
+    """Return a dead letter as another program may write it, with the required fields and these."""
     required_fields = {"shard": "s", "lease": "l", "sequence_number": "7", "data": base64.b64encode(b"d").decode()}
     return json.dumps(required_fields | fields).encode()
 
@@ -85,7 +85,7 @@ def test_integers_are_accepted_up_to_the_bound(number: int) -> None:
 
 
 def test_dead_letters_are_sorted_by_record_position() -> None:
-    """Records of one key stay in order."""
+    """Sorting by position keeps the records of one partition key in order."""
     assert sort_key_of(FULL.name) == (7, 3, FULL.name)
     assert sort_key_of("notes.txt") is None
     assert sort_key_of(f"x{FULL.name}") is None

@@ -1,6 +1,6 @@
 """L-one-way: a worker that loses either its requests or its responses leaves no shard unread for long.
 
-No shard is unread for longer than two lease times while another worker is healthy.
+While another worker is healthy, no shard is unread for longer than two lease durations.
 """
 
 from itertools import product
@@ -28,21 +28,21 @@ Lost = Literal["every response", "responses to writes", "every request"]
 
 
 class OneWay:
-    """A connection that loses messages in one direction from the time `since` on.
+    """A connection that loses messages in one direction, starting at the time `since`.
 
-    By default, it loses none.
+    By default, no messages are lost.
     """
 
     def __init__(self, target: Any, lost: Lost, clock: Clock, reads: frozenset[str]) -> None:  # noqa: ANN401  a store, or objects
         self._far, self._lost, self._clock, self._reads = target, lost, clock, reads
         self.since = float("inf")
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the far side
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the target
         attribute = getattr(self._far, name)
         if not callable(attribute) or name in {"close", "prove"}:
             return attribute
 
-        def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  the far side's signature
+        def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  the signature of the target's method
             is_faulty = self._clock.now >= self.since
             if is_faulty and self._lost == "every request":
                 raise OutcomeUnknown("the request is lost")
@@ -55,7 +55,7 @@ class OneWay:
 
 
 def make_healthy_and_sick_stores(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
-    """Return a healthy worker's store, a sick worker's store on the same table, and what loses its responses."""
+    """Return the store of a healthy worker, the store of a sick worker on the same table, and the faulty connection."""
     if layout == "rows":
         table = FaultyStore()
         line = OneWay(table, lost, clock, frozenset({"list", "get"}))
@@ -74,7 +74,7 @@ CONFIGS = {
     "kcl": Config(Kcl(), lease_seconds=LEASE_SECONDS),
     "kcl-rust": Config(KclRust(), lease_seconds=LEASE_SECONDS),
     "minimal": Config(Minimal(), lease_seconds=LEASE_SECONDS),
-    # As with the SDKs, the table is read four times per lease duration.
+    # Workers of the SDKs also read the table four times per lease duration.
     "event-hubs": Config(EventHubs(), lease_seconds=LEASE_SECONDS, cycle_seconds=LEASE_SECONDS / 4),
 }
 
@@ -87,7 +87,7 @@ CASES = list(product([True, False], ["rows", "sessions", "objects"], get_args(Lo
 def test_one_way_connection_leaves_no_shard_unread_for_two_lease_times(
     layout: str, lost: Lost, rules: str, from_the_start: bool
 ) -> None:
-    """The sick worker's claims and renewals may arrive, so its leases look alive to other workers."""
+    """Claims and renewals of the sick worker may arrive, so that its leases look alive to other workers."""
     clock = Clock()
     config = CONFIGS[rules]
     healthy_store, sick_store, line = make_healthy_and_sick_stores(layout, lost, clock)
@@ -109,7 +109,7 @@ def test_one_way_connection_leaves_no_shard_unread_for_two_lease_times(
             ):
                 last_read_times[key] = clock.now
         longest_unread = max(longest_unread, clock.now - min(last_read_times.values()))
-    # If reads still succeed, the sick worker steals the lease again at its next look. Only from this second attempt on
-    # does the lease stop being renewed.
+    # If only the responses to writes are lost, the sick worker steals the lease once more at its next look. It stops
+    # renewing the lease only after this second attempt.
     extra_seconds = 2 * config.cycle_seconds if lost == "responses to writes" else 0.0
     assert longest_unread <= 2 * LEASE_SECONDS + extra_seconds

@@ -1,4 +1,4 @@
-"""Handlers that write their own checkpoints. A batch is not done when such a handler returns."""
+"""Handlers that write their own checkpoints. A batch is done once it is checkpointed."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def record_final_checkpoint(
 
 
 def test_return_moves_no_checkpoint_and_a_later_one_does() -> None:
-    """A batch that a child process still has in memory is not done."""
+    """A batch is not done while a child process still has it in memory."""
     harness = ReaderHarness(ShardRecords(create_records(6), size=2))
     reader = harness.reading(final_checkpoint=record_final_checkpoint([]))
     harness.steps(reader, 3)
@@ -39,7 +39,7 @@ def test_return_moves_no_checkpoint_and_a_later_one_does() -> None:
 
 
 def test_final_checkpoint_is_requested_before_the_lease_is_released() -> None:
-    """After a stop, only records that the handler has not finished are delivered again."""
+    """Thanks to the final checkpoint, only records that the handler has not finished are delivered again."""
     calls: list[str] = []
     harness = ReaderHarness(ShardRecords(create_records(6), size=2))
     reader = harness.reading(
@@ -56,7 +56,7 @@ def test_final_checkpoint_is_requested_before_the_lease_is_released() -> None:
 
 
 def test_release_without_a_checkpoint_stores_none() -> None:
-    """The handler may have returned from the last batch without having finished it."""
+    """The last batch is not checkpointed, because the handler may have returned without finishing it."""
     calls: list[str] = []
     harness = ReaderHarness(ShardRecords(create_records(6), size=2))
     reader = harness.reading(final_checkpoint=record_final_checkpoint(calls))
@@ -70,7 +70,7 @@ def test_release_without_a_checkpoint_stores_none() -> None:
 
 
 def test_failed_handler_restarts_at_its_checkpoint() -> None:
-    """A new child process does not have the batches that the previous child had not finished."""
+    """A new child process must get the batches that the previous child had not finished."""
 
     def on_batch(delivery: Delivery) -> None:
         if len(harness.dispatched) == 2:
@@ -89,7 +89,7 @@ def test_failed_handler_restarts_at_its_checkpoint() -> None:
 
 
 def test_batch_whose_thread_came_after_expiry_is_dispatched_later() -> None:
-    """A batch counts as dispatched only once its handler has begun."""
+    """The batch was not dispatched under the expired lease, so it is dispatched after the next renewal."""
     harness, executor = ReaderHarness(ShardRecords(create_records(4), size=2)), ManualExecutor()
     reader = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint([]))
     harness.steps(reader, 2)
@@ -100,7 +100,7 @@ def test_batch_whose_thread_came_after_expiry_is_dispatched_later() -> None:
     for _ in range(6):
         harness.due_times[reader] = min(
             harness.due_times[reader], harness.clock.now + 1.0
-        )  # a call's end wakes its reader
+        )  # the end of a call wakes its reader
         harness.steps(reader, 1)
         while executor.waiting:
             executor.waiting.pop()()
@@ -109,7 +109,7 @@ def test_batch_whose_thread_came_after_expiry_is_dispatched_later() -> None:
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_failed_handler_without_a_checkpoint_restarts_at_the_pinned_position(numbered: bool) -> None:
-    """LATEST in the row would mean the current end of the shard, so reading restarts at the pinned position."""
+    """A restart at LATEST would begin at the current end of the shard, so reading restarts at the pinned position."""
 
     def on_batch(_delivery: Delivery) -> None:
         if len(harness.dispatched) == 2:
@@ -126,7 +126,7 @@ def test_failed_handler_without_a_checkpoint_restarts_at_the_pinned_position(num
 
 
 def test_always_failing_batch_stops_its_shard() -> None:
-    """Earlier batches that are handled again do not reset the number of attempts."""
+    """The number of attempts is not reset when earlier batches are handled again."""
 
     def on_batch(delivery: Delivery) -> None:
         if delivery.records[-1].data == data(1, 5)[0]:
@@ -142,7 +142,7 @@ def test_always_failing_batch_stops_its_shard() -> None:
 
 
 def test_kept_lease_is_read_from_its_checkpoint_after_a_failed_final_checkpoint() -> None:
-    """If the next owner withdraws its request, a new child starts where the previous one had finished."""
+    """If the next owner withdraws its request, the lease is read again from its checkpoint."""
 
     def fail(_final_checkpoint: FinalCheckpoint) -> None:
         raise OSError("the child has ended")
@@ -152,7 +152,7 @@ def test_kept_lease_is_read_from_its_checkpoint_after_a_failed_final_checkpoint(
     reader = harness.reading(final_checkpoint=record_final_checkpoint(calls, fail))
     harness.steps(reader, 3)
     harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
-    harness.steps(reader, 6)  # the hand-off is rejected, because the row has no next owner
+    harness.steps(reader, 6)  # The hand-off is rejected, because the row has no next owner.
     assert (calls, harness.happenings, harness.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
     assert harness.dispatched == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
 
@@ -225,6 +225,6 @@ def test_shard_ends_only_by_the_handlers_checkpoint(silent: int) -> None:
 
 
 def test_handler_that_checkpoints_takes_no_dead_letter() -> None:
-    """A dead letter marks a record as done, but for these handlers only their own checkpoints do that."""
+    """Dead-lettering a record marks it as done, but only the checkpoints of these handlers may do that."""
     with pytest.raises(ValueError, match=r"^dead_letter: a handler that checkpoints by itself goes without one$"):
         Handling(lambda _batch: None, final_checkpoint=lambda _parting: None, dead_letter=lambda _batch, _error: None)

@@ -1,4 +1,4 @@
-"""Tests of which lease creations wait, how long they wait, and where a lease at LATEST begins after its wait."""
+"""Which lease creations wait, how long they wait, and where a lease at LATEST begins after its wait."""
 
 from attrs import evolve
 
@@ -15,20 +15,20 @@ NEW_GROUP = Create(LATER, rule="L5")
 
 
 class Tip:
-    """Returns the position of a shard's tip. If it is None, the source does not respond."""
+    """The tip of a shard. If `position` is None, the source does not respond."""
 
     def __init__(self) -> None:
         self.position: Position | None = Position("7")
 
     def of(self, lease: Lease) -> Position:
-        """Return the tip."""
+        """Return the position of the tip, or raise SourceUnavailable."""
         if self.position is None:
             raise SourceUnavailable(f"{lease.key} does not respond")
         return self.position
 
 
 def test_creation_of_a_deleted_row_waits_unless_dropped_here() -> None:
-    """A lease that this worker has dropped has no owner that could recreate its row."""
+    """If this worker was the owner and dropped the lease, no other worker can recreate the row, so there is no wait."""
     creations = PendingCreations(CONFIG, Tip().of)
     creation = Create(evolve(LATER, checkpoint=Position("5")), rule="L13")
     assert creations.creations_to_delay([creation], (), (), 0.0, map) == {creation: CONFIG.renew_seconds}
@@ -37,7 +37,7 @@ def test_creation_of_a_deleted_row_waits_unless_dropped_here() -> None:
 
 
 def test_wait_starts_when_the_lease_is_missing_and_restarts_after_an_outage() -> None:
-    """While the table does not respond, no owner can recreate its row."""
+    """The wait restarts because no owner could recreate its row while the table did not respond."""
     creations = PendingCreations(CONFIG, Tip().of)
     creation = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L6")
     whole_wait = CONFIG.renew_seconds + CONFIG.cycle_seconds
@@ -49,7 +49,7 @@ def test_wait_starts_when_the_lease_is_missing_and_restarts_after_an_outage() ->
 
 
 def test_new_group_waits_at_latest_and_not_at_trim_horizon() -> None:
-    """At TRIM_HORIZON nothing can be skipped."""
+    """A lease at TRIM_HORIZON needs no wait, because it cannot skip any records."""
     creations = PendingCreations(CONFIG, Tip().of)
     creation_at_trim_horizon = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L5")
     assert creations.creations_to_delay([creation_at_trim_horizon, NEW_GROUP], (), (), 0.0, map) == {
@@ -59,7 +59,7 @@ def test_new_group_waits_at_latest_and_not_at_trim_horizon() -> None:
 
 
 def test_latest_is_resolved_once_before_the_wait() -> None:
-    """Records that arrive during the wait are read."""
+    """The position is determined before the wait, so that records that arrive during the wait are read."""
     tip = Tip()
     creations = PendingCreations(CONFIG, tip.of)
     creations.creations_to_delay([NEW_GROUP], (), (), 0.0, map)
@@ -71,7 +71,7 @@ def test_latest_is_resolved_once_before_the_wait() -> None:
 
 
 def test_shard_whose_tip_is_unknown_delays_only_its_own_lease() -> None:
-    """The tip is requested again, and the lease waits until it is known."""
+    """The tip is requested again, and the creation waits until the tip is known."""
     tip = Tip()
     tip.position = None
     creations = PendingCreations(CONFIG, tip.of)

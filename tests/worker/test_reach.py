@@ -1,4 +1,4 @@
-"""Tests of the lag that an owner writes to its row, and of the lag that is computed from a listing."""
+"""The lag that an owner writes to its row, and the lag that is computed from the rows of a listing."""
 
 import pytest
 from attrs import evolve
@@ -30,7 +30,7 @@ EMPTY = Batch((), None, 0.0, 0.2)
 
 
 def meter(lease: Lease | None = None) -> ProgressMeter:
-    """Return a meter of worker a that writes annotations. Its wall clock shows NOW when the other clock shows 0."""
+    """Return a meter of worker a that writes annotations. Its wall clock starts at `NOW`, and its other clock at 0."""
     moment[0] = 0.0
     progress_meter = ProgressMeter(lease or Lease("s-0"), "a")
     progress_meter.enable_annotations("vm-7", lambda: NOW + moment[0], 0.0)
@@ -41,7 +41,7 @@ moment = [0.0]
 
 
 def noted(progress_meter: ProgressMeter, now: float) -> Progress:
-    """Return the progress that is written to the row at this time."""
+    """Return the progress that the meter would write to the row at this time."""
     moment[0] = now
     progress = progress_of(Lease("s-0", annotations=progress_meter.annotations(now)))
     assert progress is not None
@@ -49,7 +49,7 @@ def noted(progress_meter: ProgressMeter, now: float) -> Progress:
 
 
 class Columns(Batch):
-    """A batch of records in columns, as for Spark, whose records are counted without creating objects."""
+    """A batch of records in columns, as for Spark. Counting the records creates no objects."""
 
     @property
     def count(self) -> int:
@@ -91,7 +91,7 @@ def test_running_batch_counts_as_unread_until_done() -> None:
 
 @pytest.mark.parametrize(("wait", "grows"), [(SILENT_SECONDS + 1, True), (0.0, False)])
 def test_lag_is_the_wait_of_the_first_unfinished_record(wait: float, grows: bool) -> None:
-    """The service reports that such a read is at the tip."""
+    """The lag is the age of the first unfinished record even if the service reports that the read is at the tip."""
     wall = [NOW]
     progress_meter = ProgressMeter(Lease("s-0"), "a", 0.0)
     progress_meter.enable_annotations("vm", lambda: wall[0], 0.0)
@@ -99,13 +99,13 @@ def test_lag_is_the_wait_of_the_first_unfinished_record(wait: float, grows: bool
     for step in range(1, LAG_STEPS + 1):
         now = step * LAG_STEP_SECONDS
         wall[0] = NOW + now
-        # If `grows`, only the records of 2 s are handled in each step of 20 s. Otherwise all of them are.
+        # If `grows`, a step of 20 s handles only the records of 2 s. Otherwise, it handles all records.
         progress_meter.part_done(now, wall[0] - wait - (0.9 * now if grows else 0.0))
     assert progress_meter.progress(now, wall[0]).grows == grows
 
 
 def test_age_of_the_first_record_lasts_until_it_is_handled() -> None:
-    """A failing read, an empty response, or a change of owner does not reset the age."""
+    """Neither a failed read, an empty response nor a change of owner resets the age."""
     first_meter = meter()
     first_meter.read(BATCH, 0.0)
     first_meter.failed("its handler raised X", 30.0)
@@ -173,7 +173,7 @@ def test_unread_shard_falls_behind() -> None:
 
 
 def test_no_time_is_written_unless_requested() -> None:
-    """A simulated worker writes no real times. A reader that has never been able to read writes this fact."""
+    """A simulated worker must not write real times. A reader that has not read anything also writes an annotation."""
     assert ProgressMeter(Lease("s-0"), "a").annotations(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").annotation_due(1_000.0)
     progress_meter = meter()
@@ -228,12 +228,12 @@ def test_moves_are_counted_across_owners() -> None:
     ],
 )
 def test_unreadable_annotation_has_no_meaning(note: str) -> None:
-    """Any program with access to the table may have written the annotation."""
+    """Any program with access to the table may have written an unreadable annotation."""
     assert progress_of(Lease("s-0", annotations=((PROGRESS_ANNOTATION, note),))) is None
 
 
 def row(owner: str | None, progress: Progress, idle: float = 1.0) -> Lease:
-    """Return a lease with this annotation."""
+    """Return a lease whose row has this progress annotation."""
     return Lease("s-0", owner=owner, idle=idle, annotations=((PROGRESS_ANNOTATION, progress.note),))
 
 
@@ -255,7 +255,7 @@ RECENT = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW -
     ],
 )
 def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
-    """If a lease is not read, its last good values are no longer shown."""
+    """The last good values of a lease are no longer shown if the lease is not read."""
     assert lag_of(lease, NOW, 10.0) == lag
 
 
@@ -266,10 +266,10 @@ def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
         (row("a", evolve(RECENT, read=NOW - 10 - SILENT_SECONDS)), False),
         (row("a", evolve(RECENT, read=NOW - 11 - SILENT_SECONDS)), True),
         (row("a", evolve(RECENT, read=None)), True),
-        # The first unhandled record and its age are known.
+        # The first unhandled record and its age are known, so the lag is exact.
         (row("a", evolve(RECENT, read=NOW - 90, oldest=NOW - 91)), False),
         (row("a", evolve(RECENT, behind=None, read=None)), False),
-        # No request was made since.
+        # The lease has no owner, so no request was made since the last read.
         (row(None, RECENT), False),
         (row(None, evolve(RECENT, at=NOW - 90, read=NOW - 90)), True),
         (row("a", evolve(RECENT, at=NOW - 90, read=NOW - 90), idle=99.0), True),
@@ -277,7 +277,7 @@ def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
     ],
 )
 def test_lag_is_a_lower_bound_while_the_stream_is_silent(lease: Lease, at_least: bool) -> None:
-    """A lag that includes silence is marked wherever it is shown."""
+    """A lag that includes a time without responses is marked as a lower bound wherever it is shown."""
     lag = lag_of(lease, NOW, 10.0)
     total_lag = fleet_lag({"s-0": lag, "s-1": LeaseLag(1.0)})
     assert (lag.at_least, lag.as_json().get("at_least", False), total_lag.at_least) == (at_least,) * 3
@@ -294,7 +294,7 @@ def test_application_lag_is_that_of_its_worst_lease() -> None:
 
 
 def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> None:
-    """On blobs, an annotation looks like a renewal, so none is written."""
+    """Annotations that look like renewals, as those on blobs do, are not written."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     source.shard_logs["s-0"] = ShardRecords(create_records(3), size=20)
@@ -326,7 +326,7 @@ def test_stream_is_asked_for_lag_that_no_row_shows() -> None:
     lags = lags_from_stream(source, [evolve(java_lease, checkpoint=Position("100"))], {"s-0": LeaseLag()})
     assert lags["s-0"].seconds == 30.0
     assert [reader.closed for reader in source.readers] == [True]
-    # No worker has read at LATEST yet, so a batch that is read there shows no lag.
+    # No worker has read the shard yet, so its lag cannot be measured from LATEST.
     unknown_lags = {"s-0": LeaseLag()}
     assert lags_from_stream(source, [evolve(java_lease, checkpoint=LATEST)], unknown_lags) == unknown_lags
     assert len(source.readers) == 1
@@ -343,7 +343,7 @@ def test_lag_is_unknown_until_a_read_shows_it() -> None:
 
 @pytest.mark.parametrize("read", [True, False])
 def test_lag_grows_if_a_stream_falls_silent_before_its_tip(read: bool) -> None:
-    """Lag is at least the time since the last response or since the claim, and is marked as a lower bound."""
+    """The lag is at least the time since the last response or the claim, and is marked as a lower bound."""
     progress_meter = meter()
     if read:
         progress_meter.read(Batch((), None, None, 0.2), 0.0)
@@ -355,7 +355,7 @@ def test_lag_grows_if_a_stream_falls_silent_before_its_tip(read: bool) -> None:
 
 
 def test_record_without_lag_has_its_age() -> None:
-    """A response without the service's time still has the time at which its first record arrived."""
+    """If a response contains no lag, the lag is the age of its first record."""
     progress_meter = meter()
     progress_meter.read(evolve(BATCH, behind_seconds=None), 0.0)
     annotation = noted(progress_meter, 10.0)
@@ -374,7 +374,7 @@ def test_lag_of_an_owner_that_never_read_counts_from_its_claim() -> None:
 
 
 def test_shard_that_waits_for_its_parents_has_no_lag() -> None:
-    """The shard's records must not be read yet."""
+    """The records of the shard must not be read before those of its parents, so they do not count as unread."""
     progress_meter = meter()
     progress_meter.excused("its parents are not done", 0.0)
     annotation = noted(progress_meter, 500.0)

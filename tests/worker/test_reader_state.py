@@ -1,4 +1,4 @@
-"""What the reader of a lease does next, decided without I/O: each row of the tables at the head of the module."""
+"""What the reader of a lease does next, decided without I/O. The tests cover each row of the tables in its module."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ HELD: dict[str, Any] = {"lost": False, "releasing": False, "expired": False}
 
 
 def state_of(kind: ConsumerKind = "returns") -> ReaderState:
-    """Return a state whose first reader is open at position 10, with the longest waits."""
+    """Return a state whose first reader is open at position 10. Each of its random waits has the maximum length."""
     state = ReaderState(TEN, lambda _low, high: high, kind)
     state.reading_begun()
     state.cursor.reader_opened()
@@ -41,7 +41,7 @@ def state_of(kind: ConsumerKind = "returns") -> ReaderState:
 
 
 def read_to(state: ReaderState, position: Position, now: float = 0.0, *, gap: float = 0.0) -> Batch:
-    """Tell the state that a batch that ends at this position was read, and return the batch."""
+    """Pass a batch that ends at this position to the state, and return the batch."""
     batch = Batch((), position, 0.0, 1.0, disconnected_seconds=gap)
     state.cursor.batch_read(position)
     state.batch_read(batch, now, renew_seconds=3.0)
@@ -49,7 +49,7 @@ def read_to(state: ReaderState, position: Position, now: float = 0.0, *, gap: fl
 
 
 def test_reading_begins_after_the_parents_with_growing_waits() -> None:
-    """The first order opens the shard. The waits for parents grow up to their limit."""
+    """The first order begins the reading. The waits for parents then grow up to their maximum."""
     state = ReaderState(TRIM_HORIZON, lambda low, _high: low)
     assert state.next_order(0.0, TEN, **HELD) == BeginReading()
     assert [state.parents_pending() for _ in range(5)] == [1.0, 2.0, 4.0, PARENT_WAITS[1], PARENT_WAITS[1]]
@@ -88,7 +88,7 @@ def test_waits_after_faults_grow_until_a_step_succeeds() -> None:
 
 
 def test_rejection_is_retried_until_a_response_ends_the_series() -> None:
-    """Only a response shows that the rejections have ended. Steps that send no request do not show it."""
+    """Only a response shows that the rejections have ended. A step that sends no request does not reset the retries."""
     state, rejection = state_of(), TransientRejection("the token is new")
 
     def tries() -> int:
@@ -106,7 +106,7 @@ def test_rejection_is_retried_until_a_response_ends_the_series() -> None:
 
 
 def test_lease_is_confirmed_after_a_gap_in_the_connection() -> None:
-    """During a gap as long as a renewal interval, another reader may have had the connection."""
+    """During a gap that is longer than a renewal interval, another reader may have taken over the connection."""
     state = state_of()
     unconfirmed_states = list[bool]()
     for gap in (3.0, 3.1, 0.0):
@@ -156,7 +156,7 @@ def test_handler_that_checkpoints_is_asked_at_the_shard_end() -> None:
 
 
 def test_failures_are_forgotten_once_everything_that_failed_was_delivered() -> None:
-    """Batches before the one that failed leave its attempts unchanged."""
+    """Delivering the batches before the failed one again does not reset its number of attempts."""
     state = state_of("checkpoints")
     read_to(state, THIRTY)
     state.consumer_failed(TWENTY)
@@ -197,7 +197,7 @@ LEASE_FACTS = st.fixed_dictionaries(
 
 @given(st.sampled_from(("returns", "checkpoints", "commits")), EVENTS, LEASE_FACTS)
 def test_no_order_skips_a_record(kind: ConsumerKind, events: list[tuple[str, int]], facts: dict[str, bool]) -> None:
-    """Only acknowledged positions are stored, and reading continues after the rows in memory."""
+    """Only acknowledged positions are stored, and reading continues directly after the rows in memory."""
     state, now, finished_position = state_of(kind), 0.0, TEN
     for event, number in events:
         now += 0.5

@@ -1,4 +1,4 @@
-"""Reads one held lease step by step, with faults, steals and shard ends."""
+"""The reading of one held lease, step by step, with faults, steals and shard ends."""
 
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_records_are_dispatched_in_order_and_checkpointed() -> None:
 
 
 def test_shard_is_read_under_the_epoch_of_its_handler() -> None:
-    """A sink that uses the handler's epoch for fencing must accept the reader of the same owner."""
+    """The reader must use the epoch that its handler gets, which a sink may use for fencing."""
     source, handler_epochs = FaultySource(), []
     harness = ReaderHarness(source=source, on_batch=lambda delivery: handler_epochs.append(delivery.epoch))
     assert harness.holding.renew()
@@ -62,7 +62,7 @@ def test_checkpoint_seconds_limits_checkpoint_writes() -> None:
 
 
 def test_child_waits_for_its_parents() -> None:
-    """Records of one key stay in order (L12)."""
+    """A child waits so that the records of each partition key stay in order (L12)."""
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     create_lease_with_owner(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
     reader = harness.reading()
@@ -74,18 +74,18 @@ def test_child_waits_for_its_parents() -> None:
 
 
 def test_child_begins_with_the_positions_of_its_parents() -> None:
-    """Rows that a sink sends again after a split are recognized as duplicates (R4)."""
+    """With its parents' history, the child recognizes rows that a sink sends again after a split (R4)."""
     history = SeenRows()
     history.record_row(Tag("q", 1, 0, "0", "e", 9), Position("5"))
     parent = Lease("p", checkpoint=evolve(SHARD_END, token=history.token), hash_range=(0, 9))
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     start = ReadingStart(harness.holding, harness.source, MINIMAL).find({"p": parent})
     assert start == TRIM_HORIZON
-    assert start.token == merge_parent_tokens([parent]) != ""  # comparing positions ignores tokens
+    assert start.token == merge_parent_tokens([parent]) != ""  # Comparisons of positions ignore tokens.
 
 
 def test_latest_is_pinned_before_the_first_read() -> None:
-    """Records that arrive before the first checkpoint survive a crash."""
+    """After a crash before the first checkpoint, reading begins again at the pinned position."""
     harness = ReaderHarness(ShardRecords(create_records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.steps(harness.reading(), 1)
     pinned = at_timestamp(FIRST_MS + 2)
@@ -111,7 +111,7 @@ def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
 
 
 def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
-    """A second attempt must not pin a later position."""
+    """If the write is repeated, it must not pin a later position."""
     harness = ReaderHarness(ShardRecords(create_records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.lose_replies = 1
     reader = harness.reading()
@@ -124,7 +124,7 @@ def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
 
 
 def test_record_skipped_by_a_failed_read_is_read_again() -> None:
-    """If a source raises an exception during a read, the records that it had fetched are read again."""
+    """If a read raises an exception after it has fetched records, these records are read again."""
 
     def break_off_once(_batch: Batch) -> None:
         if len(harness.source.opened) == 1:
@@ -152,7 +152,7 @@ def test_lease_lost_while_pinning_latest_is_left_unread() -> None:
 def test_shard_that_opens_at_the_second_try_is_reported_then() -> None:
     @define
     class Shut(FaultySource):
-        """Fails to open the first time."""
+        """A source whose first reader cannot be opened."""
 
         def open(self, lease: Lease, start: Position) -> Reader:
             if not harness.source.opened:
@@ -177,7 +177,7 @@ def test_connection_is_closed_before_the_lease_is_reported_as_left() -> None:
 
 @define(frozen=True)
 class UncountableBatch(Batch):
-    """A batch that cannot be kept in memory, because its records cannot be counted."""
+    """A batch that cannot be held in memory, because its records cannot be counted."""
 
     @property
     def count(self) -> int:
@@ -195,7 +195,7 @@ def test_batch_that_could_not_be_held_is_read_again() -> None:
 
 
 def test_lease_lost_in_a_handler_without_a_due_checkpoint_is_left() -> None:
-    """The observer is notified before the next read."""
+    """The observer is notified of the loss before the next read."""
 
     def steals_lease(_delivery: Delivery) -> None:
         if len(harness.dispatched) == 2:
@@ -208,7 +208,7 @@ def test_lease_lost_in_a_handler_without_a_due_checkpoint_is_left() -> None:
 
 
 def test_start_time_missing_from_the_row_comes_from_the_settings() -> None:
-    """A row written by the KCL has no start time."""
+    """A row that the KCL wrote contains AT_TIMESTAMP without the time."""
     start = at_timestamp(1_600_000_000_000)
     harness = ReaderHarness(
         lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")), config=evolve(MINIMAL, initial_position=start)
@@ -230,7 +230,7 @@ def test_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
 
 
 def test_woken_reader_still_waits_until_its_due_time() -> None:
-    """A handler that fails at once keeps its waits between attempts."""
+    """A reader that is woken because its handler failed still waits before the next attempt."""
 
     def fails_once(_delivery: Delivery) -> None:
         if len(harness.dispatched) == 1:
@@ -303,7 +303,7 @@ def test_checkpoint_beyond_the_batch_is_rejected() -> None:
 
 
 def test_shard_ends_after_its_last_record_and_child_leases() -> None:
-    """A crash between these writes neither loses the children nor skips the last records (L3)."""
+    """Because of this order, a crash neither loses the children nor skips the last records (L3)."""
     children = (create_shard("c-0", 0, 4, "s-0"), create_shard("c-1", 5, 9, "s-0"))
     harness = ReaderHarness(ShardRecords(create_records(3), children, ended=True))
     harness.run_until_done(harness.reading())
@@ -341,7 +341,7 @@ def test_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
 
 
 def test_shard_end_without_named_children_lists_them() -> None:
-    """Some services do not name children."""
+    """The children are listed because some services do not name them at the end of a shard."""
     harness = ReaderHarness(ShardRecords(create_records(1), ended=True))
     harness.source.listed = [create_shard("s-0", 0, 9, open=False), create_shard("c-0", 0, 9, "s-0")]
     harness.run_until_done(harness.reading())
@@ -349,7 +349,7 @@ def test_shard_end_without_named_children_lists_them() -> None:
 
 
 def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
-    """The KCL counts such leases as load, so a group with its rules must count the same."""
+    """The KCL counts finished leases as load of their owner, so workers with its rules must count them, too."""
     harness = ReaderHarness(ShardRecords(create_records(1), ended=True), config=KCL)
     harness.run_until_done(harness.reading())
     assert (harness.store.row("s-0").owner, harness.store.row("s-0").ended) == ("a-1", True)
@@ -398,7 +398,7 @@ def test_lease_without_a_known_start_time_is_named(caplog: pytest.LogCaptureFixt
 
 
 def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
-    """Return a callback for reads, which sets for how long another reader may have had the connection."""
+    """Return a callback that makes each batch report a disconnection of this many seconds."""
     return lambda batch: evolve(batch, disconnected_seconds=seconds)
 
 
@@ -473,7 +473,7 @@ def test_unconfirmed_batch_stays_unconfirmed_after_it_was_dropped() -> None:
     harness.steps(reader, 1)
     source.on_read = unlinked_for(0.0)
     assert isinstance(reader.consumer, HandlerConsumer)
-    reader.consumer._memory.drop()  # noqa: SLF001  as another reader that needs memory would do
+    reader.consumer._memory.drop()  # noqa: SLF001  as if another reader needed the memory
     harness.store.down = False
     harness.steal()
     harness.run_until_done(reader)
@@ -481,7 +481,7 @@ def test_unconfirmed_batch_stays_unconfirmed_after_it_was_dropped() -> None:
 
 
 def test_one_renewal_confirms_a_late_connection() -> None:
-    """The batch is dispatched once, and later batches cost no further renewals."""
+    """The batch is dispatched after one renewal, and later batches need no further renewals."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(ShardRecords(create_records(4), size=2), source=source)
     reader = harness.reading()
@@ -496,7 +496,7 @@ def test_one_renewal_confirms_a_late_connection() -> None:
         renewals.extend([write] if isinstance(write, RenewLease) else [])
         return original_write(write)
 
-    harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
+    harness.store.write = counted  # type: ignore[method-assign]  # The test counts the renewals.
     harness.steps(reader, 4)
     assert (harness.dispatched, len(renewals)) == ([data(2), data(2, 2)], 1)
 

@@ -1,4 +1,4 @@
-"""Tests of how the reading of a lease ends: by a steal, a requested release, or an exception of the user's handler."""
+"""How the reading of a lease ends: by a steal, by a requested release, or by an exception of the user's handler."""
 
 import logging
 import math
@@ -31,7 +31,7 @@ def requested_writes_of_kind(store: FaultyStore, kind: type[Write]) -> list[Writ
 
 
 def steal_and_renew(harness: ReaderHarness) -> None:
-    """Let another worker steal the lease, and let a renewal discover the steal."""
+    """Let another worker steal the lease, and let the next renewal discover that."""
     harness.steal()
     assert not harness.holding.renew()
 
@@ -45,7 +45,7 @@ def test_batch_read_while_the_lease_was_lost_is_not_dispatched() -> None:
 
 
 def test_worker_that_slept_before_a_shard_end_creates_no_children() -> None:
-    """Other workers may have finished and deleted the children in the meantime."""
+    """While the worker slept, other workers may have finished and deleted the leases of the children."""
     for slept_in in (None, CreateLease):
         harness = ReaderHarness()
         children = (Shard("s-1", parents=("s-0",)), Shard("s-2", parents=("s-0",)))
@@ -171,7 +171,7 @@ def test_log_names_the_record_that_stops_the_shard(caplog: pytest.LogCaptureFixt
     harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=fails)
     harness.run_until_done(harness.reading(attempts=1, dead_letter=fails))
     assert "neither its handler nor the dead letter accepted record 100.0: OSError: disk full" in caplog.text
-    # The row contains only the class of the exception, because its message may contain a record.
+    # The row contains only the class of the exception, because its message may contain data of a record.
     raised = "its handler raised OSError (attempt 1 of 1)"
     cause = harness.holding.progress.progress(harness.clock.now, 0.0).cause
     assert cause == f"{raised}; the dead letter did not accept the record: it raised OSError"
@@ -192,18 +192,18 @@ def test_withdrawn_request_keeps_the_reader_going() -> None:
     harness.steps(reader, 1)
     harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
     assert harness.holding.releasing
-    harness.clock.now += 11.0  # the renewal shows that the row has no next owner any more
+    harness.clock.now += 11.0  # The renewal then shows that the row no longer names a next owner.
     assert reader.step(harness.clock.now) == harness.clock.now
     assert (harness.happenings, harness.store.row("s-0").owner) == (["initialize"], "a-1")
     harness.steps(reader, 1)
     assert harness.dispatched == [data(2)]
 
 
-# Results of checking a handler
+# Results of the check of a handler
 
 
 def reader_with_waiting_batch(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
-    """Return a reader whose batch waits for a thread, which the test controls."""
+    """Return a reader whose batch waits for a thread, and the executor by which the test controls that thread."""
     executor = ManualExecutor()
     reader = harness.reading(dispatcher=Dispatcher(executor), slow_seconds=42.0, cooldown_seconds=30.0)
     harness.steps(reader, 2)
@@ -253,7 +253,7 @@ def test_failing_observer_is_named_as_an_observer(caplog: pytest.LogCaptureFixtu
 
 
 def test_first_batch_is_checkpointed_at_once_when_the_clock_is_near_zero() -> None:
-    """The clock may count from the start of the machine."""
+    """The clock may count from the boot of the machine, so times near zero are normal."""
     harness = ReaderHarness(clock=Clock(0.25))
     harness.steps(harness.reading(checkpoint_seconds=60), 2)
     assert harness.store.row("s-0").checkpoint == Position("104")

@@ -1,4 +1,4 @@
-"""Records that are too old become dead letters in order, and none is skipped."""
+"""Records that are too old become dead letters, in order and without skipping any record."""
 
 import logging
 from collections.abc import Callable
@@ -33,7 +33,7 @@ NOW, MAX_AGE = 1_000_000.0, 60.0
 
 
 def records_with_ages(*ages: float | None) -> list[Record]:
-    """Return one record for each age in seconds. None means that the arrival time is unknown."""
+    """Return one record for each age, in seconds. The age None stands for an unknown arrival time."""
     return [
         Record(b"%d" % number, str(100 + number), arrived=None if age is None else NOW - age)
         for number, age in enumerate(ages)
@@ -42,7 +42,7 @@ def records_with_ages(*ages: float | None) -> list[Record]:
 
 @define
 class ShardWithAges:
-    """A shard of records with ages, and the outcome of each record."""
+    """A shard whose records have certain ages, and the outcome of each record."""
 
     harness: ReaderHarness
     dead_lettered: list[bytes] = field(factory=list)
@@ -92,7 +92,7 @@ def test_batch_of_only_old_records_skips_the_handler() -> None:
 
 
 def test_record_that_grows_too_old_between_attempts_is_not_retried() -> None:
-    """The dead letter contains the number of attempts."""
+    """The dead letter contains the number of attempts that were made before the record was too old."""
 
     def fails(delivery: Delivery) -> None:
         shard.wall += 20
@@ -121,7 +121,7 @@ def test_failed_dead_letter_stops_the_shard_before_the_old_record() -> None:
 
 
 def test_old_record_waits_while_the_lease_is_lost() -> None:
-    """Only the current owner may dead-letter the record."""
+    """Only the current owner of the lease may dead-letter an old record."""
     shard = shard_of(90, 80)
     reader = shard.reading()
     shard.harness.steps(reader, 2)
@@ -132,12 +132,12 @@ def test_old_record_waits_while_the_lease_is_lost() -> None:
 
 
 CASES = st.tuples(
-    st.lists(st.none() | st.sampled_from((0.0, 59.0, 61.0, 3600.0)), min_size=1, max_size=10),  # ages
+    st.lists(st.none() | st.sampled_from((0.0, 59.0, 61.0, 3600.0)), min_size=1, max_size=10),  # ages of the records
     st.integers(1, 10),  # records per read
     st.frozensets(st.integers(0, 9)),  # records that fail
     st.integers(1, 3),  # attempts
     st.none() | st.integers(1, 4),  # max_records
-    st.lists(st.booleans(), max_size=40),  # whether the batch is forgotten before a step
+    st.lists(st.booleans(), max_size=40),  # for each step, whether held batches are dropped before it
 )
 
 
@@ -146,7 +146,7 @@ CASES = st.tuples(
 def test_each_record_is_handled_or_dead_lettered_in_order(
     case: tuple[list[float | None], int, frozenset[int], int, int | None, list[bool]],
 ) -> None:
-    """The checkpoint covers only handled or dead-lettered records, regardless of failures and dropped batches."""
+    """Whatever fails or is dropped, the checkpoint covers only records that were handled or dead-lettered."""
     ages, size, poison, attempts, max_records, batch_is_dropped = case
     settled_records: list[bytes] = []
     first_numbers: list[int] = []
@@ -209,10 +209,10 @@ def test_dead_letters_are_counted() -> None:
 
 
 def test_record_age_option_needs_a_dead_letter_option() -> None:
-    """The error names both options in the form in which the user writes them."""
+    """The error names both options as the user writes them."""
 
     def take(_delivery: Delivery, _error: Exception) -> None:
-        """Take the record."""
+        """Accept the record."""
 
     options = Options(max_age_seconds="1h", dead_letter=take)
     assert check_consumption_options(ListSource(), "memory://aged", print, options).handling.max_age_seconds == 3600

@@ -1,4 +1,4 @@
-"""A rejection after a first success, as with new roles and refreshed tokens, is retried and does not end the worker."""
+"""Once a request has succeeded, a later rejection, as with refreshed tokens, is retried and does not end the worker."""
 
 import pytest
 from virtual_fleet import DrivenWorker, FaultyStore, four_shards, member
@@ -15,7 +15,7 @@ ALL = ["s-0", "s-1", "s-2", "s-3"]
 
 
 class SelectiveListSource(ListSource):
-    """A source that rejects a table that contains a lease of another stream."""
+    """A source that rejects a table if it contains a lease of another stream."""
 
     def reads(self, lease: Lease) -> bool:
         if lease.key == "stranger":
@@ -50,7 +50,7 @@ def test_lease_unknown_to_the_source_is_retried(caplog: pytest.LogCaptureFixture
 
 
 def test_worker_keeps_trying_after_its_leases_expired(caplog: pytest.LogCaptureFixture) -> None:
-    """After an outage longer than the leases, workers continue without a restart."""
+    """After an outage that is longer than a lease, workers continue without a restart."""
     store = FaultyStore()
     driven = at_work(store, ListSource(four_shards()))
     store.fault, store.down = REFUSED, True
@@ -85,7 +85,7 @@ class SourceWithIncarnation(ListSource):
 
 
 def test_worker_on_another_streams_table_ends_and_leaves_the_table_alone() -> None:
-    """The rows of the group that owns the table are left unchanged."""
+    """The worker must not change the rows of the group that uses the table."""
     store, clock = FaultyStore(), Clock()
     owner = member(store, SourceWithIncarnation("orders"), clock)
     owner.run(30.0)
@@ -99,7 +99,7 @@ def test_worker_on_another_streams_table_ends_and_leaves_the_table_alone() -> No
 
 
 def test_foreign_row_that_appears_later_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
-    """The row may be removed by the worker that wrote it."""
+    """The error is only logged, because the worker that wrote the foreign row may remove it."""
     store = FaultyStore()
     driven = at_work(store, SourceWithIncarnation("orders"))
     store.write(CreateLease(Lease("s-9", annotations=((INCARNATION, "1:returns:1700000000"),))))

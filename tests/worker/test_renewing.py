@@ -1,4 +1,4 @@
-"""Renewals that stall do not delay other leases, and a lease that is not confirmed is soon dropped."""
+"""Stalled renewals do not delay those of other leases, and a lease that is not confirmed for too long is dropped."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from leasehold_lab.simulator.world.world import ListSource
 
 @define
 class StallingMap:
-    """Starts the renewals that it is given. The renewals of one lease never return."""
+    """A `map` that starts renewals. Those of one lease never end."""
 
     key: str
     begun: list[str] = field(factory=list)
@@ -40,7 +40,7 @@ class StallingMap:
 
 
 def worker_with_stalled_renewal() -> tuple[FaultyStore, DrivenWorker, StallingMap]:
-    """Return a worker with four leases. The renewals of one of them get no more responses."""
+    """Return the store, a worker with four leases, and the map that stalls the renewals of one of them."""
     store, stalling = FaultyStore(), StallingMap("s-0")
     driven = member(store, ListSource(four_shards()), Clock())
     driven.run(1)
@@ -67,7 +67,7 @@ def test_stalled_renewal_is_not_started_twice() -> None:
 def test_waiting_renewal_is_checked_again_a_second_later() -> None:
     _, driven, _ = worker_with_stalled_renewal()
     driven.run(6)
-    driven.each_renewal = lambda function, items: ()  # noqa: ARG005  no renewal gets a response any more
+    driven.each_renewal = lambda function, items: ()  # noqa: ARG005  renewals get no responses now
     waits, drop_time = [], driven.worker.holdings[0].confirmed_at + 10.0 * 4 / 3
     for _ in range(4):
         driven.clock.now = max(driven.clock.now, driven.renew_due)
@@ -75,7 +75,7 @@ def test_waiting_renewal_is_checked_again_a_second_later() -> None:
         waits.append(round(due_time - driven.clock.now, 6))
         driven.renew_due = due_time
     assert driven.clock.now < drop_time
-    # Each lease waits separately, and two of the three are checked at the same time.
+    # Each lease waits on its own, and two of the three leases are checked at the same time.
     assert round(waits[1] + waits[2], 3) == 1.0
 
 
@@ -90,14 +90,14 @@ def test_unconfirmed_lease_is_dropped_although_its_renewal_stalls() -> None:
 
 
 class HangingStore(FaultyStore):
-    """A store in which the renewals of one lease hang."""
+    """A store in which all renewals of one lease hang."""
 
     def __init__(self) -> None:
         super().__init__()
         self.hanging, self.answer = Event(), Event()
 
     def write(self, write: Write) -> Outcome:
-        """Write immediately, or for one lease only when the test sets `answer`."""
+        """Write at once. A renewal of s-0 waits until the test sets `answer`."""
         if isinstance(write, RenewLease) and write.lease.key == "s-0":
             self.hanging.set()
             assert self.answer.wait(2 * WAIT)
@@ -156,7 +156,7 @@ def test_lease_is_checked_when_due_and_at_every_beat() -> None:
 
 
 def claimed(store: FaultyStore, key: str) -> Lease:
-    """Return the row of a new lease owned by a."""
+    """Create a lease, claim it for worker a, and return its row."""
     created = store.write(CreateLease(Lease(key)))
     assert isinstance(created, Done)
     outcome = store.write(ClaimLease(created.lease, "a"))
@@ -165,7 +165,7 @@ def claimed(store: FaultyStore, key: str) -> Lease:
 
 
 def held_since(clock: Clock, *claim_times: float) -> tuple[Holding, ...]:
-    """Return the holdings s-0, s-1 and so on of one worker, which it has held since these times."""
+    """Return one worker's holdings s-0, s-1 and so on, which were claimed at these times."""
     store, identity = FaultyStore(), Identity("a", "p", lambda: "")
     return tuple(
         Holding(
@@ -181,7 +181,7 @@ def held_since(clock: Clock, *claim_times: float) -> tuple[Holding, ...]:
 
 
 def test_leases_renewed_by_one_write_come_due_together() -> None:
-    """The leases of a session share one write, so the group pays only once."""
+    """The leases of a session are renewed by the same write, so they share its cost."""
     clock = Clock()
     holdings = held_since(clock, 0.0, 2.0, 4.0)
     for holding in holdings:
@@ -205,7 +205,7 @@ def test_leases_renewed_by_one_write_come_due_together() -> None:
 
 
 def test_leases_of_one_time_are_renewed_in_key_order() -> None:
-    """A simulation writes in the same order every time, so that its failures can be reproduced."""
+    """The fixed order lets a simulation repeat its writes exactly, so that its failures can be reproduced."""
     clock = Clock(6.0)
     holdings = held_since(clock, *[0.0] * 9)
     for holding in holdings[::2]:

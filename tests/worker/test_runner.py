@@ -1,4 +1,4 @@
-"""The runner's threads. They process one batch of a shard at a time, and after a run no leases are owned."""
+"""The threads of a runner. They process one batch of a shard at a time, and own no leases after the run."""
 
 import math
 import os
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock, current_thread
 from threading import enumerate as enumerate_threads
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -39,14 +40,14 @@ def _raised(fault: BaseException) -> NoReturn:
 
 
 def run(runner: Runner) -> None:
-    """Run until a signal ends it, as `leasehold.run` does."""
+    """Run the runner until a signal ends it, as `leasehold.run` does."""
     with stopping_on_signals(runner):
         runner.run()
 
 
 @pytest.fixture
 def schedule() -> Iterator[Schedule]:
-    """A schedule with four threads."""
+    """Return a schedule with four threads, which is closed after the test."""
     thread_schedule = Schedule(ThreadScheduler(time.monotonic), 4, "steps", _raised)
     thread_schedule.start()
     yield thread_schedule
@@ -67,7 +68,7 @@ def test_steps_of_a_shard_never_overlap(schedule: Schedule) -> None:
             overlapping_calls.append(now)
             return now
         calls.append(now)
-        schedule.wake("s")  # woken while it runs
+        schedule.wake("s")  # The step is woken while it runs.
         running_lock.release()
         return float("inf") if len(calls) == 200 else now
 
@@ -125,7 +126,7 @@ def test_renewals_continue_while_a_handler_is_slow() -> None:
 
 def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
     store, was_read, lost = FaultyStore(), Event(), Event()
-    # A lost lease stays lost for an hour, because a lease won again would also wake the reader.
+    # Leases last an hour, so that the worker does not win the lost lease again, which would also wake the reader.
     config = Config(rules=Kcl(), lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
     worker = Worker(store=store, source=source, me="a-1", config=config)
@@ -138,14 +139,14 @@ def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
     with running(Runner(worker, handling)):
         assert was_read.wait(WAIT)
         while not isinstance(store.write(StealLease(store.row("s-0"), "b-1")), Done):
-            pass  # a renewal came in between
+            pass  # A renewal changed the version first, so try again.
         assert lost.wait(WAIT)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
     ending_signal = signal.Signals[name]
-    original_sighup_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+    original_sighup_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, SIGHUP is ignored
     original_handler = signal.getsignal(ending_signal)
     store, signal_sent = FaultyStore(), Lock()
     happenings: list[str] = []
@@ -180,7 +181,7 @@ def test_second_signal_of_any_kind_ends_the_process() -> None:
 
 
 def test_signals_are_left_alone_outside_the_main_thread() -> None:
-    """Python allows signal handlers only in the main thread."""
+    """In other threads, no signal handlers are installed, because Python allows that only in the main thread."""
     original_handler, handlers_seen = signal.getsignal(signal.SIGTERM), list[Any]()
 
     def work() -> None:
@@ -232,21 +233,21 @@ def test_missing_stream_ends_the_run_with_its_reason() -> None:
 
 
 class Counted(Worker):
-    """Records its turns and renewals with the threads that run them.
+    """A worker that records its turns and renewals, and the threads that run them.
 
-    As many of them raise an error as the test says.
+    `failing` defines how many turns and renewals raise an error.
     """
 
     failing: Counter[str]
     calls: list[tuple[str, str]]
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
-        """Take free leases, or raise."""
+        """Record the turn, and take free leases or raise an error."""
         self._begin("turn", "no turn")
         return super().turn(now, each=each)
 
     def renew(self, now: float, each: BackgroundMap = map) -> float:
-        """Renew held leases, or raise."""
+        """Record the renewal, and renew the held leases or raise an error."""
         self._begin("renew", "no renewal")
         return super().renew(now, each=each)
 
@@ -258,7 +259,7 @@ class Counted(Worker):
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Counted:
-    """Return a worker that starts immediately and does not wait longer than necessary."""
+    """Return a recording worker that starts immediately and retries after short waits."""
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 0.0)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.RETRY_SECONDS", 0.25)
     config = Config(lease_seconds=lease_seconds, initial_position=Position("TRIM_HORIZON"))
@@ -293,7 +294,7 @@ def test_failed_turn_is_retried_and_a_good_run_logs_no_problem(
         if len(shards) == 4:
             handled.set()
 
-    with running(Runner(worker, handle, memory_bytes=1)):  # one batch at a time; the other readers wait for memory
+    with running(Runner(worker, handle, memory_bytes=1)):  # Only one batch fits into memory, so the other readers wait.
         assert handled.wait(WAIT)
     assert thread_names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
     assert {name for event, name in worker.calls if event == "turn"} == {"leasehold-turn"}
@@ -333,7 +334,7 @@ def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.M
 
 @pytest.fixture
 def holding_all() -> Iterator[Runner]:
-    """Return a runner that is not running yet, and whose worker holds all leases."""
+    """Return a runner that is not running yet. Its worker holds all leases."""
     worker = joined(FaultyStore(), stream_with_five_records())
     while len(worker.holdings) < 4:
         worker.turn(time.monotonic())
@@ -346,7 +347,7 @@ def holding_all() -> Iterator[Runner]:
 def test_release_request_is_set_before_its_reader_is_woken(
     holding_all: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that checks at once must see the request."""
+    """A reader that is woken checks for the request at once."""
     lease_readers, releasing_when_woken = holding_all._lease_readers, list[bool]()  # noqa: SLF001
     holdings_by_key, original_wake = (
         {holding.key: holding for holding in holding_all.worker.holdings},
@@ -384,10 +385,10 @@ def test_drain_releases_held_leases_while_a_turn_is_still_running(monkeypatch: p
 
 
 def test_run_ends_with_its_first_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """Later faults often follow from the first one."""
+    """The first fault is reported, because later faults often follow from it."""
     runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
-        runner._fail(fault)  # noqa: SLF001  as two ending tasks do
+        runner._fail(fault)  # noqa: SLF001  as if two tasks failed
     with pytest.raises(WorkerError, match=r"^the worker cannot continue: OSError: first$"):
         run_to_its_end(runner)
     errors = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]

@@ -1,4 +1,4 @@
-"""Steps are called when they are due, and one at a time for each key. Only the test moves the clock."""
+"""Steps are called when they are due, and for each key one at a time. Only the tests move the clock."""
 
 import math
 import random
@@ -31,13 +31,13 @@ class Process:
 
 
 class Time(VirtualTime):
-    """Virtual time whose clock fails as often as `broken` says, and that starts at most `max_tasks` tasks."""
+    """Virtual time with faults: the next `broken` reads of the clock fail, and at most `max_tasks` tasks can start."""
 
     broken = 0
     max_tasks = 99
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Begin a task, if another is allowed."""
+        """Start a task, or raise an error if `max_tasks` have started."""
         if len(self.named) >= self.max_tasks:
             raise RuntimeError("can't start new thread")
         super().start(name, work, failed)
@@ -51,7 +51,7 @@ class Time(VirtualTime):
 
 @define
 class ScheduleHarness:
-    """A schedule with two tasks, and the calls that they made, each with its time and its key."""
+    """A schedule with two tasks. It records the time and the key of each call of a step."""
 
     tasks: TaskScheduler = field(factory=TaskScheduler)
     process: Process = field(factory=Process)
@@ -66,7 +66,7 @@ class ScheduleHarness:
         self.schedule.start()
 
     def step(self, name: str, *times: float, step_seconds: float = 0.0) -> Callable[[float], float]:
-        """Return a step that returns these due times one after the other. Each call takes `step_seconds`."""
+        """Return a step whose calls return these due times one after the other. Each call takes `step_seconds`."""
         remaining_times = iter(times)
 
         def step(now: float) -> float:
@@ -78,7 +78,7 @@ class ScheduleHarness:
         return step
 
     def call_at(self, call_time: float, call: Callable[[], object]) -> list[tuple[object, float]]:
-        """Call the function at this time. Return a list that then gets its result and the time when it returned."""
+        """Call the function at this time. Return a list that will contain its result and the time when it returned."""
         results: list[tuple[object, float]] = []
         self.tasks.start(lambda: results.append((call(), round(self.tasks.now, 3))), at=call_time)
         return results
@@ -86,7 +86,7 @@ class ScheduleHarness:
 
 @pytest.fixture
 def calendar() -> Iterator[ScheduleHarness]:
-    """A new calendar, whose tasks end with the test."""
+    """Return a new schedule, whose tasks end with the test."""
     new_calendar = ScheduleHarness()
     yield new_calendar
     new_calendar.tasks.close()
@@ -131,7 +131,7 @@ def test_waking_an_absent_key_does_nothing(calendar: ScheduleHarness) -> None:
 
 
 def test_successor_begins_when_its_predecessor_is_over(calendar: ScheduleHarness) -> None:
-    """A lease that was lost and taken again has one handler at a time. The earlier step is woken so that it ends."""
+    """If a lease is lost and taken again, only one handler runs at a time. The old step is woken so that it ends."""
     calendar.schedule.add("a", calendar.step("old", 60.0, 3.0, step_seconds=1.0))
     calendar.call_at(2.0, lambda: calendar.schedule.add("a", calendar.step("new", 8.0)))
     calendar.tasks.run(90.0)
@@ -228,7 +228,7 @@ def test_step_that_could_not_start_starts_later(calendar: ScheduleHarness, monke
 
 
 def test_worker_is_notified_if_no_task_can_start(calendar: ScheduleHarness) -> None:
-    """The step is still called later."""
+    """The step is still called later, by the task that did start."""
     calendar.time.max_tasks = 1
     calendar.schedule.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(20.0)

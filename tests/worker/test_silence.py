@@ -1,4 +1,4 @@
-"""Tests of what a worker that gets no response from its stream writes to the leases that it leaves to other workers."""
+"""A worker that gets no responses from its stream leaves leases to other workers: what it writes to their rows."""
 
 from held_leases import HeldLease
 
@@ -8,7 +8,7 @@ from leasehold.balancer.rules.minimal import Minimal
 
 
 def test_unreachable_lease_shows_when_it_may_be_retried() -> None:
-    """The row shows the earliest retry, not the end of a longer cooldown (D5)."""
+    """The row contains the time of the earliest retry, and not the end of a longer cooldown (D5)."""
     held_lease = HeldLease()
     silence = StreamSilence("ann", Config(Minimal(), lease_seconds=10.0))
     held_lease.holding.progress.call_began(1000.0)

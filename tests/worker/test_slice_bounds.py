@@ -1,4 +1,4 @@
-"""Tests of which records of a stream belong to a slice, and of when a shard of the slice counts as read."""
+"""Which records of a stream belong to a slice, and when a shard of the slice counts as read."""
 
 import pytest
 from attrs import define
@@ -45,7 +45,7 @@ def test_read_at_the_tip_counts_only_if_the_slice_was_over_before() -> None:
             class Moving:
                 def read(self) -> Batch:
                     batch = reader.read()
-                    source.now = UNTIL / 1000 + 1  # the slice has ended by the time this read returns
+                    source.now = UNTIL / 1000 + 1  # The slice ends before this read returns.
                     return batch
 
                 def close(self) -> None:
@@ -106,7 +106,7 @@ def test_empty_slice_from_the_oldest_record_is_rejected() -> None:
 
 
 def batch(*arrived: float | None, first: int = 1, behind: float | None = 3.0, ended: bool = False) -> Batch:
-    """Return a batch of records that arrived at these times. Their numbers start with `first`."""
+    """Return a batch of records that arrived at these times. Their sequence numbers start with `first`."""
     records = tuple(Record(b"", str(first + index), arrived=time) for index, time in enumerate(arrived))
     return Batch(records, None, behind, 0.0, ended)
 
@@ -119,7 +119,7 @@ def test_read_within_the_slice_is_returned_unchanged(times: tuple[float | None, 
 
 @pytest.mark.parametrize("outside", [999.9, 1060.0])
 def test_record_outside_the_slice_is_left_out(outside: float) -> None:
-    """Each record belongs to exactly one of two adjacent slices."""
+    """A record at the boundary of two adjacent slices belongs to exactly one of them."""
     batch_read = batch(1000.0, outside, None)
     batch_in_slice = TEST_SLICE.cut_batch(batch_read)
     assert (batch_in_slice.records, batch_in_slice.end) == (
@@ -130,7 +130,7 @@ def test_record_outside_the_slice_is_left_out(outside: float) -> None:
 
 @define
 class ScriptedSource:
-    """A source and its reader, whose responses the test defines."""
+    """A source that is also its own reader. The test defines its responses."""
 
     answers: list[Batch]
     settled_results: list[SettledShard | None]
@@ -144,12 +144,12 @@ class ScriptedSource:
         return self.answers.pop(0)
 
     def close(self) -> None:
-        """Discard the remaining answers, so that the test notices the call."""
+        """Discard the remaining answers, by which the test notices the call."""
         self.answers.clear()
 
 
 def ends(settled: SettledShard | None, *read: Batch, start: Position = TRIM_HORIZON) -> list[bool]:
-    """Return after which of these reads the shard has ended."""
+    """Return for each of these reads whether it ended the shard."""
     scripted = ScriptedSource(list(read), [settled] * len(read), [])
     reader = SliceReader(scripted, scripted, Lease("s-0"), TEST_SLICE, start)
     return [reader.read().ended for _ in read]
@@ -197,7 +197,7 @@ def test_earlier_read_counts_toward_the_end() -> None:
 
 
 def test_reader_begins_at_the_slice_start_unless_a_checkpoint_is_known() -> None:
-    """A child starts at the beginning of the slice, and a restarted worker at its checkpoint."""
+    """A new shard is read from the beginning of the slice, and a lease with a checkpoint from there."""
     source = TimedStream(shard_logs={"s-0": ShardRecords([])})
     for start in (TRIM_HORIZON, LATEST, Position("7")):
         TEST_SLICE.source(source).open(Lease("s-0"), start)
@@ -205,7 +205,7 @@ def test_reader_begins_at_the_slice_start_unless_a_checkpoint_is_known() -> None
 
 
 def test_new_lease_is_annotated_with_its_slice() -> None:
-    """Other annotations are kept."""
+    """The annotation of the slice is added, and other annotations are kept."""
     store = FaultyStore()
     slice_store = TEST_SLICE.store(store)
     slice_store.write(CreateLease(Lease("s-0", annotations=(("z", "1"), ("a", "2")))))

@@ -1,4 +1,4 @@
-"""Tests of when a worker of a slice ends and what its verdict contains, without a stream or worker threads."""
+"""When the worker of a slice ends, and what its verdict contains. The tests need no stream and no worker threads."""
 
 import signal
 import threading
@@ -26,7 +26,7 @@ SOON = 0.001
 
 @define
 class Run:
-    """Replaces a runner. It calls `behavior`, which determines when the run ends."""
+    """A replacement for `Runner`. Its run ends when `behavior` returns."""
 
     behavior: Callable[["Run"], None] = lambda _run: None
     arguments: dict[str, Any] = field(factory=dict)
@@ -46,7 +46,7 @@ class Run:
 
 
 def until_stopped(run: Run) -> None:
-    """Wait until the run is stopped."""
+    """Wait until the run is stopped, as `behavior` of a run that does not end by itself."""
     run.stopped.wait(WAIT)
 
 
@@ -60,7 +60,7 @@ def until_looked(check_started: threading.Event) -> Run:
 
 
 def ran(run: Run, is_over: Callable[[], bool], **seconds: float) -> bool:
-    """Return whether the check succeeded before the run ended."""
+    """Run `run_until`, and return whether the check succeeded before the run ended."""
     runner: Any = run
     return run_until(runner, is_over, **{"look_seconds": SOON, **seconds})
 
@@ -107,7 +107,7 @@ def test_failing_check_ends_the_run_with_its_reason() -> None:
 
 
 def test_check_under_way_may_still_find_the_slice_read() -> None:
-    """A worker that is stopped as the last shard ends still reports the slice as read."""
+    """If a run ends by itself during a check, the result of that check still counts."""
     check_started = threading.Event()
 
     def over() -> bool:
@@ -128,7 +128,7 @@ def batch_of(count: int) -> Any:  # noqa: ANN401  only its records are counted
 
 
 def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, use_callables: Callable[[Handling], None]) -> SliceVerdict:  # noqa: ANN401
-    """Return the verdict of a run of a slice, in which `use_callables` calls the callables of the handling."""
+    """Return the verdict of a run of a slice, during which `use_callables` calls the callables of the handling."""
 
     def do(run: Run) -> None:
         use_callables(run.arguments["handling"])
@@ -239,7 +239,7 @@ def test_slice_runs_with_the_limits_of_the_user(monkeypatch: pytest.MonkeyPatch)
 
 @define
 class Table:
-    """A table and a stream of two shards, the second of which has a parent."""
+    """A lease table, and a stream with a worker that reads it."""
 
     store: FaultyStore = field(factory=FaultyStore)
     source: ListSource = field(factory=ListSource)
@@ -250,13 +250,13 @@ class Table:
         return Worker(store=self.store, source=self.source, me="a", config=config, scheduler=ThreadScheduler(Clock()))
 
     def end(self, *names: str) -> None:
-        """End the leases of these shards."""
+        """Create finished leases for these shards."""
         for name in names:
             create_lease_with_owner(self.store, Lease(name, shard=name, hash_range=(0, 9), checkpoint=SHARD_END))
 
 
 def fleet() -> Table:
-    """Return a stream whose only shard was split, with a table."""
+    """Return a table without leases, and a stream with a closed shard p and its open child q."""
     table = Table()
     table.source.listed = [create_shard("p", 0, 9, open=False), create_shard("q", 0, 9, "p")]
     return table

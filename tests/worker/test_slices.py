@@ -1,4 +1,4 @@
-"""A slice of a stream is read from one time to another, once, by a group that ends by itself."""
+"""A slice of a stream, from one time to another, is read once by a group of workers that end by themselves."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ near = st.integers(-3, 3) | st.floats(-100, 200)
 def test_reader_returns_only_records_that_arrived_in_time(
     gaps: list[tuple[float, float]], size: int, tells_last: bool, ended: bool
 ) -> None:
-    # Arrival times increase, except for delays of some seconds.
+    # The arrival times increase, except for delays of a few seconds.
     records = [record(number, seconds + delay) for number, (seconds, delay) in enumerate(sorted(gaps), 1)]
     source = TimedStream(shard_logs={"s-0": ShardRecords(records, size=size, ended=ended)}, tells_last=tells_last)
     numbers_in_slice = [
@@ -47,7 +47,7 @@ def test_reader_returns_only_records_that_arrived_in_time(
 
 @define
 class Fleet:
-    """Worker threads that read a slice of a stream with a split in it."""
+    """Workers for a slice of a stream in which one shard was split."""
 
     store: MemoryStore = field(factory=MemoryStore)
     source: TimedStream = field(factory=TimedStream)
@@ -64,7 +64,7 @@ class Fleet:
         self.source.end("p", create_shard("p.0", 0, 4, "p"), create_shard("p.1", 5, 9, "p"))
 
     def worker(self, name: str) -> Worker:
-        """Return a worker of the slice."""
+        """Return a new worker for the slice."""
         config = Config(initial_position=TEST_SLICE.since, lease_seconds=1.0)
         return Worker(store=TEST_SLICE.store(self.store), source=TEST_SLICE.source(self.source), me=name, config=config)
 
@@ -78,7 +78,7 @@ class Fleet:
 
 
 def run_concurrently(functions: Sequence[Callable[[], SliceVerdict]]) -> list[SliceVerdict]:
-    """Run these functions in parallel threads, and return their results."""
+    """Run these functions in parallel threads, and return their verdicts in the order in which they end."""
     verdicts: list[SliceVerdict] = []
     threads = [threading.Thread(target=lambda function=function: verdicts.append(function())) for function in functions]
     for thread in threads:
@@ -145,7 +145,7 @@ def test_async_handlers_and_dead_letters_are_counted() -> None:
 
 
 def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each check lists the whole table, so checking without a pause would cost more than reading the slice."""
+    """Each check lists the whole table. Without pauses, the checks would cost more than reading the slice."""
     waits: list[float] = []
     is_read_results, stopped = iter([False, True]), threading.Event()
 

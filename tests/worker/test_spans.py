@@ -1,4 +1,4 @@
-"""The spans of a traced worker. There is one for each look, plan, write, read and handler call."""
+"""The spans of a traced worker: one for each look, plan, write, read and handler call."""
 
 import sys
 from collections.abc import Callable
@@ -28,7 +28,7 @@ CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
 class RecordingTracer:
-    """A tracer, and the spans that it recorded."""
+    """A tracer that keeps the spans it records."""
 
     def __init__(self) -> None:
         self._exporter, provider = InMemorySpanExporter(), TracerProvider()
@@ -41,7 +41,7 @@ class RecordingTracer:
 
 
 def attributes_of(span: ReadableSpan) -> dict[str, object]:
-    """Return a span's attributes without the namespace."""
+    """Return a span's attributes, with names that omit the prefix `leasehold.`."""
     return {name.removeprefix("leasehold."): value for name, value in (span.attributes or {}).items()}
 
 
@@ -81,7 +81,7 @@ def test_read_span_shows_what_it_returned() -> None:
 
 
 def plain(traced: RecordingTracer, called: Event) -> Handler:
-    """Return a handler that creates a span."""
+    """Return a handler that creates a span and sets the event."""
 
     def handle(_batch: Delivery) -> None:
         with traced.tracer.start_as_current_span("own"):
@@ -91,7 +91,7 @@ def plain(traced: RecordingTracer, called: Event) -> Handler:
 
 
 def awaited(traced: RecordingTracer, called: Event) -> Handler:
-    """Return an async handler that creates a span."""
+    """Return an async handler that creates a span and sets the event."""
 
     async def handle(_batch: Delivery) -> None:
         with traced.tracer.start_as_current_span("own"):
@@ -126,7 +126,7 @@ def test_handler_that_raises_is_a_failed_span() -> None:
 
 
 class SilentStore(MemoryStore):
-    """A store that does not respond to a claim."""
+    """A store that does not respond to claims."""
 
     def write(self, write: Write) -> Outcome:
         if isinstance(write, ClaimLease):
@@ -149,7 +149,7 @@ def test_span_shows_the_outcome_of_its_write() -> None:
 
 
 class OneStreamSource(ListSource):
-    """A source that reads one stream of several."""
+    """A source that reads one of several streams."""
 
     def reads(self, lease: Lease) -> bool:
         """Return whether the lease belongs to the stream that this source reads."""
@@ -180,7 +180,7 @@ def test_provider_of_the_program_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Raising(SpanProcessor):
-    """A span processor that raises an exception when a span begins, or when it ends."""
+    """A span processor that raises an exception when a span begins or ends."""
 
     def __init__(self, error: Exception, *, at_start: bool) -> None:
         self._error, self._at_start = error, at_start

@@ -1,4 +1,4 @@
-"""Tests of what `consume` prints on a terminal: that it joined, each lease that it takes and why, and that it ended."""
+"""What `consume` prints on a terminal: that the worker joined, which leases it takes and why, and that it ended."""
 
 import io
 import logging
@@ -19,7 +19,7 @@ from leasehold_lab.simulator.world.world import ListSource, create_even_shards
 
 
 class Terminal(io.StringIO):
-    """A terminal as standard error."""
+    """A standard error stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_worker_on_a_terminal_prints_what_it_takes_and_why(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    """If standard error is not a terminal, nothing is printed. The log level is restored in both cases."""
+    """Nothing is printed if standard error is not a terminal. In both cases, the log level is restored."""
     stderr = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     clock_time = [0.0]

@@ -1,4 +1,4 @@
-"""Tests of the status of a lease and of a group: a word and a sentence, derived from rows and from observed changes."""
+"""The status of a lease and of a group: a word and a sentence, derived from rows and from observed changes."""
 
 import pytest
 from attrs import evolve
@@ -37,7 +37,7 @@ LATE = evolve(TIP, behind=70.0, end=False, read=NOW - 70, done=NOW - 70)
 
 
 def row(progress: Progress | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
-    """Return a lease with this annotation."""
+    """Return a lease whose row has this progress annotation."""
     return Lease(
         "s-0", owner=owner, idle=idle, annotations=() if progress is None else ((PROGRESS_ANNOTATION, progress.note),)
     )
@@ -74,16 +74,16 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has not moved for 70 s: throttled"),
         ),
-        # The shard was last read shortly before the owner's last sign of life, which was half a minute ago.
+        # The owner's last sign of life was half a minute ago, and it had last read the shard 21 s before that.
         (
             row(evolve(LATE, at=NOW - 30, read=NOW - 51, done=NOW - 51)),
             0.0,
             Status("ORPHAN", f"{LONE} for 30 s, and no other worker takes it"),
         ),
-        # With a lease duration of two minutes, the owner renews less often, and therefore also annotates less often.
+        # If leases last two minutes, their owner renews and annotates them less often.
         (row(evolve(LATE, lease=120.0)), 0.0, Status("OK", "70.0 s behind")),
-        # The annotation is old, and the table was read only once. If the row has changed since, the owner's clock is
-        # wrong.
+        # An old annotation in a single look means that the owner is dead. If the row has changed since the first look,
+        # the owner is alive and its clock is wrong.
         (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE} for 55 s, and no other worker takes it")),
         (row(evolve(TIP, at=NOW - 55, done=NOW - 56), idle=2.0), 30.0, Status("OK", "read to the tip")),
         (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE} for 51 s, and no other worker takes it")),
@@ -93,8 +93,8 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has not moved for 70 s: its handler raised X"),
         ),
-        # An excluded lease is reported during the exclusion and until another worker can have read the table. It is
-        # then an ORPHAN.
+        # An excluded lease is STALLED during the exclusion, and until another worker had time to read the table. Then,
+        # it is an ORPHAN.
         (
             row(evolve(LATE, fault="its handler raised X", aside=NOW + 30), owner=None, idle=float("inf")),
             0.0,
@@ -137,8 +137,8 @@ LONE = "a owns it and has not been heard of"
             Status("ORPHAN", "nobody owns it for 51 s, and no other worker takes it"),
         ),
         (row(None), 0.0, Status("UNKNOWN", "a tells nothing of its reading: watch it (--watch)")),
-        # A Java worker has owned the lease for a long time. Our old annotation is outdated, and the release is no
-        # reason for an alarm.
+        # Our annotation is outdated, because a Java worker has owned the lease since. That it has now released the
+        # lease is no reason for an alarm.
         (
             row(evolve(TIP, at=NOW - 900), owner=None, idle=1.0),
             60.0,
@@ -231,7 +231,7 @@ def test_frequent_looks_take_no_more_memory() -> None:
     ("lags", "grows"),
     [
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], True),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], False),  # too short a time to decide
+        ([1.0, 2.0, 3.0, 4.0, 5.0], False),  # too short to decide
         ([0.0, 2.0, 3.0, 4.0, 5.0, 6.0], False),  # it was at the tip
         ([1.0, 2.0, 3.0, 3.0, 5.0, 6.0], False),  # it kept up for a while
         ([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], True),
@@ -239,7 +239,7 @@ def test_frequent_looks_take_no_more_memory() -> None:
     ],
 )
 def test_lag_grows_only_if_it_rises_all_the_time(lags: list[float], *, grows: bool) -> None:
-    """A group that is catching up, or waiting for a slow batch, is not reported as too small."""
+    """A group that is catching up or waiting for a slow batch must not be reported as too small."""
     assert lag_grows([(number * LAG_STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
     # One slow response within a step is not growth.
     assert not lag_grows(
@@ -256,7 +256,7 @@ def test_lag_grows_only_if_it_rises_all_the_time(lags: list[float], *, grows: bo
 
 
 def test_stale_limit_follows_the_lease_time_and_covers_annotations() -> None:
-    """Leases with a duration of two minutes, which are renewed every minute, are not UNREAD between two annotations."""
+    """Leases that last two minutes are renewed and annotated every minute, and must not be UNREAD in between."""
     assert [tolerated_unread_seconds(seconds) for seconds in (1.0, 10.0, 30.0, 120.0)] == [50.0, 50.0, 50.0, 102.0]
 
 
@@ -308,14 +308,14 @@ def test_failed_read_does_not_count_as_a_read() -> None:
 
 
 def test_long_fault_is_truncated() -> None:
-    """If the row became larger than the limit of the store, the lease could not be renewed."""
+    """A longer fault could make the row larger than the store allows, so that the lease could not be renewed."""
     meter = ProgressMeter(Lease("s-0"), "a")
     meter.failed("x" * 9_999, 1.0)
     assert meter.progress(1.0, NOW).fault == "x" * 200
 
 
 def test_group_status_is_that_of_its_worst_lease() -> None:
-    """An empty or unread table is not OK."""
+    """The status of an empty or unreadable table is UNKNOWN, not OK."""
     ok_status, behind_status, orphan_status = (
         Status("OK", "read"),
         Status("BEHIND", "9 s behind"),
@@ -334,14 +334,14 @@ def test_group_status_is_that_of_its_worst_lease() -> None:
 
 
 def test_status_numbers_are_those_documented() -> None:
-    """Alarms and scripts depend on them, as metric values and exit statuses."""
+    """Alarms and scripts depend on these numbers, which are metric values and exit statuses."""
     expected_numbers = {"OK": 0, "UNKNOWN": 3, "BEHIND": 4, "STALLED": 5, "HUNG": 6, "UNREAD": 7, "ORPHAN": 8}
     assert (expected_numbers, list(MEANINGS)) == (NUMBERS, list(expected_numbers))
     assert (LAG_STEPS * LAG_STEP_SECONDS, Status("HUNG", "x").as_json()) == (120.0, {"status": "HUNG", "says": "x"})
 
 
 def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
-    """After a kill, lag grows with the clock from the first missed renewal."""
+    """After a worker is killed, the lag of its leases grows with the clock from the first missed renewal."""
     for idle, seconds, end, word, message in (
         (5.0, 0.0, True, "OK", "read to the tip"),
         (7.0, 5.0, False, "OK", "read to the tip 5 s ago; a should have renewed it since"),
@@ -357,15 +357,15 @@ def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
 @pytest.mark.parametrize(
     ("at", "owner", "idle", "watched", "expected"),
     [
-        (NOW - 5, "a", 0.0, 0.0, True),  # a living owner renewed it within that time
-        (NOW - 7, "a", 0.0, 0.0, False),  # its owner may be dead, or only checkpoints have renewed it since
+        (NOW - 5, "a", 0.0, 0.0, True),  # a living owner renews within that time
+        (NOW - 7, "a", 0.0, 0.0, False),  # its owner may be dead, or may have written only checkpoints since
         (NOW + 60, "a", 0.0, 0.0, False),  # its owner's clock is ahead of ours, so the age is unknown
         (NOW - 7, "a", 3.0, 0.0, True),  # the store keeps the age of the row
         (NOW - 7, "a", 0.0, 2.0, True),  # it was renewed while we watched
         (NOW - 7, "a", 5.0, 5.0, False),
-        (NOW - 7, "a", 8.5, 8.5, True),  # not renewed in time, which the status says
-        (NOW - 5, "b", 0.0, 0.0, False),  # shows nothing of its present owner
-        (NOW - 70, "a", 0.0, 0.0, True),  # an ORPHAN at any look
+        (NOW - 7, "a", 8.5, 8.5, True),  # not renewed in time, as the status says
+        (NOW - 5, "b", 0.0, 0.0, False),  # the annotation is not from the present owner
+        (NOW - 70, "a", 0.0, 0.0, True),  # a single look is enough to call it an ORPHAN
     ],
 )
 def test_single_look_needs_a_recent_annotation_to_show_a_living_owner(

@@ -1,4 +1,4 @@
-"""The law of status: a group is not OK during any fault longer than a minute, and always OK at rest."""
+"""The law of status: a group is not OK during a fault that lasts longer than a minute, and is always OK at rest."""
 
 import random
 import re
@@ -27,16 +27,16 @@ from leasehold.errors import SourceUnavailable, StoreError
 from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords, create_even_shards, create_records
 
 EPOCH = 1_700_000_000.0
-"""Seconds since 1970 at the beginning of virtual time."""
+"""The beginning of virtual time, in seconds since 1970."""
 
 LOOK_SECONDS = 5.0
 SETTLE_SECONDS = 100.0
-"""The time until the workers are at rest again: all leases are taken, and each owner has written that it reads."""
+"""The time after which all leases are taken again, and each owner has written that it reads them."""
 
 
 @define
 class FaultyReader:
-    """Reads a shard of a FaultyStream, with the faults that the shard has at the time of each read."""
+    """Reads a shard of a `FaultyStream`, with the fault that the shard has at the time of each read."""
 
     stream: "FaultyStream"
     key: str
@@ -73,7 +73,7 @@ class FaultyStream(ListSource):
 
 @define
 class HangableExecutor:
-    """Calls handlers at once, or keeps them at work forever."""
+    """Calls handlers at once or, if `hung` is set, only after `wake` was called."""
 
     hung: bool = False
     hung_work: list[Work] = field(factory=list)
@@ -86,12 +86,12 @@ class HangableExecutor:
         else:
             work()
 
-    def withdraw(self, work: Work) -> bool:  # noqa: ARG002  an executor's own signature
+    def withdraw(self, work: Work) -> bool:  # noqa: ARG002  the signature of executors
         """Return False, because hanging work counts as running."""
         return False
 
     def replace_slow_thread(self, work: Work) -> None:
-        """Replace nothing: there is no thread."""
+        """Do nothing, because there are no threads to replace."""
 
     def close(self) -> None:
         """Nothing to close."""
@@ -105,7 +105,7 @@ class HangableExecutor:
 
 @define(eq=False)
 class Member:
-    """One process: a worker, and the readers of what it holds."""
+    """One process: a worker, and the readers of the leases that the worker holds."""
 
     name: str
     world: "World"
@@ -140,7 +140,7 @@ class Member:
         self.due_times[reading.step] = self.world.clock.now
 
     def release(self, holding: Holding) -> None:
-        """Do nothing: its reader sees it at its next step."""
+        """Do nothing, because the reader of the lease notices the request at its next step."""
 
     def step(self) -> None:
         """Run the turn, the renewal and the reader steps that are due."""
@@ -158,7 +158,7 @@ class Member:
 
 @define
 class World:
-    """A table, a stream that grows, workers, and an observer of the table."""
+    """A lease table, a growing stream, the workers that read it, and a watcher of the table."""
 
     seed: int
     shards: tuple[str, ...] = ()
@@ -174,7 +174,7 @@ class World:
     poison: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        self.chance = random.Random(self.seed)  # noqa: S311  a seed is the point
+        self.chance = random.Random(self.seed)  # noqa: S311  the seed makes it reproducible
         self.shards = tuple(f"s-{number}" for number in range(self.chance.randint(1, 6)))
         workers = self.chance.randint(1, 3)
         lease_seconds = self.chance.choice((5.0, 10.0, 15.0))
@@ -191,7 +191,7 @@ class World:
         return EPOCH + self.clock.now
 
     def handle(self, delivery: Delivery) -> None:
-        """Handle all records, unless one is poisoned."""
+        """Raise an error if the shard is poisoned."""
         if delivery.shard in self.poison:
             raise ValueError("no handler takes it")
 
@@ -215,7 +215,7 @@ class World:
         self.clock.now = end_time
 
     def once(self) -> Status:
-        """Return the status by a single look at the table, without watching it."""
+        """Return the status that a single look at the table shows, without watching it."""
         try:
             leases = self.store.list().leases
         except StoreError as exc:
@@ -225,11 +225,11 @@ class World:
 
 
 Fault = Callable[[World], Callable[[], None]]
-"""Causes a fault, and returns the function that ends it."""
+"""A function that causes a fault, and returns the function that ends the fault."""
 
 
 def stream(fault: str, *, all_shards: bool) -> Fault:
-    """Return a fault in which the stream, or one shard of it, returns nothing."""
+    """Return a fault in which the stream, or one of its shards, returns no records."""
 
     def begin(world: World) -> Callable[[], None]:
         keys = world.shards if all_shards else (world.chance.choice(world.shards),)
@@ -240,7 +240,7 @@ def stream(fault: str, *, all_shards: bool) -> Fault:
 
 
 def hang(world: World) -> Callable[[], None]:
-    """Make the handlers of one worker hang, and let records arrive for them."""
+    """Make the handlers of one worker hang, and let records arrive that they should process."""
     world.busy = True
     hung_member = world.chance.choice([member for member in world.fleet if member.worker.holdings])
     hung_member.executor.hung = True
@@ -248,7 +248,7 @@ def hang(world: World) -> Callable[[], None]:
 
 
 def poison(world: World) -> Callable[[], None]:
-    """Make all workers fail on one shard. Each worker tries the shard, and then releases its lease."""
+    """Make all handlers fail on one shard. Each worker then tries the shard and releases its lease."""
     world.busy, world.poison = True, (world.chance.choice(world.shards),)
 
     def heal() -> None:
@@ -268,7 +268,7 @@ def store_down(world: World) -> Callable[[], None]:
 
 
 def dead(count: int) -> Fault:
-    """Return a fault that kills this many workers. The others already hold as many leases as they may."""
+    """Return a fault that kills this many workers. The other workers may already hold as many leases as they may."""
 
     def begin(world: World) -> Callable[[], None]:
         killed_members = [world.fleet.pop() for _ in range(min(count, len(world.fleet)))]
@@ -350,7 +350,7 @@ def age(world: World, key: str) -> float:
 @pytest.mark.parametrize("fault", [poison, hang], ids=["fails", "hangs"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_failing_shard_is_named_at_every_look_with_its_lag(seed: int, fault: Fault) -> None:
-    """Lag and standstill time follow the clock through every attempt, release and change of owner."""
+    """Lag and standstill keep growing with the clock through every attempt, release and change of owner."""
     world = World(seed)
     world.live(SETTLE_SECONDS)
     heal = fault(world)
@@ -367,7 +367,7 @@ def test_failing_shard_is_named_at_every_look_with_its_lag(seed: int, fault: Fau
             fault_is_named = "its handler raised ValueError" in status.says or status.word == "HUNG"
             seconds = re.search(r"(?:stood|at work) for (\d+) s", status.says)
             standstill_seconds = float(seconds[1]) if seconds else 0.0
-            # The lookout has just read the table, to which workers write every few seconds.
+            # The watcher has just read the table, to which the workers write every few seconds.
             if (
                 not fault_is_named
                 or status.word not in {"STALLED", "HUNG"}

@@ -1,4 +1,4 @@
-"""`Delivery.stream` names the stream, whether or not its leases carry the name."""
+"""`Delivery.stream` contains the name of the stream even if its leases do not."""
 
 import pytest
 from virtual_fleet import FaultyStore
@@ -22,7 +22,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
     ],
 )
 def test_batch_names_its_stream_even_if_leases_do_not(url: str, name: str) -> None:
-    """The name comes from the source, even if it is wrapped. A lease's own name takes precedence."""
+    """The name comes from the source, even a wrapped one, unless the lease contains the name of a stream."""
     source = open_source(url)
     worker = Worker(store=FaultyStore(), source=ForwardingSource(source), me="a", consumer=Unread())
     source.close()

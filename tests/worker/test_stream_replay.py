@@ -1,4 +1,4 @@
-"""Dead letters in a stream are replayed once each, by a separate group that ends by itself."""
+"""Each dead letter in a stream is replayed once, by a separate group of workers that end by themselves."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 
 @define
 class DeadLetterStream:
-    """A stream of dead letters with two shards, a table for replays of it, and what they replay."""
+    """A stream of dead letters with two shards, a lease table for its replays, and the replayed dead letters."""
 
     store: MemoryStore = field(factory=MemoryStore)
     source: ListSource = field(factory=ListSource)
@@ -42,7 +42,7 @@ class DeadLetterStream:
         self.taken.append(entry.record.sequence_number)
 
     def replay(self, name: str, deliver: Callable[[DeadLetterEntry], None] | None = None) -> ReplayVerdict:
-        """Replay all dead letters in the stream."""
+        """Replay the dead letters in the stream with a worker of this name."""
         table = exclusive_table(self.store, "replay", "letters")
         config = Config(initial_position=TRIM_HORIZON, lease_seconds=1.0)
         worker = Worker(store=table, source=DeadLetterSource(self.source, name), me=name, config=config)
@@ -59,7 +59,7 @@ def filled(*numbers: str) -> DeadLetterStream:
 
 
 def test_each_dead_letter_is_replayed_once_and_in_order() -> None:
-    """A second replay contains only newer dead letters."""
+    """A further replay delivers only newer dead letters."""
     letter_stream = filled("1", "2", "3")
     assert letter_stream.replay("r-1") == ReplayVerdict(done=4)
     assert [number for number in letter_stream.taken if number != "9"] == ["1", "2", "3"]
@@ -71,7 +71,7 @@ def test_each_dead_letter_is_replayed_once_and_in_order() -> None:
 
 
 def test_replay_killed_half_way_is_completed_by_the_next() -> None:
-    """Dead letters that were replayed are not replayed again, and the one that was being handled is kept."""
+    """The dead letter that was being handled is replayed again. Those handled before it are not."""
     letter_stream = filled("1", "2", "3")
 
     def killed(entry: DeadLetterEntry) -> None:
@@ -99,7 +99,7 @@ def test_two_concurrent_replays_share_the_dead_letters_and_end() -> None:
 
 
 def test_lease_table_of_another_group_is_rejected() -> None:
-    """The leases of that group have the same shard names."""
+    """The table of another group is rejected because its leases may have the same shard ids."""
     letter_stream = filled("1")
     exclusive_table(letter_stream.store, "slice", "0..9")
     letter_stream.replay("r-1")

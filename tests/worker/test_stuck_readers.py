@@ -1,4 +1,4 @@
-"""A lease that is released while its reader waits for the source, and a reader that cannot be closed."""
+"""Leases that are released while their readers wait for the source, and readers that cannot be closed."""
 
 from attrs import define
 from reader_harness import ReaderHarness
@@ -11,7 +11,7 @@ from leasehold.errors import SourceUnavailable
 
 
 def test_batch_read_during_the_release_is_not_delivered() -> None:
-    """The next owner reads the batch, starting from the checkpoint."""
+    """The next owner reads the batch again, because it starts at the checkpoint."""
     source = FaultySource()
     harness = ReaderHarness(source=source)
     reader = harness.reading()
@@ -27,7 +27,7 @@ def test_batch_read_during_the_release_is_not_delivered() -> None:
 
 
 def test_reader_whose_release_failed_delivers_nothing() -> None:
-    """The next look tries the release again, whether or not the call has returned."""
+    """The release is tried again at the next look, whether or not the pending read has returned."""
     source = FaultySource()
     harness = ReaderHarness(source=source)
     reader = harness.reading()
@@ -51,7 +51,7 @@ def test_reader_whose_release_failed_delivers_nothing() -> None:
 
 
 def test_lease_with_a_running_handler_is_released_by_its_reader() -> None:
-    """The release stores what the handler has finished."""
+    """The reader then stores the position up to which the handler has finished."""
     harness = ReaderHarness()
 
     def handle(_delivery: Delivery) -> None:
@@ -82,7 +82,7 @@ class _UnclosableSource(ForwardingSource):
 
 
 def test_reader_that_cannot_be_closed_ends_normally() -> None:
-    """The observer is notified of a release, not of a lost lease."""
+    """The observer is notified of a release and not of a lost lease."""
     harness = ReaderHarness()
     harness.worker.source = _UnclosableSource(harness.source)
     reader = harness.reading()

@@ -1,4 +1,4 @@
-"""Tests of a worker's view of its lease table: what it has read, and what it must still read."""
+"""A worker's view of its lease table: what the worker has read, and what it must still read."""
 
 import pytest
 
@@ -14,7 +14,7 @@ CONFIG = Config()
 
 
 class Table(MemoryStore):
-    """A table whose listings may fail. Something else may happen while the table is listed."""
+    """A table whose listings may fail. `meanwhile` is called during each listing."""
 
     fails = False
 
@@ -25,7 +25,7 @@ class Table(MemoryStore):
         return super().list()
 
     def meanwhile(self) -> None:
-        """Do nothing."""
+        """Do nothing, unless a test replaces this method."""
 
 
 def view_of(table: Table, times: list[float]) -> TableView:
@@ -34,7 +34,7 @@ def view_of(table: Table, times: list[float]) -> TableView:
 
 
 def test_dropped_lease_needs_a_listing_until_one_succeeds() -> None:
-    """Single reads, or a listing without a response, do not show all rows that still name this worker."""
+    """Reads of single rows and failed listings do not show all rows that still name this worker."""
     table = Table()
     view = view_of(table, [0.0])
     view.note_lease_dropped()
@@ -51,7 +51,7 @@ def test_dropped_lease_needs_a_listing_until_one_succeeds() -> None:
 def test_lease_dropped_during_a_listing_needs_another_listing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The row may have been read before the drop."""
+    """The listing may have read the row before the lease was dropped."""
     table = Table()
     view = view_of(table, [0.0])
     monkeypatch.setattr(table, "meanwhile", view.note_lease_dropped)
@@ -62,7 +62,7 @@ def test_lease_dropped_during_a_listing_needs_another_listing(
 def test_listing_ages_while_it_runs_and_is_outdated_after_a_lease_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Creations are planned only from a recent reading."""
+    """Leases are created only according to a recent listing."""
     table, times, ages = Table(), [100.0], list[float]()
     view = view_of(table, times)
     assert view.is_outdated(100.0)
@@ -76,7 +76,7 @@ def test_listing_ages_while_it_runs_and_is_outdated_after_a_lease_time(
 
 
 def test_finished_lease_may_be_deleted_once_every_earlier_reading_is_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time counts from the end of the first full read that showed the lease as finished."""
+    """The time before the deletion counts from the end of the first listing that showed the lease as finished."""
     table, times = Table(), [100.0]
     for key in ("s-0", "s-1"):
         table.write(CreateLease(Lease(key, checkpoint=SHARD_END if key == "s-0" else TRIM_HORIZON)))
@@ -101,7 +101,7 @@ def test_finished_lease_may_be_deleted_once_every_earlier_reading_is_outdated(mo
 
 
 def test_written_row_is_known_without_another_read() -> None:
-    """The response to a write contains the row (C10)."""
+    """The view takes the row from the response to the write (C10)."""
     table = Table()
     table.write(CreateLease(Lease("s-0")))
     view = view_of(table, [0.0])

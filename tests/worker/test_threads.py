@@ -1,4 +1,4 @@
-"""Tests of the threads and queues that a worker uses."""
+"""The threads and queues of a worker."""
 
 import os
 import signal
@@ -65,14 +65,14 @@ def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
 
 
 class Counted(ThreadScheduler):
-    """Records the names of the threads that it started, and puts the names of those that have ended into a queue."""
+    """A scheduler that records the names of its threads, and puts the names of those that have ended into a queue."""
 
     def __init__(self) -> None:
         super().__init__(read_boot_clock)
         self.names, self.ended = list[str](), self.queue()
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a thread, and record when it ends."""
+        """Start a thread, and put its name into the queue when it ends."""
         self.names.append(name)
 
         def started_and_ended() -> None:

@@ -29,7 +29,7 @@ def test_throughput_is_the_average_and_unit_of_the_kcl() -> None:
 
 
 def test_new_owner_continues_the_measured_average() -> None:
-    """Catching up after a takeover does not count as a hot shard."""
+    """Because the average continues, a new owner that catches up does not make the shard look hot."""
     throughput = Throughput(10.0, 4096)
     assert throughput.average(1000.0) == 4096
     throughput.add(0, 1000.0)
@@ -49,7 +49,7 @@ def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: 
     while clock.now < end_time:
         driven.run(max(0.0, next_step - clock.now))
         next_step = reader.step(clock.now)
-    assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five reads a second
+    assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five reads of 1 KiB per second
 
 
 def test_unread_lease_keeps_its_throughput() -> None:
@@ -61,7 +61,7 @@ def test_unread_lease_keeps_its_throughput() -> None:
 
 
 def test_owner_of_a_hot_shard_holds_few_others() -> None:
-    """Workers share the load, even if their counts of leases then differ."""
+    """Workers share the load equally even if they then hold different numbers of leases."""
     clock, store = Clock(), FaultyStore()
     hash_range_size = 2**125
     source = ListSource([create_shard(f"s-{n}", n * hash_range_size, (n + 1) * hash_range_size - 1) for n in range(8)])
@@ -84,7 +84,7 @@ def test_owner_of_a_hot_shard_holds_few_others() -> None:
 
 
 def test_bursts_move_no_lease() -> None:
-    clock, store, rng = Clock(), FaultyStore(), Random(7)  # noqa: S311  seeded, so that the test can be repeated
+    clock, store, rng = Clock(), FaultyStore(), Random(7)  # noqa: S311  the seed makes the test reproducible
     source = ListSource(create_even_shards(tuple(f"s-{n}" for n in range(8))))
     fleet = [
         member(store, source, clock, worker_id, worker_id, Config(lease_seconds=3.0)) for worker_id in ("a-1", "b-1")

@@ -1,4 +1,4 @@
-"""A temporary rejection costs a few seconds. A lasting rejection moves the shard to another worker."""
+"""A temporary rejection delays a shard by a few seconds. A lasting rejection moves the shard to another worker."""
 
 import math
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from leasehold.errors import SourceError
 from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 UNREAD_SECONDS_MAX = 5.0
-"""The longest time that a shard may go unread because of one rejection."""
+"""The longest time for which one rejection may leave a shard unread."""
 
 
 def _reader_with_rejections(
     times: float, error: type[SourceError] = TransientRejection
 ) -> tuple[ReaderHarness, list[float]]:
-    """Return a reader whose first read after two records is rejected this often, and the times of the rejections."""
+    """Return a harness whose second read is rejected `times` times, and the list of the times of the rejections."""
     rejection_times = list[float]()
 
     def read(batch: Batch) -> Batch:
@@ -36,7 +36,7 @@ def _reader_with_rejections(
 
 
 def _steps(harness: ReaderHarness, reader: LeaseReader, condition: Callable[[], bool]) -> None:
-    """Take the reader's due steps until the condition holds."""
+    """Step the reader when it is due until the condition is met."""
     for _ in range(100):
         if condition():
             return
@@ -64,7 +64,7 @@ def test_first_rejection_costs_less_than_two_seconds() -> None:
 
 @pytest.mark.parametrize(("error", "tries"), [(TransientRejection, 1 + REJECTION_RETRIES), (SourceError, 1)])
 def test_lasting_rejection_releases_the_lease(error: type[SourceError], tries: int) -> None:
-    """Another worker may have the permission that this one lacks."""
+    """The lease is released because another worker may have the permission that this worker lacks."""
     harness, rejection_times = _reader_with_rejections(math.inf, error)
     harness.run_until_done(harness.reading())
     assert len(rejection_times) == tries
@@ -73,18 +73,18 @@ def test_lasting_rejection_releases_the_lease(error: type[SourceError], tries: i
 
 
 def test_step_without_a_read_does_not_count_as_a_response() -> None:
-    """Otherwise a reader that is woken often would never release the lease."""
+    """If such a step counted, a reader that is often woken would never release the lease."""
     harness, rejection_times = _reader_with_rejections(math.inf)
     reader = harness.reading()
     _steps(harness, reader, lambda: bool(rejection_times))
     while not harness.holding.releasing:
-        reader.step(harness.clock.now)  # woken before its time
+        reader.step(harness.clock.now)  # The reader is woken before it is due.
         harness.steps(reader, 1)
     assert len(rejection_times) == 1 + REJECTION_RETRIES
 
 
 def test_rejections_between_responses_release_nothing() -> None:
-    """Each response restarts the count."""
+    """Each successful read restarts the count of rejections."""
     count = iter(range(100))
 
     def read(batch: Batch) -> Batch:
@@ -108,7 +108,7 @@ def test_lease_is_released_during_the_wait_after_a_rejection() -> None:
 
 @pytest.mark.parametrize("times", [1, REJECTION_RETRIES])
 def test_first_listing_may_be_rejected_a_few_times(times: int) -> None:
-    """After credentials are created, some servers of the service do not know them for a moment."""
+    """New credentials may be unknown to some servers of the service for a moment."""
     source = FaultySource(four_shards(), faults=[TransientRejection("UnrecognizedClientException")] * times)
     driven = member(FaultyStore(), source, Clock())
     driven.run(60.0)

@@ -1,4 +1,4 @@
-"""Values of a wrong type are rejected by the call that gets them, before anything is opened, stored or changed."""
+"""A call that gets a value of a wrong type rejects it before anything is opened, stored or changed."""
 
 import re
 from threading import Event
@@ -25,13 +25,13 @@ FINE: dict[str, Any] = {
     "linger_seconds": (int, float),
     "drain_seconds": (int, float),
 }
-"""The types of the options for which some of these values are valid."""
+"""The valid types of the options that accept some of these values."""
 COUNTS = {"attempts", "concurrency", "memory_mib", "max_records", "threads"}
 FLAG_OPTIONS = {"create", "late_checkpoints", "wait"}
 
 
 def strange(name: str) -> list[Any]:
-    """Return values that this option can't have. None stands for its default."""
+    """Return the values that this option must reject. None is left out, because it stands for the default."""
     valid_types = bool if name in FLAG_OPTIONS else int if name in COUNTS else FINE.get(name, ())
     values = [value for value in STRANGE[1:] if not isinstance(value, valid_types)]
     return values if name in FLAG_OPTIONS else [*values, True]
@@ -104,7 +104,7 @@ def test_write_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa: AN
 
 
 def test_write_rejects_strings_that_cannot_be_encoded() -> None:
-    """Anything that one layout stores must be readable in all other layouts."""
+    """Strings must be encodable because every layout must be able to store what any other layout stores."""
     free_lease = Lease("s-0")
     write_makers: list[Any] = [
         lambda: CreateLease(Lease("\ud800")),

@@ -1,6 +1,6 @@
-"""Claims that were applied without a response.
+"""Claims that the store applied without returning a response.
 
-The table names this worker as the owner, but nothing reads the shard yet.
+After such a claim, the table names this worker as the owner, but no worker reads the shard yet.
 """
 
 import pytest
@@ -38,7 +38,7 @@ def test_claim_that_was_answered_is_not_repeated() -> None:
 
 
 class FullStore(FaultyStore):
-    """A store that can be read, and whose writes raise `full` if it is set."""
+    """A store that can always be read, but whose writes raise `full` if that is set."""
 
     full: type[StoreError] | None = None
 
@@ -50,7 +50,7 @@ class FullStore(FaultyStore):
 
 @pytest.mark.parametrize(("fault", "held"), [(NotWritten, 4), (StoreError, 4), (OutcomeUnknown, 0)])
 def test_worker_retakes_its_leases_soon_after_its_store_accepts_writes(fault: type[StoreError], held: int) -> None:
-    """A claim that may still be applied is followed by a pause. A claim that was not written is not."""
+    """The worker pauses after a claim that may still be applied, but not after one that was certainly not written."""
     clock, store = Clock(), FullStore()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))

@@ -1,4 +1,4 @@
-"""Workers of one group with different limits, such as a laptop and a large machine."""
+"""Workers in one group that have different limits, such as a laptop and a large machine."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ SHARDS = tuple(f"s-{number:02}" for number in range(32))
 
 @pytest.mark.parametrize("order", [("laptop-1", "cluster-1"), ("cluster-1", "laptop-1")])
 def test_large_worker_takes_shards_above_the_small_workers_limit(order: tuple[str, ...]) -> None:
-    """Shards above the small worker's limit are read, and stay with one owner (M7, M9)."""
+    """The large worker reads the shards above the small worker's limit, and no lease moves afterwards (M7, M9)."""
     limits = {"laptop-1": 4, "cluster-1": 40}
     clock, store, source = Clock(), MemoryStore(), ListSource(create_even_shards(SHARDS))
     fleet: list[DrivenWorker] = []

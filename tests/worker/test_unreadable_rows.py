@@ -23,7 +23,7 @@ def test_new_worker_creates_and_takes_readable_leases() -> None:
 
 
 def test_unreadable_row_does_not_stop_others_from_reading_the_table() -> None:
-    """The row with the bulletin may be the unreadable one."""
+    """Workers keep reading the table even if the unreadable row is the one with the bulletin."""
     store, clock = FaultyStore(), Clock()
     source = ListSource(four_shards())
     ann, bob = (
@@ -31,7 +31,7 @@ def test_unreadable_row_does_not_stop_others_from_reading_the_table() -> None:
     )
     together([ann, bob], 60.0)
     assert [len(ann.held), len(bob.held)] == [2, 2]
-    keys = bob.worker._look.keys or ann.worker._look.keys  # noqa: SLF001  chance decides who reads whose bulletin
+    keys = bob.worker._look.keys or ann.worker._look.keys  # noqa: SLF001  which worker reads the bulletin is random
     assert keys
     bulletin_reader, lookout = (bob, ann) if bob.worker._look.keys else (ann, bob)  # noqa: SLF001
     store.bad = {keys[0]}

@@ -1,6 +1,7 @@
-"""However a program leaves `run`, `arun`, `worker` or `read`, leases are released and no threads or processes remain.
+"""However a program leaves `run`, `arun`, `worker` or `read`, its leases are released and no thread or process remains.
 
-Each of them is tested with: return, raise, cancel, close(), garbage collection, a closed loop, fork and exit.
+The tests leave these functions by return, exception, cancellation, `close()`, garbage collection, a closed loop, fork
+    and exit.
 """
 
 import asyncio
@@ -37,23 +38,23 @@ NUMBERS = [each.sequence_number for each in create_records(8)]
 
 
 def stream(count: int = 8) -> ListSource:
-    """Return a stream of one shard, in batches of one record."""
+    """Return a stream with one shard, which is read in batches of one record."""
     return ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(count), size=1)})
 
 
 EARLIER: set[threading.Thread] = set()
-"""Threads that existed before the test."""
+"""The threads that existed before the test."""
 
 
 def worker_threads() -> list[threading.Thread]:
-    """Return the threads of workers."""
+    """Return the threads of the workers that this test has started."""
     return [
         thread for thread in threading.enumerate() if thread.name.startswith("leasehold-") and thread not in EARLIER
     ]
 
 
 def settled(store: FaultyStore) -> str:
-    """Wait until no worker thread is left. Return the checkpoint of the lease, which has no owner."""
+    """Wait until no worker thread is left. Check that the lease has no owner, and return its checkpoint."""
     for thread in worker_threads():
         thread.join(WAIT)
     assert worker_threads() == []
@@ -64,7 +65,7 @@ def settled(store: FaultyStore) -> str:
 
 @pytest.fixture(autouse=True)
 def _leaves_handlers() -> Iterator[None]:
-    """Check that a worker restores its program's signal handlers."""
+    """Check that workers restore the program's signal handlers."""
     EARLIER.clear()
     EARLIER.update(threading.enumerate())
     handlers_before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
@@ -85,11 +86,11 @@ class RecordingHandler:
         self.first.set()
 
     async def awaited(self, batch: leasehold.Delivery) -> None:
-        """Do the same as an async handler."""
+        """Record the sequence number in the same way, as an async handler."""
         self(batch)
 
 
-# A coroutine, generator or block that ends
+# Coroutines, generators and blocks that end
 
 
 def _close(coroutine: Any) -> None:  # noqa: ANN401  a coroutine, or a generator
@@ -108,7 +109,7 @@ def test_closed_or_collected_arun_drains(end: Callable[[Any], None]) -> None:
 
     async def main() -> None:
         coroutines.append(leasehold.arun(stream(), recorder, leases=store, **BEGINNING))
-        coroutines[0].send(None)  # as a task would, until it waits
+        coroutines[0].send(None)  # as a task would do, until the coroutine waits
         await asyncio.to_thread(recorder.first.wait, WAIT)
 
     coroutines: list[Any] = []
@@ -120,7 +121,7 @@ def test_closed_or_collected_arun_drains(end: Callable[[Any], None]) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """If the loop is closed, no record is dead-lettered or skipped."""
+    """When its event loop is closed, `arun` neither dead-letters nor skips a record."""
     store, recorder, dead_lettered = FaultyStore(), RecordingHandler(), list[str]()
     may_finish, second_batch_started = threading.Event(), threading.Event()
 
@@ -145,7 +146,7 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
         held_tasks.append(loop.create_task(leasehold.arun(stream(), handler, leases=store, **options)))
         await asyncio.to_thread(second_batch_started.wait, WAIT)
 
-    held_tasks: list[asyncio.Task[object]] = []  # so that the task is not collected, which would end it as well
+    held_tasks: list[asyncio.Task[object]] = []  # keeps the task from being collected, which would end it
     loop.run_until_complete(main())
     loop.close()
     may_finish.set()
@@ -157,11 +158,11 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
 
 
 def test_call_in_a_closed_loop_dead_letters_no_record() -> None:
-    """If the loop of an async handler is closed, its records are delivered again to the next owner of the lease."""
+    """If the event loop of an async handler is closed, the next owner of the lease gets the handler's records again."""
     store, recorder, dead_lettered = FaultyStore(), RecordingHandler(), list[str]()
     loop_closed, second_batch_started = threading.Event(), threading.Event()
 
-    def handle(batch: leasehold.Delivery) -> Any:  # noqa: ANN401  what is awaited, or not
+    def handle(batch: leasehold.Delivery) -> Any:  # noqa: ANN401  an awaitable or None
         if recorder.first.is_set():
             second_batch_started.set()
             loop_closed.wait(WAIT)
@@ -260,7 +261,7 @@ def test_worker_block_that_ends_early_has_drained(end: Callable[[Any], None] | N
 
 @pytest.mark.parametrize("way", ["break", "raise", "close", "collect", "stop", "thread"])
 def test_read_that_ends_releases(way: str) -> None:
-    """An iteration that ends acknowledges what its consumer finished, and releases the lease."""
+    """An iteration that ends acknowledges the batches that its consumer has finished, and releases the lease."""
     store, processed = FaultyStore(), list[str]()
 
     def iterate() -> None:
@@ -290,7 +291,7 @@ def test_read_that_ends_releases(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["cancel", "close", "loop"])
 def test_async_read_that_ends_releases(way: str) -> None:
-    """A task that ends while it iterates acknowledges nothing, and its lease is released."""
+    """If a task ends while it processes a batch, the batch is not acknowledged, and the lease is released."""
     store, processed, left_open = FaultyStore(), list[str](), list[Any]()
     loop = asyncio.new_event_loop()
 
@@ -331,7 +332,7 @@ def test_async_read_that_ends_releases(way: str) -> None:
 @pytest.mark.parametrize("door", ["run", "arun", "worker"])
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt])
 def test_handler_that_ends_the_program_drains(door: str, fault: type[BaseException]) -> None:
-    """SystemExit and KeyboardInterrupt raised by a handler end the worker and reach its caller."""
+    """If a handler raises SystemExit or KeyboardInterrupt, the worker ends and its caller gets the exception."""
     store = FaultyStore()
 
     def handle(batch: leasehold.Delivery) -> None:
@@ -357,7 +358,7 @@ def _run_by(door: str, handle: Handler, store: FaultyStore) -> None:
 
 
 def test_read_from_several_tasks_is_rejected() -> None:
-    """While a task waits for a batch or processes one, a step of the iteration by another task raises RuntimeError."""
+    """While one task waits for a batch or processes one, other tasks that ask for a batch get a RuntimeError."""
     store, processed, rejections = FaultyStore(), list[str](), list[str]()
 
     async def main() -> None:
@@ -381,7 +382,7 @@ def test_read_from_several_tasks_is_rejected() -> None:
 
 
 def test_step_of_another_thread_acknowledges_nothing() -> None:
-    """Only the thread that has a batch acknowledges it. Another thread may continue once that thread has ended."""
+    """Only the thread that has a batch can acknowledge it. Once that thread has ended, another thread may continue."""
     store, faults, processed = FaultyStore(), list[BaseException](), list[str]()
 
     def step() -> None:
@@ -397,7 +398,7 @@ def test_step_of_another_thread_acknowledges_nothing() -> None:
 
     with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
         beside()
-        step()  # the first thread is over
+        step()  # The first thread has ended.
         beside()
         (lease,) = store.list().leases
         assert (len(faults), processed, lease.checkpoint.sequence <= NUMBERS[0]) == (1, NUMBERS[:2], True)
@@ -405,7 +406,7 @@ def test_step_of_another_thread_acknowledges_nothing() -> None:
 
 
 def test_steps_with_time_limits_are_one_consumer() -> None:
-    """Each step of an iteration may run in a separate task, as with `asyncio.wait_for`."""
+    """Each step of an iteration may run in a task of its own, as `asyncio.wait_for` does before Python 3.12."""
 
     async def main() -> list[str]:
         async with leasehold.read(stream(), leases=FaultyStore(), **BEGINNING) as batches:
@@ -414,11 +415,11 @@ def test_steps_with_time_limits_are_one_consumer() -> None:
     assert asyncio.run(main()) == NUMBERS[:3]
 
 
-# Errors of workers whose task no one awaits
+# Errors of workers whose tasks are not awaited
 
 
 class Broken(FaultyStore):
-    """A store whose listings fail permanently."""
+    """A store whose listings always fail."""
 
     def list(self, **_args: object) -> Any:  # noqa: ANN401  never
         raise StoreError("no such table")
@@ -436,7 +437,7 @@ def test_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFix
     asyncio.run(asyncio.wait_for(main(), WAIT))
 
 
-# Forks and exits, in separate processes
+# Forks and exits are tested in separate processes.
 
 PRELUDE = """
 import asyncio, json, multiprocessing, os, signal, sys, threading
@@ -490,11 +491,11 @@ CHILDREN = {
     "terminate": ("signal.pause()", "os.kill(pid, signal.SIGTERM)", -15),
 }
 QUICK_CASES = {("run", "exit"), ("run", "terminate"), ("arun", "terminate"), ("arun-async", "exit")}
-"""The other cases take seconds each, and run only in `make test-more`."""
+"""The quick cases. The others take seconds each, and run only with `make test-more`."""
 
 
 def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None, str]:
-    """Run the program, and return its exit status, its output, and the owner and checkpoint of the lease."""
+    """Run the program. Return its exit status, its parsed output, and the owner and the checkpoint of the lease."""
     url = f"sqlite:///{folder}/leases.db"
     command = [sys.executable, "-c", PRELUDE + program, url]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -503,7 +504,7 @@ def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None,
             output, _error_output = process.communicate(timeout=WAIT)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its children, too
+                os.killpg(process.pid, signal.SIGKILL)  # and its children
     with closing(open_store(url)) as store:
         (lease,) = store.list().leases
     return process.returncode, json.loads(output or "null"), lease.owner, lease.checkpoint.sequence
@@ -516,11 +517,11 @@ def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None,
         pytest.param(door, child, marks=[] if (door, child) in QUICK_CASES else [pytest.mark.more])
         for door in DOORS
         for child in CHILDREN
-        if door != "worker" or child != "terminate"  # the program for `worker` has its own signal handler
+        if door != "worker" or child != "terminate"  # that program sets a signal handler
     ],
 )
 def test_children_forked_by_a_handler_end(door: str, child: str, tmp_path: Path) -> None:
-    """A child that a handler forked ends when it leaves the handler or gets a signal, and its worker reads on."""
+    """A child that a handler forks ends when it leaves the handler or gets a signal. The parent's worker continues."""
     child_code, parent_code, child_status = CHILDREN[child]
     forking = f"""
 def forking():
@@ -561,7 +562,7 @@ def forking():
 
 @pytest.mark.parametrize("door", [pytest.param("run", marks=pytest.mark.more), "arun"])
 def test_pools_in_handlers_end(door: str, tmp_path: Path) -> None:
-    """`with Pool()` in a handler ends batch after batch, because its processes end at SIGTERM."""
+    """A handler can use `with Pool()` for every batch, because the processes of the pool end at SIGTERM."""
     exit_status, output, owner, _ = run_program(POOL + DOORS[door], tmp_path)
     assert (exit_status, output[0][:4], output[1:], owner) == (0, [3] * 4, [0, [True, True]], None)
 
@@ -681,7 +682,7 @@ tell()
     ],
 )
 def test_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
-    """In a forked child, a worker or an iteration raises WorkerError, and never delays the end of the child."""
+    """In a forked child, the parent's worker or iteration raises WorkerError and never delays the end of the child."""
     exit_status, output, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
     assert (exit_status, output, owner) == (0, [[7], 0, [True, True]], None)
 
@@ -732,6 +733,6 @@ leasehold.run(source, handle, **options)
     "door", [each if each == "arun-loop-closed" else pytest.param(each, marks=pytest.mark.more) for each in EXITS]
 )
 def test_program_that_exits_releases(door: str, tmp_path: Path) -> None:
-    """When a program ends, its worker has released its leases, and the exit status is the program's own."""
+    """When a program exits, its worker has released its leases, and the exit status is that of the program."""
     exit_status, _, owner, _ = run_program(EXITS[door], tmp_path)
     assert (exit_status, owner) == (5, None)

@@ -1,4 +1,4 @@
-"""Lines are written completely, even to a file that rejects some writes for a while."""
+"""Lines are written completely, even if a file rejects some writes for a while."""
 
 import errno
 import io
@@ -27,7 +27,7 @@ LINES = st.lists(st.binary(max_size=6).map(lambda data: data.replace(b"\n", b"")
 
 @define
 class Raw:
-    """A file that accepts the given number of bytes of each write. 0 is a rejection."""
+    """A file that accepts only some bytes of each write. `takes` contains these numbers, and 0 rejects a write."""
 
     takes: list[int]
     why: int = errno.ENOSPC
@@ -44,7 +44,7 @@ class Raw:
 
 @define
 class Out:
-    """Replaces `sys.stdout`, and writes to a `Raw` file."""
+    """A replacement for `sys.stdout` that writes to a `Raw` file."""
 
     raw: Raw
 
@@ -82,7 +82,7 @@ def test_repeated_batch_duplicates_only_whole_lines(batches: list[list[bytes]], 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_full_disk_is_logged_and_not_raised(unbuffered: str) -> None:
-    """Other processes that write to the full disk continue."""
+    """The error is returned to the caller, so that the process can continue."""
     events = "leasehold.adapters.consumer.events"
     code = f"import sys; from {events} import LineWriter as L; L(sys.stdout).write(b'x').unwritten"
     with Path("/dev/full").open("wb") as full_device:
@@ -117,7 +117,7 @@ def test_batch_repeated_after_a_full_disk_is_written_once() -> None:
 
 
 def test_closed_pipe_is_not_a_full_disk() -> None:
-    """A closed pipe ends the command, whereas a write to a full disk is retried."""
+    """A write to a full disk is retried, but a closed pipe ends the command."""
     lines = LineWriter(text_file_over(Raw([3, 0], errno.EPIPE)))
     with pytest.raises(BrokenPipeError):
         lines.write(b"a line\n")
@@ -131,7 +131,7 @@ def holding() -> Holding:
 
 @define
 class Named:
-    """A holding with a lease."""
+    """A stand-in for a holding, which has only a lease and a stream."""
 
     lease: Lease = field(factory=lambda: Lease("s-0"))
     stream: str = ""

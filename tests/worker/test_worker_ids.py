@@ -1,4 +1,4 @@
-"""Worker ids that the store cannot hold are rejected when the worker is made, and not at each claim."""
+"""Worker ids that the store cannot hold are rejected when the worker is created, and not at each claim."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_worker_id_that_no_store_holds_is_rejected(me: object) -> None:
 
 @pytest.mark.parametrize("me", ODD_WORKER_IDS)
 def test_worker_id_of_any_characters_is_accepted_except_in_http_headers(me: str) -> None:
-    """The Azure SDKs' layout keeps the owner in a blob's metadata, which is sent as HTTP headers."""
+    """The layout of the Azure SDKs stores the owner in the metadata of a blob, which is sent as HTTP headers."""
     check_worker_id(me, Capabilities())
     if me == "worker 1":
         check_worker_id(me, EventHubLayout.capabilities)

@@ -1,4 +1,4 @@
-"""Turns of one worker under a virtual clock: which leases it takes, keeps, loses and takes again."""
+"""Turns of a worker under a virtual clock: which leases the worker takes, keeps, loses and takes again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ class SleepySource(ListSource):
 
 
 def test_creations_planned_before_a_pause_are_planned_again() -> None:
-    """After a pause longer than a lease, other workers may have created, finished and deleted the planned leases."""
+    """During a pause that is longer than a lease, other workers may create, finish and delete the planned leases."""
     clock, store = Clock(), FaultyStore()
     source = SleepySource(four_shards())
     source.clock = clock
@@ -77,7 +77,7 @@ def test_creations_planned_before_a_pause_are_planned_again() -> None:
 
 
 def test_lease_created_during_a_pause_is_deleted_and_planned_again() -> None:
-    """A creation that took longer than a lease was planned too long ago, so it is undone."""
+    """A lease whose creation took longer than a lease duration is deleted, because its plan is too old."""
     clock, store = Clock(), FaultyStore()
     driven = member(store, ListSource(four_shards()), clock)
 
@@ -95,7 +95,7 @@ def test_lease_created_during_a_pause_is_deleted_and_planned_again() -> None:
 
 
 class BusySource(ListSource):
-    """A stream whose next listing takes as long as `meanwhile` does."""
+    """A stream that calls `meanwhile` during the next listing."""
 
     meanwhile: Callable[[], None] | None = None
 
@@ -109,7 +109,7 @@ class BusySource(ListSource):
 
 @pytest.mark.parametrize("seconds", [2.0, 5.0, 9.0, 9.9])
 def test_lease_that_others_finished_during_a_listing_is_not_created_again(seconds: float) -> None:
-    """A worker creates no lease whose shard was finished after the worker read the table, so nothing is read twice."""
+    """A lease is not created if its shard was finished since the worker read the table, so nothing is read twice."""
     clock, store = Clock(), FaultyStore()
     parent, child = create_shard("s-0", 0, 9, open=False), create_shard("s-1", 0, 9, "s-0")
     reader, late_source = member(store, ListSource([parent, child]), clock, "b-1"), BusySource([parent, child])
@@ -191,7 +191,7 @@ def test_stolen_lease_is_lost_within_one_renewal() -> None:
 
 
 def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.LogCaptureFixture) -> None:
-    """The owner knows its position, so the shard does not start at the initial position."""
+    """The owner recreates the row at its own position, so that the shard does not start at the initial position."""
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
     holding = driven.worker.holdings[0]
@@ -211,7 +211,7 @@ def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.L
 
 
 def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
-    """Owners recreate the rows of an emptied table before others do."""
+    """If the table is emptied, owners recreate their rows before other workers can."""
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
     epochs_before = {row.key: row.epoch for row in store.list().leases}
@@ -299,7 +299,7 @@ def test_new_group_at_latest_waits_for_owners_and_skips_nothing(
 
 
 def test_joining_worker_leaves_an_emptied_table_to_the_owners() -> None:
-    """A start at LATEST could skip records that no worker has read."""
+    """A joining worker would create the leases at LATEST, and could skip records that no worker has read."""
     clock, store = Clock(), FaultyStore()
     source, config = ListSource(four_shards()), evolve(KCL, initial_position=LATEST)
     driven = member(store, source, clock, config=config)
@@ -314,7 +314,7 @@ def test_joining_worker_leaves_an_emptied_table_to_the_owners() -> None:
 
 
 def test_wait_for_owners_restarts_after_a_table_outage() -> None:
-    """Owners cannot renew during an outage, so a wait that includes an outage proves nothing."""
+    """Owners cannot recreate rows during an outage, so the time of an outage does not count as waiting."""
     clock, store = Clock(), FaultyStore()
     driven = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
     driven.run(1.0)
@@ -330,7 +330,7 @@ def test_wait_for_owners_restarts_after_a_table_outage() -> None:
 
 
 def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
-    """A child that has not begun waits for its deleted parent, which may be unfinished."""
+    """A child that has not been read yet waits for a parent without a row, because the parent may be unfinished."""
     clock, store = Clock(), FaultyStore()
     driven, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
     store.write(DeleteLease(store.row("s-0")))
@@ -341,9 +341,9 @@ def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
 
 
 def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
-    """The owner knows the position, and a joining worker would start at LATEST."""
+    """The owner knows the position of the deleted row, whereas a joining worker would start at LATEST."""
     clock, store = Clock(), FaultyStore()
-    settled(clock, store)  # the owner, which does nothing more
+    settled(clock, store)  # The owner, which does nothing after this.
     del store._table.rows["s-3"]  # noqa: SLF001  without any worker's knowledge
     joining_worker = member(
         store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST), me="b-1", process="p-2"
@@ -455,7 +455,7 @@ def test_unlisted_lease_is_deleted_only_if_the_service_confirms() -> None:
 def test_outage_longer_than_a_shard_skips_nothing_and_is_logged_once(
     ranged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At LATEST, the descendants are read from their beginning, and one worker logs the gap (L5)."""
+    """Even at LATEST, descendants are read from their beginning. Exactly one worker logs the gap (L5)."""
     clock, store, hash_range = Clock(), FaultyStore(), (0, 9) if ranged else None
     progress_note = Progress(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
     missing_lease = Lease(
@@ -477,7 +477,7 @@ def test_outage_longer_than_a_shard_skips_nothing_and_is_logged_once(
 
 
 def test_deletion_of_a_missing_shards_row_is_retried_if_it_changed() -> None:
-    """The deletion is tried a second time (L10)."""
+    """If the row has changed, the deletion is tried a second time (L10)."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
@@ -578,7 +578,7 @@ def test_lease_of_a_recreated_stream_is_taken_despite_an_earlier_cooldown() -> N
 
 
 def test_rejected_write_returns_the_present_lease() -> None:
-    """The other tests here rely on this rejection by the test double."""
+    """The other tests in this module rely on `FaultyStore` to reject outdated writes like this."""
     store = FaultyStore()
     store.write(CreateLease(Lease("s", hash_range=HASH_KEYS)))
     row = store.row("s")
@@ -596,7 +596,7 @@ def test_draining_worker_takes_nothing_more() -> None:
 
 
 def test_hurried_worker_finds_the_hurry_when_woken() -> None:
-    """`hurry` must take effect before the wake-up. Otherwise the turn would find nothing to do."""
+    """`hurry` must take effect before it wakes the runner. Otherwise, the turn would find nothing to do."""
     driven = member(FaultyStore(), ListSource(four_shards()), Clock())
     driven.run(30)
     listing_sizes: list[int] = []
@@ -636,7 +636,7 @@ class CountingSource:
 
 
 def test_former_holding_is_remembered_with_its_possible_owner() -> None:
-    """If its row is deleted later, the lease starts at its last position. It waits only for a possible other owner."""
+    """A lease whose row is deleted starts at the remembered position, after a wait if another worker may own it."""
     clock, store = Clock(), FaultyStore()
     holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
     stolen_holding, expired_holding, *_ = holdings.all
@@ -683,7 +683,7 @@ def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
 
 
 def test_lease_that_expired_here_and_was_deleted_is_recreated_at_once() -> None:
-    """No other worker has owned the lease since, so no worker knows a later position."""
+    """There is no wait, because no other worker has owned the lease since, and none knows a later position."""
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
     store.down = True

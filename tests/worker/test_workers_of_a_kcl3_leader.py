@@ -1,4 +1,4 @@
-"""A KCL 3.5 leader's workers take no leases but are given free ones, tested with KCL 3.5's own rows on a real table."""
+"""Workers of a KCL 3.5 leader take no leases, so our workers give them free ones in KCL 3.5's rows of a real table."""
 
 import pytest
 from running import running
@@ -19,7 +19,7 @@ TABLE, WAIT, SHARDS = "beside-a-leader", 20.0, ("s-0", "s-1", "s-2", "s-3")
 
 
 def test_free_lease_is_given_to_a_worker_of_the_leader(dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
-    """A KCL 3.5 leader takes no lease from a running worker, so its workers get only released ones."""
+    """A KCL 3.5 leader takes no lease from a running worker, so its workers get only leases that ours releases."""
     handled: list[str] = []
 
     def handle(delivery: Delivery) -> None:
@@ -46,5 +46,5 @@ def test_free_lease_is_given_to_a_worker_of_the_leader(dynalite_url: str, dynali
         remaining_keys = set(SHARDS) - {lease.key for lease in given_leases}
         until(
             lambda: {holding.key for holding in worker.holdings} == remaining_keys
-        )  # the responses arrive after the rows have changed
+        )  # The responses arrive after the rows have changed.
         assert dynalite_client.get_item(TableName=TABLE, Key={"leaseKey": {"S": "java"}})["Item"] == rows[1]

@@ -22,13 +22,13 @@ def record(number: int, seconds: float) -> Record:
 
 @define
 class TimedStream(ListSource):
-    """A stream whose clock the test sets. A reader that starts at a time skips all records that arrived before it."""
+    """A stream whose clock the test sets. A reader that starts at a time skips all records that arrived earlier."""
 
     now: float = UNTIL / 1000 + 60
     tells_last: bool = False
 
     def settled(self, lease: Lease, until: float) -> SettledShard | None:
-        """Return whether no more records from before `until` can arrive, by the clock alone or with the last record."""
+        """Return None until `until` has passed. If `tells_last` is set, the result contains the last record."""
         if self.now < until:
             return None
         records = self.shard_logs[lease.key].records
@@ -37,7 +37,7 @@ class TimedStream(ListSource):
         return SettledShard(records[-1].position, records[-1].arrived) if records else SettledShard(TRIM_HORIZON)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader that starts after the position, or at the first record that arrived at or after the time."""
+        """Return a reader that starts after the position `start`, or at the first record since the time `start`."""
         reader = cast("ListReader", super().open(lease, start))
         if start.sequence == "AT_TIMESTAMP":
             records = self.shard_logs[lease.key].records
@@ -51,7 +51,7 @@ class TimedStream(ListSource):
 
 
 def read_to_the_end(source: TimedStream, start: Position = TRIM_HORIZON) -> tuple[list[int], bool]:
-    """Return the numbers of the records that a reader of the slice returns, and whether it ends."""
+    """Return the sequence numbers of the records that a reader of the slice returns, and whether the shard ends."""
     reader = TEST_SLICE.source(source).open(Lease("s-0"), start)
     sequence_numbers: list[int] = []
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Workers on one in-memory store under a clock that only the test moves, so that every run is the same."""
+"""Workers that share one in-memory store. Only the test moves their clock, so every run is the same."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, get_args
@@ -26,18 +26,20 @@ KCL = Config(Kcl(max_steals=10), lease_seconds=10.0, initial_position=TRIM_HORIZ
 
 
 class FaultyStore(MemoryStore):
-    """A memory store that fails when a test says so, and records its calls.
+    """An in-memory store that records its calls, and fails as a test defines.
 
     Attributes:
-        capabilities: The capabilities of the layout.
+        capabilities: The capabilities of the simulated layout.
         down: Whether the store cannot be reached.
-        fault: Raised by listings.
+        fault: The error that listings raise, or None.
         bad: The keys of rows that were edited by hand and cannot be read.
-        refuses: Writes of these kinds are rejected, and the rejection contains the current row.
-        lose_replies: How many responses are lost, to writes of the kinds in `losing`.
-        passes: Called before each write to the table, and again after it.
-        write_requests: All writes that were requested. `outcomes` contains the responses that were returned.
-        readings: The keys of each read (None for all), and whether it may be stale.
+        refuses: The kinds of writes that are rejected. The rejection contains the current row.
+        lose_replies: The number of responses that are still to be lost. Only writes of the kinds in `losing` are
+            affected.
+        passes: A function that is called before and after each write to the table.
+        write_requests: All writes that were requested. `outcomes` contains the outcomes of those that reached the
+            table.
+        readings: For each read, its keys (None for all) and whether its result may be stale.
     """
 
     def __init__(self, capabilities: Capabilities = DEFAULT_CAPABILITIES) -> None:
@@ -85,7 +87,7 @@ class FaultyStore(MemoryStore):
         return super().get(requested_keys, stale_ok=stale_ok)
 
     def rewrite(self, key: str, change: Callable[[Lease], Lease]) -> None:
-        """Change a row without the knowledge of any worker."""
+        """Change a row directly in the table, without any worker's knowledge."""
         self._table.rows[key] = change(self.row(key))
 
     def row(self, key: str) -> Lease:
@@ -111,14 +113,14 @@ class FaultyStore(MemoryStore):
 
 @define
 class FaultySource(ListSource):
-    """A stream that fails when a test says so, and keeps its readers.
+    """A stream that fails as a test defines, and keeps its readers.
 
     Attributes:
-        faults: The errors that the next listings raise. None means that the listing succeeds.
-        on_read: Called with each batch. It may return another batch in its place, or None. If it raises an
-            exception, the reader has already advanced.
-        present: The position of LATEST, if it is the same for all shards.
-        readers: The readers that were opened; `epochs` has the epoch of the lease for each.
+        faults: The errors that the next listings raise, in order. None means that the listing succeeds.
+        on_read: A function that is called with each batch. It may return another batch that replaces it, or None. If
+            the function raises an exception, the reader has already advanced.
+        present: The position of LATEST for all shards, or None to compute it for each shard.
+        readers: The readers that were opened. `epochs` contains the epoch of the lease of each reader.
     """
 
     faults: list[SourceError | None] = field(factory=list)
@@ -138,7 +140,7 @@ class FaultySource(ListSource):
         return super().latest(lease) if self.present is None else self.present
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader that fails as its stream does."""
+        """Return a reader that calls `on_read` with each batch."""
         self.readers.append(FaultyReader(self, super().open(lease, start)))
         self.epochs.append(lease.epoch)
         return self.readers[-1]
@@ -146,14 +148,14 @@ class FaultySource(ListSource):
 
 @define
 class FaultyReader:
-    """A reader of a FaultySource. Once it is closed, it must not be read or closed again."""
+    """A reader of a `FaultySource`. It checks that it is neither read nor closed again after it was closed."""
 
     source: FaultySource
     reader: Reader
     closed: bool = False
 
     def read(self) -> Batch:
-        """Return the next records as the stream has them."""
+        """Return the next batch, or the one with which `on_read` replaces it."""
         assert not self.closed, "a reader that was closed is read"
         batch = self.reader.read()
         other_batch = self.source.on_read(batch)
@@ -167,13 +169,13 @@ class FaultyReader:
 
 @define
 class ManualExecutor:
-    """An executor whose handlers run only when the test says so.
+    """An executor that runs no handlers itself. The test runs them.
 
     Attributes:
-        waiting: The work that was passed to `start` and has not begun.
-        replaced: The slow work for which another thread was requested.
+        waiting: The work that was passed to `start` and has not begun yet.
+        replaced: The slow work for which a replacement thread was requested.
         stuck: Whether all threads are slow.
-        refuses: Whether the system starts no more threads.
+        refuses: Whether the system refuses to start threads.
     """
 
     waiting: list[Work] = field(factory=list)
@@ -197,7 +199,7 @@ class ManualExecutor:
         self.replaced.append(work)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because there are no threads."""
 
 
 def four_shards() -> list[Shard]:
@@ -214,9 +216,9 @@ def stream_with_five_records() -> ListSource:
 
 @define
 class RecordingConsumer:
-    """A consumer that records its calls. The test does the work.
+    """A consumer that records its calls and reads nothing.
 
-    While `busy` is set, a batch counts as running, so no lease is released.
+    While `busy` is set, it behaves as if a batch were running, and releases no lease.
     """
 
     begun: list[Holding] = field(factory=list)
@@ -227,7 +229,7 @@ class RecordingConsumer:
         self.begun.append(holding)
 
     def release(self, holding: Holding) -> None:
-        """Release at once, unless a batch is running."""
+        """Record the request, and release the lease unless `busy` is set."""
         self.releasing.append(holding)
         if not self.busy:
             holding.release()
@@ -235,7 +237,7 @@ class RecordingConsumer:
 
 @define
 class DrivenWorker:
-    """One worker, and the times on the test's clock at which its next renewal and its next turn are due."""
+    """A worker, and the times at which its next renewal and its next turn are due on the test's clock."""
 
     worker: Worker
     clock: Clock
@@ -272,7 +274,7 @@ def member(  # noqa: PLR0917  tests pass the last ones by name
     config: Config = KCL,
     if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None,
 ) -> DrivenWorker:
-    """Return a worker that shares leases, with a consumer that records its calls."""
+    """Return a worker whose consumer only records its calls."""
     worker = Worker(
         store=store,
         source=source,

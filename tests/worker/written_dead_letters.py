@@ -1,4 +1,4 @@
-"""Makes dead letters such as those of a failed handler."""
+"""Makes dead letters like those that are written when a handler fails."""
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.sources.protocol import Record

@@ -1,1 +1,1 @@
-"""Model-checks small fleets, by exploring all possible orders of events with the real function `plan`."""
+"""Model-checks small fleets by exploring every possible order of events, with the real function `plan`."""

@@ -21,14 +21,14 @@ JAVA = Config(rules=EventHubs(dialect="java"))
 PYTHON = Config(rules=EventHubs(dialect="python"))
 
 NAMED = {"kcl": KCL, "kcl, 3 steals": KCL_3, "kcl-rust": KCL_RUST, "dotnet": DOTNET, "java": JAVA, "python": PYTHON}
-"""Configurations of other libraries that have names of their own, because the options of their rule sets matter."""
+"""Configurations of other libraries' rules, by name. Some rule sets occur several times, with different options."""
 
 _NAMED_SETS = {type(config.rules) for config in (OURS, *NAMED.values())}
 PEERS = {
     **NAMED,
     **{rule_set.name: Config(rules=rule_set()) for rule_set in known_rule_sets() if rule_set not in _NAMED_SETS},
 }
-"""The configurations of all rule sets other than `minimal`. Those that are not in `NAMED` have default options."""
+"""The configurations of all rule sets other than `minimal`, by name. Those not in `NAMED` have default options."""
 
 _OVERSHOOT: frozenset[Fault] = frozenset({"overshoot"})
 _UNEVEN: frozenset[Fault] = frozenset({"uneven"})
@@ -36,7 +36,7 @@ KNOWN_FAULTS: dict[tuple[str, int, int], frozenset[Fault]] = {
     **{(peer, 5, 3): _OVERSHOOT for peer in NAMED},
     ("python", 5, 3): _UNEVEN,
 }
-"""The known faults of each fleet, which the rules of other libraries cause and the checker must find.
+"""The faults that the rules of other libraries are known to cause in some fleets. The checker must find them.
 
 A key consists of the name of the fleet's rule set in `PEERS`, the number of leases, and the number of workers.
 """
@@ -82,7 +82,7 @@ def build_all_cases() -> tuple[FleetCase, ...]:
 
 
 def _build_fleet(leases: int, rules: tuple[Config | None, ...]) -> FleetModel:
-    """Return a fleet whose workers belong to two groups alternately."""
+    """Return a fleet whose workers belong alternately to the groups x and y."""
     return FleetModel(leases, tuple(f"{'xy'[number % 2]}-{number}" for number in range(len(rules))), rules)
 
 
@@ -124,7 +124,8 @@ def _build_fault_cases(leases: int, workers: int) -> tuple[FleetCase, ...]:
 
 def _build_mixed_cases(leases: int, peer: str) -> tuple[FleetCase, ...]:
     peer_rules = PEERS[peer]
-    # Two of three workers with a peer's rules have the same known faults as a fleet with only those rules.
+    # A fleet in which two of three workers have a peer's rules has the same known faults as a fleet of three such
+    # workers.
     known_faults = KNOWN_FAULTS.get((peer, leases, 3), frozenset())
     return (
         FleetCase(f"two minimal, one {peer}", _build_fleet(leases, (OURS, peer_rules, OURS))),

@@ -1,8 +1,8 @@
 """Models a small fleet as a state machine. A state contains the owners of leases and the writes in progress.
 
 1. Decisions come from the real `plan`. Only time and the store are modeled.
-2. A write may be delayed for any time. When it arrives, it is applied only if the condition that the store would check
-   still holds.
+2. A write may be delayed for any length of time. When it arrives, it is applied only if the condition that the store
+   would check still holds.
 3. Workers cannot see a worker that holds no lease. The model therefore doesn't distinguish a worker that hasn't started
    yet from one that hasn't read the table yet.
 """
@@ -90,7 +90,7 @@ class FleetModel:
         yields: Whether owners answer hand-off requests.
         timeouts_may_expire: Whether the timeouts of the rules may expire at any time. Otherwise they expire only when
             nothing else can happen.
-        turns: How many turn numbers are tried for each plan, because plans depend on the turn.
+        turns: The number of turns for which each plan is tried, because plans depend on the number of the turn.
     """
 
     leases: int
@@ -251,7 +251,8 @@ def _apply_write(state: FleetState, worker: int, write: ModelWrite) -> FleetStat
         case "claim":
             return _set_owner(state, write.lease, worker)
         case "steal":
-            # A worker that has requested the lease can steal it only while the row still names it as the next owner.
+            # After a worker has requested the lease, it can steal the lease only while the row still names it as next
+            # owner.
             return (
                 _set_owner(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
             )
@@ -278,8 +279,8 @@ def _apply_write(state: FleetState, worker: int, write: ModelWrite) -> FleetStat
 def _set_owner(state: FleetState, lease: int, owner: int) -> FleetState:
     """Return the state in which the lease has this owner, no next owner and no pending claims.
 
-    A claim requires the version of the row that its worker read. The new owner has changed the version, so the store
-    would reject every claim that is still pending.
+    A claim succeeds only if the row still has the version that the claiming worker read. The new owner has changed the
+    version, so the store would reject every claim that is still pending.
     """
     remaining_attempts = (
         (tuple(write for write in attempt if write.verb != "claim" or write.lease != lease) for attempt in attempts)

@@ -60,7 +60,10 @@ from leasehold.stores.writes import (
 )
 
 TableRows = tuple[tuple[str, Any], ...]
-"""The table's rows as sorted pairs of name and content. The content is a string, or a `Lease` if rows are leases."""
+"""The rows of the table, as sorted pairs of name and content.
+
+A content is a JSON string, or a `Lease` if the rows are written by requests with the verb "apply".
+"""
 
 RECORDS = 2
 """The number of records in each lease."""
@@ -68,13 +71,13 @@ RECORDS = 2
 LOST, APPLIED, LATE = "lost", "applied", "late"
 """What happens to a write whose response is lost.
 
-`LOST` is recorded in place of the response. `APPLIED` and `LATE` are faults: the write is applied immediately, or at
-any later time.
+`LOST` is recorded in place of the response. `APPLIED` and `LATE` are faults. With `APPLIED`, the write is applied
+immediately; with `LATE`, at any later time.
 """
 
 
 class CellRequest(NamedTuple):
-    """A request to the table, with a verb and names of rows. A write also has new content and an expected version."""
+    """A request to the table: a verb and names of rows. A write also has the new content and the expected version."""
 
     verb: str
     names: tuple[str, ...]
@@ -91,12 +94,12 @@ class ResponseNeeded(BaseException):
 
 
 def compute_version(content: str) -> str:
-    """Return the version of a content."""
+    """Return the version of a row with this content: a digest of the content."""
     return blake2b(content.encode(), digest_size=6).hexdigest()
 
 
 def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
-    """Return the table after a request, and the response."""
+    """Apply a request to the table, and return the rows afterwards and the response."""
     table = dict(rows)
     match request.verb:
         case "list":
@@ -133,8 +136,8 @@ class CheckedCells:
     responses: deque[Any] = Factory(deque)
     page_leases: int = 1000
 
-    def replay_response(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
-        """Return the recorded response. Raises ResponseNeeded if there is none."""
+    def replay_response(self, request: CellRequest) -> Any:  # noqa: ANN401  the type depends on the verb
+        """Return the recorded response to a request. Raises ResponseNeeded if no response is recorded."""
         if not self.responses:
             raise ResponseNeeded(request)
         response = self.responses.popleft()
@@ -148,7 +151,8 @@ class CheckedCells:
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:  # noqa: ARG002
         """Return the named cells that exist."""
-        # A read of several cells is not a snapshot. This model reads the cells of sessions before those of leases.
+        # A read of several cells is not a snapshot, so the model makes two requests: first for sessions, then for
+        # leases.
         leases = tuple(name for name in names if name.startswith(LEASES))
         other_names = tuple(name for name in names if not name.startswith(LEASES))
         cells = [
@@ -177,7 +181,7 @@ class CheckedCells:
         """Do nothing, because the model always checks the conditions of writes."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the model has no connection to close."""
 
 
 def _encode_content(fields: ObjectFields) -> str:
@@ -358,7 +362,7 @@ class CheckedWorker:
         return [("starts", key, outcome.lease.epoch, count_records_before_checkpoint(outcome.lease), verb)]
 
     def description(self) -> str:
-        """Return a string of everything that the worker's next actions depend on."""
+        """Return a string that contains everything on which the worker's next actions depend."""
         store = self.store
         pages = [
             (
@@ -438,7 +442,7 @@ class SessionState(NamedTuple):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """A key of the state: states with equal keys have the same possible futures."""
+        """A key that identifies the state. States with equal keys have the same possible futures."""
         workers = tuple(
             (worker.description, worker.action, worker.responses, worker.tick, worker.alive) for worker in self.workers
         )
@@ -636,7 +640,7 @@ class SessionModel:
         run_key = (worker_state.description, worker_state.action, worker_state.responses, worker_state.tick, now)
         if run_key not in self._outcomes:
             worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
-            cells: Any = worker.store._versioned_rows  # noqa: SLF001  the checker's own
+            cells: Any = worker.store._versioned_rows  # noqa: SLF001  the checker's own cells
             cells.responses = deque(worker_state.responses)
             try:
                 events = worker.take_action(*worker_state.action, worker_state.tick, now)
@@ -691,7 +695,7 @@ class SessionModel:
         self,
         state: SessionState,
         worker_index: int,
-        response: Any,  # noqa: ANN401  by verb
+        response: Any,  # noqa: ANN401  the type depends on the verb
         description: str,
     ) -> tuple[str, SessionState, str]:
         worker_state = state.workers[worker_index]
@@ -751,7 +755,8 @@ class SessionModel:
                 for other_reader in [
                     reader for reader in state.readers if reader[0] == key and reader[1] != worker_index
                 ]:
-                    # A worker that takes a lease frozen by another worker's steal completes that steal (G4).
+                    # If a steal by another worker has frozen the lease, the worker that takes the lease completes the
+                    # steal (G4).
                     session_rows = [
                         json.loads(row_json)
                         for name, row_json in state.rows
@@ -767,7 +772,7 @@ class SessionModel:
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
     def find_broken_recovery_law(self, state: SessionState) -> str:
-        """Let all workers die and a new worker take every lease. Return the law that this breaks, or "" if none."""
+        """Let all workers die and a new worker take every lease. Return the first broken law, or "" if none is."""
         cache_key = ("stuck", state.rows, state.true_leases)
         if cache_key not in self._outcomes:
             self._outcomes[cache_key] = self._check_recovery(state)
@@ -805,7 +810,7 @@ class SessionModel:
         responses: list[Any] = []
         for _ in count():
             worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
-            cells: Any = worker.store._versioned_rows  # noqa: SLF001  the checker's own
+            cells: Any = worker.store._versioned_rows  # noqa: SLF001  the checker's own cells
             cells.responses = deque(responses)
             try:
                 return rows, operation(worker.store)

@@ -1,4 +1,4 @@
-"""Checks the swap of two lease tables: a few workers use the real `SwapStore`, and their requests run in every order.
+"""Checks the swap of two lease tables: runs the requests of a few workers with the real `SwapStore` in every order.
 
 The search, the faults and the laws are the same as in the module `sessions`. The difference is that each request reads
 or writes a whole lease in one of the two tables. Both tables check the conditions of writes. A worker can also take the
@@ -61,7 +61,7 @@ class CheckedTable:
         return outcome
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the model has no connection to close."""
 
 
 def open_swap_store(cells: CheckedCells) -> Any:  # noqa: ANN401  the search is typed for SessionStore
@@ -106,7 +106,7 @@ class SwappingWorker(CheckedWorker):
         return []
 
     def description(self) -> str:
-        """Return a string of everything that the worker's next actions depend on."""
+        """Return a string that contains everything on which the worker's next actions depend."""
         store: Any = self.store
         store_state = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
         return repr(

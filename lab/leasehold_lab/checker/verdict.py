@@ -30,8 +30,8 @@ class StateGraph:
 
     Attributes:
         states: All states discovered.
-        steps: For the state with each number, its successors as pairs of number and moves. If the search reached its
-            limit, this is shorter than `states`.
+        steps: The successors of each state, in the order of `states`. A successor is a pair of the state's number and
+        the number of moves in the step. Shorter than `states` if the search reached its limit.
     """
 
     states: tuple[FleetState, ...]
@@ -44,7 +44,7 @@ class StateGraph:
 
 
 def explore_states(fleet: FleetModel, start_states: Iterable[FleetState], max_expanded: int) -> StateGraph:
-    """Search breadth-first from the start states until no new state is found, or `max_expanded` are expanded."""
+    """Search breadth-first from the start states until no new state is found or `max_expanded` states are expanded."""
     numbers: dict[FleetState, int] = {}
     for start_state in start_states:
         numbers.setdefault(start_state, len(numbers))
@@ -88,7 +88,7 @@ def find_cycle(graph: StateGraph, topological_order: Iterable[int]) -> tuple[int
         predecessors.update((successor, number) for successor, _ in graph.steps[number] if successor in on_cycles)
     if not on_cycles:
         return ()
-    # Each of these states has a predecessor among them, so walking backwards must return to a state already visited.
+    # Each state in `on_cycles` has a predecessor in `on_cycles`, so walking backwards must reach a visited state again.
     visited: dict[int, None] = {}
     current = min(on_cycles)
     while current not in visited:
@@ -114,12 +114,13 @@ Fault = Literal["livelock", "unowned", "uneven", "restless", "overshoot"]
 
 @frozen
 class FleetCase:
-    """A fleet to explore, starting from every possible assignment of leases to workers, or from one.
+    """A fleet to explore, starting from every possible assignment of leases to workers or from a single one.
 
     Attributes:
         known: The faults that the fleet's rules are known to have. If the checker misses one, the checker is wrong.
-        groups: How worker ids form groups among which leases must be balanced too.
-        owners: The assignment to start from: the number of the worker that owns each lease. If None, all are tried.
+        groups: How workers are grouped by their ids. Leases must be balanced among the groups, too.
+        owners: For each lease, the number of the worker that owns it at the start. None means that the search starts
+        from every possible assignment.
         limit: The greatest number of states to expand.
     """
 
@@ -139,8 +140,8 @@ class CheckVerdict:
         faults: For each fault found, a description of one example.
         expanded: The number of states whose successors were all found.
         discovered: The number of states that were reached.
-        worst: Of the paths that start with one worker owning all leases, the largest number of moves, and the least
-            number that is necessary from that start.
+        worst: The largest number of moves on any path that starts with one worker owning all leases, and the smallest
+        number that is necessary from that start.
     """
 
     case: str
@@ -185,7 +186,8 @@ def judge_case(case: FleetCase) -> CheckVerdict:
             faults["restless"] = _describe_state(fleet, start_state)
             break
 
-    # If every worker holds a lease and none fails, every order of events takes the least possible number of moves (S6).
+    # If every worker holds a lease and none fails, every order of events must take the least possible number of moves
+    # (S6).
     most_moves = dict(zip(graph.states[: len(start_states)], count_most_moves(graph, ordered_states), strict=False))
     for start_state, moves in most_moves.items():
         if set(start_state.owners) == set(range(worker_count)) and not fleet.crashes and None not in fleet.rules:

@@ -84,7 +84,7 @@ def command(
                 }
                 print(
                     json.dumps(stream_description), flush=True
-                )  # flushed, because a program may be waiting for it on a pipe
+                )  # flushed, because a program may be waiting for this line on a pipe
                 wait_for_signal()
             with _serve_page(services) as page:
                 _print_streams(services, page)

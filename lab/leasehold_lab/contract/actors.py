@@ -36,7 +36,7 @@ def clear_layout_fields(lease: Lease | None) -> Lease | None:
 
 
 def read_stored_lease(store: Store, key: str = KEY) -> Lease:
-    """Read the lease, consistently."""
+    """Return the stored lease, using a consistent read."""
     (lease,) = store.get([key])
     return lease
 

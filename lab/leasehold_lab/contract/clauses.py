@@ -4,7 +4,7 @@
 - In a hand-off, a lease is requested, given and accepted. The request may be withdrawn, and the lease may be taken back
   or stolen.
 - A reset may move a checkpoint anywhere, but the fencing number still grows.
-- In a race, thirty-two workers try to take the same lease at the same time, and one of them succeeds.
+- In a race, thirty-two workers try to take the same lease at the same time, and exactly one of them succeeds.
 """
 
 from collections.abc import Callable, Sequence
@@ -116,7 +116,7 @@ class OwnershipClauses:
         assert (reclaimed.owner, reclaimed.version != initial.version) == ("ann", True)
 
     def test_writes_to_missing_lease_are_rejected(self, store: Store) -> None:
-        """A write to a missing lease is rejected. An incomplete row would make Java workers stop."""
+        """A write to a missing lease is rejected, because an incomplete row would make Java workers stop."""
         initial = create_owned_lease(store)
         expect_applied(store.write(DeleteLease(initial)))
         rejection = Lost(KEY, None)
@@ -217,7 +217,7 @@ class OwnershipClauses:
         assert store.list().leases == (unrelated_lease,)
 
     def test_delete_of_deleted_lease_succeeds(self, store: Store) -> None:
-        """Deleting a deleted lease succeeds, so two workers may clean up at the same time."""
+        """Deleting a deleted lease succeeds, because two workers may clean up at the same time."""
         initial = create_owned_lease(store)
         assert store.write(DeleteLease(initial)) == store.write(DeleteLease(initial)) == Done(initial)
 
@@ -232,10 +232,10 @@ class OwnershipClauses:
 NOON = at_timestamp(1_700_000_000_000)
 FORWARD = (
     (TRIM_HORIZON, Position("0")),
-    (LATEST, Position("17")),  # a sequence number is shorter than the name LATEST
+    (LATEST, Position("17")),  # A store must not compare lengths: "17" is shorter than "LATEST".
     (NOON, Position("17")),
-    (LATEST, NOON),  # the start was fixed before the first read
-    (Position("9"), Position("10")),  # "9" sorts after "10" as a string
+    (LATEST, NOON),  # A start at LATEST may be fixed at a time before the first read.
+    (Position("9"), Position("10")),  # As strings, "9" sorts after "10".
     (Position("99999999999999999999"), Position("100000000000000000000")),
     (Position("41", 3), Position("41", 4)),
     (Position("41", 9), Position("41", 10)),
@@ -267,10 +267,10 @@ class CheckpointClauses:
             )
 
     def test_checkpoint_never_moves_back(self, store: Store) -> None:
-        """A checkpoint before the stored one is rejected. It would repeat records, or reopen a finished shard."""
+        """A checkpoint before the stored one is rejected: it would repeat records, or reopen a finished shard."""
         for shard_number, (earlier_position, stored_position) in enumerate(FORWARD):
             if stored_position == NOON:
-                continue  # any starting position may replace another starting position
+                continue  # Any starting position may replace another starting position.
             initial = create_owned_lease(store, key=f"shard-{shard_number}", checkpoint=stored_position)
             assert expect_rejected(store.write(CheckpointLease(initial, earlier_position))) == initial, (
                 stored_position,
@@ -312,7 +312,7 @@ class CheckpointClauses:
         assert expect_applied(store.write(RenewLease(current))).owner == "ann"
 
     def test_end_is_final(self, store: Store) -> None:
-        """After the end, all checkpoints are rejected, so a late write cannot reopen the shard."""
+        """After the end-of-shard checkpoint, all checkpoints are rejected, so a late write cannot reopen the shard."""
         initial = create_owned_lease(store, checkpoint=Position("41"))
         ended = expect_applied(store.write(CheckpointLease(initial, SHARD_END, keep_owner=True)))
         for position in (Position("42"), SHARD_END, TRIM_HORIZON):
@@ -347,7 +347,7 @@ class CheckpointClauses:
             assert expect_rejected(store.write(CheckpointLate(current, position))) == current
 
     def test_annotation_keeps_version(self, store: Store) -> None:
-        """If the store supports it, an annotation does not change the version, so the owner's next renewal succeeds."""
+        """In a store with free annotations, annotating keeps the version, so the owner's next renewal succeeds."""
         initial = expect_applied(store.write(RenewLease(create_owned_lease(store), (("a", "1"),))))
         current = expect_applied(store.write(AnnotateLease(initial, "b", "2")))
         assert clear_layout_fields(current) == clear_layout_fields(
@@ -391,10 +391,10 @@ class CheckpointClauses:
 
 
 class HandoffClauses:
-    """Tests of hand-offs: the request, the gift, its acceptance, taking it back, and withdrawing (rules H1 to H5)."""
+    """Tests of hand-offs: requesting, giving, accepting or taking back a lease, withdrawing a request (H1 to H5)."""
 
     def test_request_sets_next_owner_and_keeps_version(self, store: Store) -> None:
-        """A request does not change the version, so the owner's next renewal succeeds, and returns the request."""
+        """A request does not change the version, so the owner's next renewal succeeds and returns the request."""
         initial = create_owned_lease(store)
         current = expect_applied(store.write(RequestLease(initial, "bob")))
         assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, next_owner="bob"))
@@ -418,7 +418,7 @@ class HandoffClauses:
         assert expect_rejected(store.write(RequestLease(ended, "bob"))) == ended
 
     def test_request_replaces_only_a_known_request(self, store: Store) -> None:
-        """A worker can replace another worker's request only after reading it, so two workers don't drain one owner."""
+        """A worker can replace another's request only after reading it, so no request is overwritten unnoticed."""
         initial = create_owned_lease(store)
         current = expect_applied(store.write(RequestLease(initial, "bob")))
         assert expect_rejected(store.write(RequestLease(initial, "cat"))) == current
@@ -436,7 +436,7 @@ class HandoffClauses:
         assert read_stored_lease(store) == current
 
     def test_gift_requires_current_version_owner_and_next_owner(self, store: Store) -> None:
-        """A gift requires the current version, owner and next owner, so a withdrawn request gets no lease."""
+        """A gift requires the current version, owner and next owner, so it fails if the request was withdrawn."""
         initial = create_requested_lease(store)
         renewed_lease = expect_applied(store.write(RenewLease(initial)))
         assert expect_rejected(store.write(GiveLease(initial, Position("41")))) == renewed_lease
@@ -458,7 +458,7 @@ class HandoffClauses:
         assert expect_rejected(store.write(GiveLease(initial, Position("41", 2)))) == initial
 
     def test_accepted_gift_cannot_be_taken_back(self, store: Store) -> None:
-        """The next owner accepts a gift by a write, after which the former owner cannot take it back."""
+        """The next owner accepts a gift by claiming the lease. Then the former owner cannot take it back."""
         given_lease = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
         current = expect_applied(store.write(ClaimLease(given_lease, "bob")))
         assert clear_layout_fields(current) == clear_layout_fields(given_lease)
@@ -473,7 +473,7 @@ class HandoffClauses:
         assert expect_rejected(store.write(ClaimLease(given_lease, "bob"))) == current
 
     def test_request_is_withdrawn_only_by_next_owner(self, store: Store) -> None:
-        """A request can be withdrawn only by its next owner."""
+        """A request can be withdrawn only by the next owner that it names."""
         initial = create_requested_lease(store)
         assert expect_rejected(store.write(WithdrawRequest(initial, "cat"))) == initial
         current = expect_applied(store.write(WithdrawRequest(initial, "bob")))
@@ -489,7 +489,7 @@ class HandoffClauses:
         assert expect_rejected(store.write(WithdrawRequest(initial, "bob"))) == current
 
     def test_steal_after_request_requires_current_request(self, store: Store) -> None:
-        """A worker that has requested a lease can steal it only while it is still the next owner."""
+        """After a worker has requested a lease, it can steal the lease only while it is still the next owner."""
         initial = create_requested_lease(store)
         lease_requested_by_cat = expect_applied(store.write(RequestLease(initial, "cat")))
         assert expect_rejected(store.write(StealLease(initial, "bob"))) == lease_requested_by_cat
@@ -547,7 +547,7 @@ class ResetClauses:
         assert read_stored_lease(store) == initial
 
     def test_reset_requires_current_version(self, store: Store) -> None:
-        """A reset requires the current version, so it does not undo the work of an owner since the row was read."""
+        """A reset requires the current version, so it cannot undo what an owner has done since the row was read."""
         initial = create_unowned_lease(store, checkpoint=Position("41"))
         current = expect_applied(
             store.write(ReleaseLease(expect_applied(store.write(ClaimLease(initial, "ann"))), "ann"))
@@ -627,7 +627,7 @@ class RaceClauses:
     """Tests of races between workers that have all read the same state of the lease."""
 
     def test_one_of_many_creations_is_applied(self, store: Store) -> None:
-        """If many workers create a lease, one creation is applied."""
+        """If many workers create a lease at the same time, exactly one creation is applied."""
         for round_number in range(ROUNDS):
             key = f"shard-{round_number}"
             applied_leases = write_concurrently(
@@ -636,7 +636,7 @@ class RaceClauses:
             assert applied_leases == [read_stored_lease(store, key)]
 
     def test_one_of_many_claims_is_applied(self, store: Store) -> None:
-        """If many workers claim a lease at the same time, one claim is applied, so one worker reads the shard."""
+        """If many workers claim a lease at the same time, one claim is applied, so only one worker reads the shard."""
         for round_number in range(ROUNDS):
             initial = create_unowned_lease(store, f"shard-{round_number}")
             assert write_concurrently(store, [ClaimLease(initial, worker) for worker in WORKERS]) == [
@@ -644,7 +644,7 @@ class RaceClauses:
             ]
 
     def test_one_of_many_steals_is_applied(self, store: Store) -> None:
-        """If many workers steal a lease, one steal is applied."""
+        """If many workers steal a lease at the same time, exactly one steal is applied."""
         for round_number in range(ROUNDS):
             initial = create_owned_lease(store, key=f"shard-{round_number}")
             assert write_concurrently(store, [StealLease(initial, worker) for worker in WORKERS]) == [
@@ -652,7 +652,7 @@ class RaceClauses:
             ]
 
     def test_renewal_or_one_claim_is_applied(self, store: Store) -> None:
-        """Either the owner's renewal is applied, or one of many claims."""
+        """If an owner renews a lease while many workers claim it, either the renewal or one claim is applied."""
         owner, *other_workers = WORKERS
         initial = create_owned_lease(store, owner)
         applied_leases = write_concurrently(
@@ -661,7 +661,7 @@ class RaceClauses:
         assert applied_leases == [read_stored_lease(store)]
 
     def test_gift_is_accepted_or_taken_back(self, store: Store) -> None:
-        """A gift is either accepted or taken back."""
+        """If a gift is accepted and taken back at the same time, exactly one of the two writes is applied."""
         given_lease = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
         applied_leases = write_concurrently(
             store, [ClaimLease(given_lease, "bob"), TakeBackLease(given_lease, "ann")] * 16
@@ -669,7 +669,7 @@ class RaceClauses:
         assert applied_leases == [read_stored_lease(store)]
 
     def test_one_of_many_claims_or_resets_is_applied(self, store: Store) -> None:
-        """If many workers claim or reset a lease, one write is applied, so no claim misses a confirmed reset."""
+        """If many workers claim or reset a lease, only one write is applied, so no claim misses a confirmed reset."""
         for round_number in range(ROUNDS):
             initial = create_unowned_lease(store, f"shard-{round_number}", Position("41"))
             writes = [
@@ -701,7 +701,7 @@ class RaceClauses:
                 writes_finished.set()
         listing_future.result()
         stored_rows = store.get([row.key for row in rows])
-        # Some stores return the age of each row.
+        # Some stores return the age of each row, which differs between reads.
         assert [evolve(row, idle=0.0) for row in stored_rows] == [evolve(row, idle=0.0) for row in rows]
 
     def test_furthest_late_checkpoint_is_kept(self, store: Store) -> None:
@@ -714,4 +714,4 @@ class RaceClauses:
 
 
 class StoreContract(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses, RaceClauses):
-    """All clauses of `leasehold.stores.protocol`."""
+    """Tests of all rules in `leasehold.stores.protocol`."""

@@ -21,7 +21,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-"""Dummy credentials for the stand-ins, which accept any, and settings that disable the user's own configuration."""
+"""Dummy credentials for the stand-ins, which accept any, and settings that bypass the user's own configuration."""
 
 HIDDEN_VARIABLES = (
     "AWS_PROFILE",
@@ -34,7 +34,7 @@ HIDDEN_VARIABLES = (
 
 
 def replace_aws_environment() -> None:
-    """Replace the AWS credentials and settings of this process by those for the stand-ins.
+    """Replace this process's AWS credentials and settings with those for the stand-ins.
 
     The user's credentials are then never sent to a stand-in, and no request can reach the real services.
     """
@@ -70,7 +70,7 @@ class Child:
         """Whether the process is still running."""
         if self._process.poll() is None:
             return True
-        self.ask_to_end()  # the process has ended; this closes the pipe
+        self.ask_to_end()  # The process has ended; this call closes the pipe.
         return False
 
     @property
@@ -82,7 +82,7 @@ class Child:
         """Send SIGKILL to the process and its guard at the same time, and wait for the guard to end."""
         self.send_signal(signal.SIGKILL)
         self._process.wait()
-        self.ask_to_end()  # the process has ended; this closes the pipe
+        self.ask_to_end()  # The process has ended; this call closes the pipe.
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process and its guard."""
@@ -95,9 +95,9 @@ class Child:
             self._process.stdin.close()
 
     def wait(self) -> int:
-        """Wait until the process ends, and return its exit status, or the negative number of the signal that ended it.
+        """Wait until the process ends. Return its exit status, or the negative number of the signal that ended it.
 
-        If it does not end in time, it is killed.
+        If the process does not end in time, it is killed.
         """
         try:
             return self._process.wait(DRAIN_SECONDS + 5)

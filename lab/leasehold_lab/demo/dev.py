@@ -1,7 +1,7 @@
 """Starts local stand-ins with named streams, hubs and tables, for the command `leasehold dev`.
 
-The module also produces sample data at a given rate, and returns URLs and environment variables to paste into a shell.
-The sample records have forty keys, and are numbered within each key.
+The module also produces sample data at a given rate and returns URLs and environment variables to paste into a shell.
+Each sample record has one of forty keys and is numbered within its key.
 """
 
 import json
@@ -36,7 +36,7 @@ from leasehold_lab.standins.services import (
 )
 from leasehold_lab.standins.tables import TableStreams, run_table_server
 
-if TYPE_CHECKING:  # users do not have the stubs
+if TYPE_CHECKING:  # Users do not have the stubs.
     from types_boto3_kinesis import KinesisClient
 
 SHARDS_MAX = 1000
@@ -62,8 +62,9 @@ class DevStream:
     Attributes:
         source: The complete URL of the stream, without secrets.
         table: The complete URL of the lease table, without secrets.
-        pasted: A URL of the stream that works if the environment variables are set. It may be shorter.
-        pasted_table: A URL of the lease table that works if the environment variables are set. It may be shorter.
+        pasted: A URL of the stream that works if the environment variables are set. It may be shorter than `source`.
+        pasted_table: A URL of the lease table that works if the environment variables are set. It may be shorter than
+        `table`.
     """
 
     source: str
@@ -77,9 +78,9 @@ class DevServices:
     """The running stand-ins.
 
     Attributes:
-        services: The names of the cloud services that they replace.
+        services: The names of the cloud services that the stand-ins replace.
         streams: The streams by name.
-        environment: The environment variables to set, so that URLs need no endpoints, and no account is needed.
+        environment: The environment variables to set. With these, URLs need no endpoints, and no account is needed.
     """
 
     services: tuple[str, ...]
@@ -98,7 +99,7 @@ class DevServices:
         return evolve(self, streams={name: first_stream, **self.streams}, environment={**self.environment, **urls})
 
     def combine_with(self, other: "DevServices") -> "DevServices":
-        """Return the services, streams and environment variables of both."""
+        """Return the services, streams and environment variables of both objects."""
         return DevServices(
             (*self.services, *other.services),
             {**self.streams, **other.streams},
@@ -150,7 +151,7 @@ def put_samples(name: str, rate: int, put_batch: Callable[[KeyedRows], object]) 
 
 
 def put_rows(rate: int, put_batch: Callable[[KeyedRows], object], stop_event: threading.Event) -> None:
-    """Put records until `stop_event` is set. Each contains its key and its number among the records of that key."""
+    """Put records until `stop_event` is set. Each record contains its key and its number within that key."""
     counts_by_key, record_indexes = Counter[str](), count()
     pause_seconds = max(1 / PUTS_PER_SECOND, 1 / rate)
     while not stop_event.is_set():
@@ -222,7 +223,7 @@ def run_dev_services(
         in_postgres: Whether to keep the lease tables in PostgreSQL, instead of DynamoDB and Blob.
 
     Raises:
-        ValueError: A folder is given, and there are hubs or tables, which can only be kept in memory.
+        ValueError: A folder is given, but some streams are hubs or tables, which can only be kept in memory.
         ServiceError: A stand-in cannot be installed or started.
     """
     hubs = [stream for stream in streams if stream.kind == "eventhubs"]
@@ -252,7 +253,7 @@ def run_dev_services(
 
 
 ROLL_SECONDS = 60.0
-"""The time in seconds after which a shard of a table's stream ends. Ended shards are removed an hour later.
+"""The time in seconds until a shard of a table's stream ends. Ended shards are removed after an hour.
 
 In DynamoDB, a shard stays open for some hours, and is removed after a day.
 """
@@ -310,7 +311,7 @@ def _run_aws_services(
 
 @contextmanager
 def _open_stream(endpoint: str, stream: RequestedStream) -> "Iterator[KinesisClient]":
-    """Create the stream unless the folder already contains it, and yield a client."""
+    """Create the stream unless `--folder` already contains it, and yield a client."""
     try:
         with closing(Stream(endpoint, stream.name, stream.shards)):
             pass

@@ -1,4 +1,4 @@
-"""The producer of the demo, which puts records at a constant rate and prints those that the stream acknowledged.
+"""The producer of the demo. It puts records at a constant rate, and prints those that the stream acknowledged.
 
 The producer runs in a separate process: python -m leasehold_lab.demo.producer ENDPOINT STREAM RECORDS_PER_SECOND
 """
@@ -36,7 +36,7 @@ def produce_records(endpoint: str, stream: str, rate: int, stop_event: Event) ->
 
 
 def main(endpoint: str, stream: str, rate: str) -> None:
-    """Produce until SIGTERM."""
+    """Produce records until the process receives SIGTERM."""
     stop_event = Event()
     replace_handler(signal.SIGTERM, lambda _number, _frame: stop_event.set())
     produce_records(endpoint, stream, int(rate), stop_event)

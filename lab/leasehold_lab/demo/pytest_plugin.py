@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from leasehold_lab.demo.stage import Stream
     from leasehold_lab.standins.node import Service
 
-# pytest then shows the values in failed assertions of the contract, as it does for test files.
+# With rewritten assertions, pytest shows the values in failed assertions of the contract, as it does for test files.
 pytest.register_assert_rewrite("leasehold_lab.contract")
 
 SHARDS = 2
@@ -25,7 +25,7 @@ SHARDS = 2
 @pytest.fixture(scope="session")
 def leasehold_kinesis() -> Iterator["Service"]:
     """A stand-in for Kinesis whose shards can split and merge. It has no fan-out."""
-    from leasehold_lab.standins.services import run_kinesis_local  # noqa: PLC0415  an extra
+    from leasehold_lab.standins.services import run_kinesis_local  # noqa: PLC0415  needs an extra
 
     with run_kinesis_local() as service:
         yield service
@@ -34,7 +34,7 @@ def leasehold_kinesis() -> Iterator["Service"]:
 @pytest.fixture(scope="session")
 def leasehold_dynamodb() -> Iterator["Service"]:
     """A stand-in for DynamoDB with reliable conditional writes."""
-    from leasehold_lab.standins.services import run_dynalite  # noqa: PLC0415  an extra
+    from leasehold_lab.standins.services import run_dynalite  # noqa: PLC0415  needs an extra
 
     with run_dynalite() as service:
         yield service
@@ -43,7 +43,7 @@ def leasehold_dynamodb() -> Iterator["Service"]:
 @pytest.fixture(scope="session")
 def leasehold_azurite() -> Iterator["Service"]:
     """A stand-in for Azure Blob Storage."""
-    from leasehold_lab.standins.services import run_azurite  # noqa: PLC0415  an extra
+    from leasehold_lab.standins.services import run_azurite  # noqa: PLC0415  needs an extra
 
     with run_azurite() as service:
         yield service
@@ -51,8 +51,8 @@ def leasehold_azurite() -> Iterator["Service"]:
 
 @pytest.fixture
 def leasehold_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces your AWS credentials with dummy ones for this test and the processes that it starts."""
-    from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES  # noqa: PLC0415  an extra
+    """Replaces the AWS credentials with dummy ones, in this test and the processes that it starts."""
+    from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES  # noqa: PLC0415  needs an extra
 
     for name in HIDDEN_VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -66,7 +66,7 @@ def leasehold_kinesis_stream(
     leasehold_credentials: None,  # noqa: ARG001  sets the environment
 ) -> Iterator["Stream"]:
     """A new stream with two shards. Pass its `url` to a worker, and call `put`, `split` and `merge` in the test."""
-    from leasehold_lab.demo.stage import Stream  # noqa: PLC0415  an extra
+    from leasehold_lab.demo.stage import Stream  # noqa: PLC0415  needs an extra
 
     with closing(Stream(leasehold_kinesis.url, f"stream-{uuid4().hex}", SHARDS)) as stream:
         yield stream
@@ -87,7 +87,7 @@ def leasehold_blob_container(leasehold_azurite: "Service", monkeypatch: pytest.M
 
     The fixture sets the environment variable with the connection string.
     """
-    from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string  # noqa: PLC0415  an extra
+    from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string  # noqa: PLC0415  needs an extra
 
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite_connection_string(leasehold_azurite))
     return f"azblob://{AZURITE_ACCOUNT}/container-{uuid4().hex}"

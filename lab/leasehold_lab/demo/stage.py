@@ -1,8 +1,9 @@
 """Starts and kills the workers of a demo, reshards its stream, and records the history.
 
-`open_stage` creates a stream and a lease table for a run, and finally ends all its processes. `Stream` splits and
-merges shards, and waits until the service has finished. `Tail` reads complete lines from a file that another process is
-still writing. The order of events is in the module `story`, and the display in `screen`.
+`open_stage` creates a stream and a lease table for a run, and kills the remaining workers at the end. `Stream` splits
+and merges shards, and waits until the service has finished. `Tail` reads complete lines from a file that another
+process
+is still writing. The order of events is in the module `story`, and the display in `screen`.
 """
 
 import tempfile
@@ -38,7 +39,7 @@ from leasehold_lab.judge.explanations import RunVerdict, judge_finished_run
 from leasehold_lab.judge.tenures import TenureHistory
 from leasehold_lab.standins.services import run_dynalite, run_kinesis_local
 
-if TYPE_CHECKING:  # users do not have the stubs
+if TYPE_CHECKING:  # Users do not have the stubs.
     from types_boto3_kinesis import KinesisClient
     from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
 
@@ -47,7 +48,7 @@ WAIT_SECONDS = 30.0
 
 
 class StreamError(Exception):
-    """Raised if the stand-in did not carry out a request."""
+    """Raised if the stand-in rejected a request or did not finish it in time."""
 
 
 def create_kinesis_client(endpoint: str) -> "KinesisClient":
@@ -135,7 +136,7 @@ def put_records(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str,
     """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected.
 
     Rejected records are not retried, because a retry would change the order of records within a key. The stand-in never
-    rejects records.
+    rejects records, so a rejection is an error.
     """
     entries: list[PutRecordsRequestEntryTypeDef] = [{"PartitionKey": key, "Data": data} for key, data in rows]
     rejected_count = kinesis.put_records(StreamName=stream, Records=entries)["FailedRecordCount"]
@@ -203,13 +204,13 @@ class Stage:
         store: The lease table, with which this process watches the workers.
         store_url: The URL of the lease table, for the workers.
         settings: Additional options of `leasehold consume`.
-        watched: Called at each tick.
+        watched: Called with this object at each tick.
         history: The history recorded so far.
         leases: The leases in the last listing of the table.
-        reading: The tenures according to the events so far.
+        reading: The tenures (which process read which shard, and when) according to the events so far.
         distinct_records: The records that were dispatched at least once, as pairs of key and digest.
-        handed: The number of dispatched records by worker.
-        workers: A description of each worker's state.
+        handed: The number of records dispatched by each worker.
+        workers: The state of each worker in words, such as "at work" or "killed".
     """
 
     folder: Path
@@ -253,7 +254,7 @@ class Stage:
         self.reading.end_tenures_of_dead_process(worker, self.history.incidents[-1].t)
 
     def drain_worker(self, worker: str) -> Child:
-        """Make a worker drain, by SIGTERM, and return its process. The caller must wait for the process to end."""
+        """Make a worker drain, by SIGTERM, and return its process. The caller must wait until the process ends."""
         child = self._children.pop(worker)
         self._record_incident("leave", worker, "drained")
         child.ask_to_end()
@@ -279,7 +280,7 @@ class Stage:
         return shards
 
     def end(self) -> None:
-        """Make all workers drain at the same time, and wait until they have ended."""
+        """Make all workers drain at the same time, and wait until their processes have ended."""
         self._record_incident("end")
         for child in self._children.values():
             child.ask_to_end()
@@ -307,7 +308,7 @@ class Stage:
         self.watched(self)
 
     def until(self, holds: Callable[[], bool], seconds: float) -> bool:
-        """Tick until `holds` returns True, and return True, or return False after `seconds`."""
+        """Tick until `holds` returns True, and return True. If that takes more than `seconds`, return False."""
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:
@@ -336,6 +337,8 @@ class Stage:
         """Return whether the fleet is balanced.
 
         The fleet is balanced if each open shard is read by the living owner of its lease, and the lease counts of any
+        two living
+        workers differ by at most one.
         two workers differ by at most one.
         """
         unfinished_leases = [lease for lease in self.leases if not lease.ended]

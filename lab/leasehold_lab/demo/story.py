@@ -1,4 +1,4 @@
-"""Runs the events of the demo in order, with sentences that explain each event to the user."""
+"""Runs the events of the demo in order, and explains each event to the user in a sentence."""
 
 import time
 from collections.abc import Callable
@@ -139,7 +139,8 @@ class Story:
         lease_counts = ", ".join(
             f"{worker} {count}" for worker, count in sorted(stage.count_leases_of_workers().items())
         )
-        # Count the shards that have moved since then. A shard has moved if a living reader was replaced before it
+        # Count the shards that have moved since the last event. A shard has moved if a living reader was replaced
+        # before it
         # reached the end of the shard.
         tenures = stage.reading.tenures
         earlier_tenures = {tenure.shard: tenure for tenure in tenures[:tenure_count_before]}

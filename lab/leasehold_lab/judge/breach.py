@@ -36,27 +36,27 @@ class JudgeLimits:
     """The limits with which the judge checks a run.
 
     Attributes:
-        lease_seconds: For each worker, the time without a renewal after which other workers may take its leases. If
-            empty, this is not checked.
-        settled: The time by which the fleet must have come to rest. After this time, only renewals may be written, and
-            all leases must have owners and be evenly divided. If None, this is not checked.
-        even: Whether leases must be evenly divided: the lease count of a planning worker may differ by at most one from
-            that of any other worker.
+        lease_seconds: For each worker, how long its leases may go without a renewal before other workers may take them.
+        If empty, this is not checked.
+        settled: The time by which the fleet must have come to rest. From then on, only renewals may be written, and all
+        leases must have owners and be evenly divided. If None, this is not checked.
+        even: Whether leases must be evenly divided. The lease count of each planning worker may then differ by at most
+        one from that of any other worker.
         counts_ended: Whether the workers' rules count ended leases as load. If so, `even` is not checked while there
             are ended leases.
-        moves: The time from which moves are counted, and the number of moves allowed beyond the least possible number.
-            If None, moves are not checked.
-        groups: How worker ids form groups.
+        moves: A time and a number. From that time on, the fleet may make at most this number of moves more than
+        necessary. If None, moves are not checked.
+        groups: How workers are grouped by their ids.
         callable_faults: Whether exceptions that no code handles are allowed.
         notice_seconds: The time that a worker may take to stop after it has lost its right to a lease.
         duplicates: Whether a record may be dispatched again after its shard has changed its reader.
-        wait_seconds: The time that a record may wait for its dispatch without a fault as the cause. If infinite, waits
-            are not checked. Otherwise repeated dispatches must be caused by a fault, too.
-        owned_checkpoints: Whether the table's layout checks on every checkpoint that the writer is the owner.
-        reach_seconds: For how long after its end a fault still explains delays and repetitions. This should be the time
-            that another worker needs to take over a shard.
-        acknowledged: Whether handlers are known to report the records that they have finished. If not, they count as
-            reporting only if the history contains such a report.
+        wait_seconds: How long a record may wait for its dispatch if no fault explains the wait. If infinite, waits are
+        not checked. Otherwise repeated dispatches must be explained by a fault, too.
+        owned_checkpoints: Whether the table's layout checks on every checkpoint that its writer owns the lease.
+        reach_seconds: For how long after its end a fault still explains delays and repeated dispatches. This should be
+        the time that another worker needs to take over a shard.
+        acknowledged: Whether handlers are known to report the records that they have finished. If False, they are still
+        taken to report these records if the history contains such a report.
     """
 
     lease_seconds: Mapping[str, float] = field(factory=dict)

@@ -1,9 +1,10 @@
 """The history of a real or simulated run: the records sent, the events of readers, the writes, and the incidents.
 
 The judge uses only this history. All times are in seconds on one clock, which counts from 1970 in a real run and from
-the start in a simulated run. The name of a process is its worker's id. If a worker may have several processes one after
-another, the name is the id, a "#" and a number. A history may be incomplete. The judge does not check laws about events
-that were not recorded.
+the start in a simulated run. The name of a process is its worker's id. If several processes may run one after another
+under the same worker id, a "#" and a number are added to the name. A history may be incomplete. The judge does not
+check
+laws about events that were not recorded.
 """
 
 import json
@@ -65,7 +66,7 @@ VERBS_REJECTED_IN_RACES: frozenset[WriteVerb] = frozenset({"claim", "steal", "re
 
 
 def parse_worker_id(process: str) -> str:
-    """Return the worker id in the name of a process."""
+    """Return the worker id that the name of a process contains."""
     return re.sub(r"#\d+$", "", process)
 
 
@@ -94,13 +95,15 @@ class ReadingEvent:
         event: The kind of event:
 
             - "initialize": The process starts to read the shard.
-            - "lease-lost", "shard-ended", "stopped": The process stops reading the shard, for this reason.
+            - "lease-lost", "shard-ended", "stopped": The process stops reading the shard, for the reason that the word
+              names.
             - "read": A read of the source returned.
             - "record": A record is dispatched.
             - "finished": A handler has finished with a record.
             - "dead-lettered": A record became a dead letter.
             - "acknowledged": A handler that checkpoints itself is about to checkpoint a record.
-        place: The sequence numbers of the record. Like `key` and `digest`, this is set only for events of a record.
+        place: The sequence number and sub-sequence number of the record. Like `key` and `digest`, this is set only for
+        events of a record.
         token: The fencing number that was dispatched with the record, or None if the layout has no such numbers.
     """
 
@@ -145,16 +148,16 @@ class WriteEvent:
 
 @frozen
 class WriteAnswer:
-    """A write as recorded by the process that sent it. If the write was applied, this happened between `sent` and `t`.
+    """A write as recorded by the process that sent it. A successful write was applied between `sent` and `t`.
 
     Attributes:
         t: The time when the response arrived, or when the process stopped waiting for it.
         sent: The time when the process sent the write.
         outcome: "done" if the write was applied, "lost" if it was rejected, and "unknown" if there was no response, in
             which case it may be applied at any time.
-        owner: The owner in the response. This, `version`, `epoch` (the lease counter) and `checkpoint` are not set if
-            the outcome is unknown.
-        seen: The owner in the row that the process had read before the write.
+        owner: The owner in the response. If the outcome is unknown, `owner`, `version`, `epoch` (the number that grows
+        with each owner) and `checkpoint` are not set.
+        seen: The owner in the row as the process had last read it before the write.
     """
 
     t: float
@@ -208,7 +211,7 @@ class Incident:
             - "anew": The stream was deleted and recreated.
             - "trouble": A fault that is described in `note` lasted for `seconds`.
             - "end": No worker is expected to work any more.
-        subject: The process or shard. If this is empty, "trouble" concerns all of them.
+        subject: The process or the shards. If it is empty, "trouble" affects all processes and shards.
     """
 
     t: float
@@ -225,16 +228,16 @@ class RunHistory:
     Attributes:
         first: The initial rows of the table.
         sent: The records that the stream acknowledged.
-        events: The events of readers. Those of the same process are in the order in which they occurred.
+        events: The events of readers. The events of each process are in the order in which they occurred.
         writes: The writes that the table recorded, in the order in which they arrived.
         rows: The rows that reads of the table returned.
         incidents: The changes and faults that the test caused.
-        parents: The parents of all shards that the stream listed.
+        parents: The parents of each shard that the stream listed.
         recreated_at: The time when the listed stream was created, or 0.0 if it is the first. The shards of earlier
-            streams may have had other parents.
+        streams may have had different parents.
         faults: Descriptions of exceptions that no code handled.
         end: The time when the run ended.
-        answers: The writes that processes recorded, in runs whose table records no writes.
+        answers: The writes that processes recorded, if the table of the run records no writes.
     """
 
     first: tuple[Lease, ...] = ()
@@ -258,7 +261,7 @@ def parse_event(line: str | bytes) -> ReadingEvent:
     """Parse a line that `leasehold consume --events` printed. Raises ValueError if the line is not an event."""
     try:
         event_fields = json.loads(line)
-        # The same names occur in many lines. Interning them lets a history of a million records fit in memory.
+        # The same names occur on many lines. Interning them lets a history of a million records fit in memory.
         worker, event, shard = (sys.intern(event_fields[name]) for name in ("worker", "event", "shard"))
         if event != "record":
             return ReadingEvent(event_fields["t"] / 1000, worker, event, shard)

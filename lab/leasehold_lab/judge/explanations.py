@@ -1,9 +1,10 @@
 """Judges a real or simulated run by its history, and explains delays and repeated dispatches by the faults of the run.
 
 `Explanations` finds the faults that explain why a record waited, or why it was dispatched again. A fault can explain
-effects while it lasts, and for `reach_seconds` afterwards, which is the time that another worker needs to take over a
-shard. A fault of one worker explains only effects on shards that this worker read or owned. A fault without a subject
-explains effects on any shard.
+delays and repetitions while it lasts, and for `reach_seconds` afterwards, which is the time that another worker needs
+to
+take over a shard. A fault of one worker explains only effects on shards that this worker read or owned. A fault without
+a subject explains effects on any shard.
 
 Four rules hold:
 
@@ -39,7 +40,7 @@ from leasehold_lab.judge.tenures import Tenure
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
 """The kinds of incidents that can delay the reading of a shard.
 
-"gone" is not one of them, because the process has drained before.
+"gone" is not one of them: at that time, the process has already drained.
 """
 
 
@@ -123,7 +124,7 @@ class Explanations:
         return None if longest_wait is None else self.explain_wait(longest_wait)
 
     def explain_wait(self, wait: RecordWait) -> RecordWait:
-        """Return the wait with the faults that explain it and the number of unexplained seconds."""
+        """Return a copy of the wait that contains the faults that explain it and the number of unexplained seconds."""
         subjects = self._find_subjects_between(wait.shard, wait.since, wait.until)
         relevant_faults = [
             fault for fault in self._fault_effects if fault.may_explain(wait.since, wait.until, subjects)
@@ -200,7 +201,7 @@ class Explanations:
 
 
 def check_everything_is_explained(run: JudgedRun) -> Iterator[Breach]:
-    """Check rule 4, and that no exception was left unhandled."""
+    """Check that faults explain all long waits and repetitions (rule 4), and that every exception was handled."""
     yield from Explanations(run.history, run.tenures, run.limits).find_breaches()
     if not run.limits.callable_faults:
         yield from (Breach("unforeseen", run.history.end, fault) for fault in run.history.faults)
@@ -249,10 +250,11 @@ class RunVerdict:
         lost: The number of these records that were never dispatched.
         strangers: The number of dispatched records that the stream never acknowledged.
         duplicates: The number of repeated dispatches.
-        fenced: The number of records whose token was lower than that of an earlier record of the shard. A handler that
+        fenced: The number of records whose token was lower than the token of an earlier record of the shard. A handler
+        that compares tokens rejects such records.
             compares tokens rejects such records.
         shards: The number of shards that were read.
-        unowned_seconds_max: The longest time that a shard had no reader.
+        unowned_seconds_max: The longest time during which a shard had no reader.
         unowned_shard: The shard that had no reader for that time.
         moves: How many times a shard moved away from a living reader.
         moves_least: The least possible number of such moves.
@@ -291,7 +293,7 @@ class RunVerdict:
 
 
 def judge_finished_run(history: RunHistory, limits: JudgeLimits = UNLIMITED) -> RunVerdict:
-    """Return the verdict on a finished run. If the history has an incident "end", workers need not read after it."""
+    """Return the verdict on a finished run. After an incident "end" in the history, shards need no readers."""
     run = JudgedRun(history, limits)
     end_time = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
     unread_seconds = measure_longest_unowned(list_reader_spans(run.tenures, history.parents), 0.0, end_time)
@@ -301,7 +303,7 @@ def judge_finished_run(history: RunHistory, limits: JudgeLimits = UNLIMITED) -> 
         default=("", 0.0),
     )
     move_count, least_move_count = count_moves(run)
-    # A handler that compares tokens rejects every token that is lower than the highest one before it in the shard.
+    # A handler that compares tokens rejects a record whose token is lower than the highest token so far in the shard.
     highest_tokens, fenced_count = Counter[str](), 0
     for record in run.dispatches:
         if record.token is not None:
@@ -328,8 +330,10 @@ def count_moves(run: JudgedRun) -> tuple[int, int]:
     """Return how many moves were made before the incident "end", and how few would have sufficed.
 
     A move takes a shard away from a living reader. The least number is computed for each period between two incidents,
-    and the numbers are added. In each period, it depends on the shards that are read at the end and on their readers at
-    the start. A shard that is new, or whose reader has died, needs no move.
+    and
+    the numbers are added. In each period, the least number depends on the shards that are read at the end of the period
+    and
+    on their readers at its start. A shard that is new or whose reader has died needs no move.
     """
     move_count = least_move_count = 0
     for incident, next_incident in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):

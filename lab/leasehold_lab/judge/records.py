@@ -3,8 +3,8 @@
 1. Every record that the stream acknowledged is dispatched, and no other records are.
 2. A record is dispatched for the first time only after all earlier records of its key. The records of a child shard are
    dispatched only after those of its parents.
-3. While one process reads a shard, a record is dispatched again only if no handler had finished with it. The next
-   reader starts after the checkpoint that it received when it took the lease.
+3. While one process reads a shard, a record is dispatched again only if no handler had finished it. The next reader
+   starts after the checkpoint that it received when it took the lease.
 4. Each token (fencing number) of a shard belongs to one process, so a handler that compares tokens sees one reader at a
    time. Tokens start over if the row of a finished lease was deleted and a late request created it again.
 """
@@ -18,10 +18,11 @@ from leasehold_lab.judge.run import TAKING_VERBS, JudgedRun
 
 
 def check_sent_records_are_dispatched(run: JudgedRun) -> Iterator[Breach]:
-    """Check that every acknowledged record was dispatched, except in shards that restarted at LATEST (law 1 and L13).
+    """Check that every acknowledged record was dispatched (law 1), except in shards that restarted at LATEST (L13).
 
-    Check also that no other records were dispatched, and that each process dispatched only records of shards that it
-    was reading.
+    Also check that no other records were dispatched, and that each process dispatched only records of shards that it
+    was
+    reading.
     """
     # If no worker plans at the end of the run, the last records may have no reader.
     must_be_dispatched = run.limits.settled is None or run.planning_workers
@@ -53,7 +54,7 @@ def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
         for record in tenure.records:
             record_number = run.record_numbers.get((record.key, record.digest))
             if record_number is None or record.place in seen_places:
-                continue  # other laws report records that were never sent, and repetitions
+                continue  # Other laws report records that were never sent, and repeated records.
             seen_places.add(record.place)
             if record_number < last_numbers.get(record.key, record_number):
                 earlier_position = f"after number {last_numbers[record.key]}, both of {tenure.shard}"
@@ -80,10 +81,11 @@ def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
 
 
 def check_parents_before_children(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 2 for parents and children, regardless of keys.
+    """Check that records of a child shard are dispatched after those of its parents (law 2), regardless of their keys.
 
-    Records of former streams are ignored, because their shards may have the same names. If an operator deleted a
-    parent's row, a process that joins afterwards cannot know that the parent is unfinished, and breaks no law.
+    Records of former streams are ignored, because their shards may have the same names as current ones. If an operator
+    deleted a parent's row, a process that joins afterwards cannot know that the parent is unfinished, and breaks no
+    law.
     """
     first_records: dict[str, ReadingEvent] = {}
     last_new_records: dict[str, ReadingEvent] = {}

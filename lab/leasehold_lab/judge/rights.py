@@ -3,28 +3,31 @@
 Laws 1 to 5 are checked on the writes that the table recorded (`RunHistory.writes`):
 
 1. A lease is claimed only after it has expired by its owner's own clock.
-2. Each change of owner increments the lease counter, so a former owner always notices it. A checkpoint never goes back.
+2. Each change of owner increments the lease counter, so a former owner always notices the change. A checkpoint never
+   goes back.
 3. A checkpoint passes a record only after a handler has finished with the record, or after it became a dead letter.
 4. A process dispatches records only while it holds the lease, or shortly after it has lost it.
 5. A process reads every lease that it holds, or releases it, within `UNREAD_SECONDS`.
 
 Laws 6 to 12 are checked on the writes that processes recorded (`RunHistory.answers`) and on the dispatched records. A
-write is applied between its request and its response, so one write is known to be later than another only if it was
-sent after the response to the other arrived:
+write may be applied at any time between its request and its response. One write is therefore known to be later than
+another only if it was sent after the response to the other had arrived:
 
-6. Two processes never both receive a response that their write created the same version of a lease.
+6. No two processes receive a response that they wrote the same version of a lease.
 7. The counter of a lease never falls.
-8. A process that takes a lease or writes its checkpoint never receives an earlier checkpoint than one confirmed before.
+8. A process that takes a lease or writes its checkpoint never receives a checkpoint before one that was confirmed
+   earlier.
 9. A worker writes no checkpoint of a lease after another worker has taken it.
 10. A process dispatches records only until the lease expires after the last write that the process sent.
 11. A lease is claimed only after it has expired by its owner's own clock.
-12. After the end of a shard is checkpointed, no later reader dispatches its records again, even if its row was deleted.
+12. Once the end of a shard is checkpointed, no later reader dispatches the shard's records again, even if the row of
+    its lease was deleted.
 
 Laws 6 to 9 and 11 are no longer checked after a lease was deleted, because the versions of its next row start over. Law
 8 is no longer checked after a lease was reset, for example because its stream was recreated.
 
 A fleet is at rest (`check_fleet_at_rest`) when every lease has a living owner, only renewals are written, and the load
-is even. There are two sources for who owned a lease when: its writes (`list_written_owner_spans`), and its
+is even. The owners of a lease over time are found either from its writes (`list_written_owner_spans`) or from its
 readers (`list_reader_spans`).
 """
 
@@ -76,14 +79,14 @@ and 20 s when a response takes 25 s.
 """
 
 SILENT_SECONDS = 30.0
-"""The time in seconds after its last write of a lease at which a process no longer counts as the holder.
+"""For how many seconds after its last write of a lease a process still counts as the holder.
 
 The limit is used only if the lease duration of the worker is unknown.
 """
 
 
 def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
-    """Check laws 1 and 2 for each write."""
+    """Check for each write that it took no held lease (law 1), and that counters and checkpoints grew (law 2)."""
     last_writes: dict[str, WriteEvent] = {}
     for write in run.history.writes:
         row_before, row_after = write.before, write.after
@@ -134,7 +137,7 @@ def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     positions: dict[str, list[PositionOrder]] = defaultdict(list)
     for shard, place in sorted({(event.shard, event.place) for event in run.dispatches}):
         positions[shard].append((1, *place))
-    # For each record of a shard, in order, the time by which that record and all earlier ones were finished.
+    # For each record of a shard, in order, compute the time by which that record and all earlier ones were finished.
     all_finished_times = {
         shard: list(accumulate((finish_times[shard].get(order[1:], math.inf) for order in orders), max))
         for shard, orders in positions.items()
@@ -161,7 +164,7 @@ def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
 
 
 def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
-    """Replay the writes, and check that the process that dispatched each batch held the lease (law 4)."""
+    """Replay the writes, and check that each batch was dispatched by a process that held the lease (law 4)."""
     history, limits = run.history, run.limits
     if not history.writes or not limits.lease_seconds:
         return
@@ -195,7 +198,7 @@ def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
 
 
 def check_held_leases_are_read(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 5, if reads were recorded."""
+    """Check that each held lease is read or released in time (law 5), if reads were recorded."""
     if not any(event.event == "read" for event in run.history.events):
         return
     activity_times: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -326,8 +329,9 @@ def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
 def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
     """Check that no reader repeats records of a shard whose end was checkpointed (law 12).
 
-    Leases are exempt once an operator has deleted their row, once they were reset, or once a late request may have
-    created their row.
+    A lease is exempt once an operator has deleted its row, once it was reset, or once a late request may have created
+    its
+    row again.
     """
     answers_by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in run.history.answers:
@@ -493,7 +497,7 @@ class OwnerChange:
 
 
 def find_owner_changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
-    """Yield all changes of owners, in order of time. Ended and deleted leases do not count as changes."""
+    """Yield all changes of owners, in order of time. Writes that end or delete a lease do not count as changes."""
     for write in writes:
         owner_before = write.before.owner if write.before else None
         owner_after = write.after.owner if write.after and write.verb != "delete" else None
@@ -536,7 +540,7 @@ def list_written_owner_spans(history: RunHistory) -> dict[str, OwnerSpans]:
 def list_reader_spans(
     tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]
 ) -> dict[str, OwnerSpans]:
-    """Return the readers over time of each shard that was read, or whose parents were read to their ends."""
+    """Return the readers of each shard over time. Unread shards are included if their parents were read to the end."""
     spans: dict[str, OwnerSpans] = {}
     for shard in {*tenures, *parents}:
         readers = tenures.get(shard, [])
@@ -595,7 +599,7 @@ def measure_longest_unowned(
         if not spans_until_end:
             continue
         span_ends = [span_start for span_start, _ in spans_until_end[1:]] + [end]
-        # The periods in which a living worker owned the lease, or in which the ended lease needed no owner.
+        # These are the periods in which a living worker owned the lease, or in which the ended lease needed no owner.
         owned_periods = sorted(
             (max(begin, start), min(period_end, life_end))
             for (begin, owner), period_end in zip(spans_until_end, span_ends, strict=True)
@@ -632,12 +636,12 @@ def count_rejected_writes(writes: Iterable[WriteEvent]) -> int:
 QUIET_VERBS: frozenset[WriteVerb] = frozenset({"renew", "checkpoint", "checkpoint-late", "annotate", "take-back"})
 """Kinds of writes that are allowed once leases should no longer move.
 
-The last two only finish a hand-off that was already counted as a move.
+The verbs "annotate" and "take-back" only finish a hand-off that was already counted as a move.
 """
 
 
 def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
-    """Check that the fleet is at rest after the time `settled_time`.
+    """Check that the fleet is at rest after the time `JudgeLimits.settled`.
 
     Only the writes of a fleet at rest are allowed after that time. If a worker that plans is running, all leases must
     have owners and be evenly divided.

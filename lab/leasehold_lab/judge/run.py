@@ -81,8 +81,9 @@ class ReaderChange:
         after: The process that reads the shard now.
         how: The event that ended the reading of the previous process.
         duplicates: The number of records that the new reader dispatched again after an earlier reader had.
-        since: The number of records that earlier readers had dispatched after the last checkpoint before the change.
-        replayed: The number of duplicates at or before that checkpoint. Any such record is a breach.
+        since: The number of records that earlier readers had dispatched and whose positions are after the last
+        checkpoint before the change.
+        replayed: The number of duplicates at or before that checkpoint. Any such duplicate is a breach.
     """
 
     t: float
@@ -211,8 +212,10 @@ class JudgedRun:
     def must_assume_finished(self, process: str, shard: str, t: float) -> bool:
         """Return whether the process had to conclude, at time `t`, that this shard's lease was finished (L13).
 
-        A process that has never read a row treats the missing row as a finished lease. It is assumed to have never read
-        the row if an operator deleted it before the process started, or at most one lease duration after its start.
+        A process that has never read a row treats the missing row as a finished lease. The process is assumed to have
+        never
+        read the row if an operator deleted the row before the process started, or at most one lease duration after its
+        start.
         """
         lease_seconds = max(self.limits.lease_seconds.values(), default=0.0)
         start_time = max((lifetime.start for lifetime in self.lifetimes if lifetime.process == process), default=0.0)
@@ -255,7 +258,7 @@ class JudgedRun:
         for shard, readers in self.tenures.items():
             earlier_records: set[tuple[RecordPlace, str]] = (
                 set()
-            )  # with digests, because a recreated event hub counts from 0
+            )  # The digests are needed because a recreated event hub counts from 0.
             for earlier_tenure, later_tenure in pairwise(readers):
                 earlier_records.update((record.place, record.digest) for record in earlier_tenure.records)
                 repeated_places = earlier_records.intersection(

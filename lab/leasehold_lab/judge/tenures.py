@@ -41,7 +41,7 @@ class Tenure:
 
 @define
 class TenureHistory:
-    """The tenures of a run. Events must be added in the order in which they occurred, for each process.
+    """The tenures of a run. The events of each process must be added in the order in which they occurred.
 
     Attributes:
         tenures: All tenures, in the order in which their first events were added.
@@ -53,7 +53,7 @@ class TenureHistory:
     _open: dict[tuple[str, str], Tenure] = Factory(dict)
 
     def add_event(self, event: ReadingEvent) -> None:
-        """Add an event."""
+        """Add an event to the tenure that it belongs to, and start or end the tenure if the event does so."""
         key = (event.process, event.shard)
         tenure = self._open.get(key)
         if event.event == "initialize":
@@ -75,7 +75,7 @@ class TenureHistory:
             self._close_tenure(tenure, t, "cut")
 
     def find_reader(self, shard: str) -> str | None:
-        """Return the worker that reads this shard after the events added so far, or None if there is none."""
+        """Return the worker that is reading this shard according to the events so far, or None if there is none."""
         return next((tenure.worker for tenure in self._open.values() if tenure.shard == shard), None)
 
     def _close_tenure(self, tenure: Tenure | None, t: float, how: str) -> None:

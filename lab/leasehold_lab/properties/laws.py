@@ -1,10 +1,10 @@
-"""The laws that plans must keep, to check your own rule set or `plan` function on single cases or on random ones.
+"""Laws that every plan must keep. Use them to check your own rule set or `plan` function on single or random cases.
 
     laws.check(plan, MyRules())                                  every law, on examples that Hypothesis draws
     laws.comes_to_rest.check(plan, st.builds(MyRules, ...))      one law, over the options too
     laws.takes_from_living_owners_name_them(plan, Scene(...))    one law on one case
 
-If a law is broken, it raises LawBroken with the case, the planned actions and a description of the fault. `plan` may be
+A law that is broken raises LawBroken with the case, the planned actions and a description of the fault. `plan` may be
 any function with the signature of `leasehold.plan`: that function itself, a wrapper around it, or a client of a program
 in another language.
 """
@@ -45,7 +45,8 @@ class Law:
     Attributes:
         name: The name of the law in this module.
         says: The law in one sentence.
-        cases: Returns a strategy for the cases on which the law is checked. Its argument is a strategy for rule sets.
+        cases: A function that takes a strategy for rule sets, and returns a strategy for the cases on which the law is
+        checked.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Law:
         return self.name
 
     def check(self, plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
-        """Check the law on random cases, and simplify a case that fails. The cases are drawn by Hypothesis.
+        """Check the law on random cases that Hypothesis draws. Hypothesis also simplifies a case that fails.
 
         Args:
             plan: The function to check.
@@ -69,14 +70,15 @@ class Law:
             examples: The number of cases. By default, the active Hypothesis profile determines it.
 
         Raises:
-            LawBroken: The law is broken.
+            LawBroken: The plan for one of the cases breaks the law. The message contains the simplest such case that
+            was found.
         """
 
         def holds(case: Any) -> None:  # noqa: ANN401  a Scene or a SmallFleet
             self(plan, case)
 
         holds.__name__ = holds.__qualname__ = self.name  # Hypothesis uses the name in its report of a failure
-        phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would show internal lines
+        phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # explain shows internal lines
         hypothesis_settings = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
         strategy = rules
         if not isinstance(strategy, st.SearchStrategy):
@@ -107,7 +109,7 @@ def _plan_scene(plan: Planner, scene: Scene) -> tuple[Action, ...]:
 def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     """The plan does not depend on the order in which leases and shards are listed.
 
-    Stores return rows in any order. If the plan depended on it, two workers that read the same table could plan
+    Stores return rows in any order. If the plan depended on the order, two workers that read the same table could plan
     differently.
     """
 
@@ -199,7 +201,7 @@ def every_table_gives_a_plan(plan: Planner, scene: Scene) -> None:
 def renewals_match_the_plan(plan: Planner, scene: Scene) -> None:
     """The renewals between two plans are for the same leases as the renewals in a plan.
 
-    A lease that only one of the two renewed would expire in the meantime.
+    A lease that is renewed by plans but not between them, or the other way round, would expire in the meantime.
     """
     actions = _plan_scene(plan, scene)
     other_keys = set(_list_keys([action for action in actions if not isinstance(action, Renew)]))

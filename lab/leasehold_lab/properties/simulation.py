@@ -53,7 +53,7 @@ class SimulationResult:
     _limits: JudgeLimits
 
     def check(self) -> None:
-        """Raise SimulationFailed if there are breaches, with a fleet that is as small as possible."""
+        """If there are breaches, raise SimulationFailed with the smallest fleet that was found to cause them."""
         if self.breaches:
             raise SimulationFailed(explain_failure(Trial(self.scenario, self._limits)))
 
@@ -87,7 +87,7 @@ def simulate(
             are lost. There are no faults in the second half of the run.
 
     Raises:
-        ValueError: No such fleet is possible.
+        ValueError: No fleet with these arguments is possible.
     """
     config = Config(rules)
     question = SimulationQuestion(leases, workers, kind=event, going=going, seed=seed, cycles=cycles, pace="own")

@@ -65,7 +65,7 @@ def format_as_code(value: Any) -> str:  # noqa: ANN401  the fields of values are
 
 
 class PrintableRepr:
-    """A base class of values whose repr is Python code."""
+    """A base class for values whose repr is Python code."""
 
     def __repr__(self) -> str:
         return format_as_code(self)
@@ -187,7 +187,7 @@ def lookout_calls() -> st.SearchStrategy[str]:
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
-    """Draw the histories that a worker may have of these owners after several reads of the table."""
+    """Draw the `History` that a worker may have recorded of these owners in several reads of the table."""
     hole = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
     worker_seconds = st.tuples(st.sampled_from(owners), st.floats(0, 100))
     seconds_by_worker = st.lists(worker_seconds, max_size=3, unique_by=lambda pair_drawn: pair_drawn[0]).map(
@@ -270,7 +270,7 @@ def listings(draw: st.DrawFn) -> tuple[Shard, ...] | None:
 
 
 def scenes(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Scene]:
-    """Draw arguments of `plan` with these rule sets, by default with any known rule set."""
+    """Draw arguments for `plan`. The rule sets are drawn from `rules`, by default from all known rule sets."""
     return st.builds(Scene, leases(), listings(), workers(), configs(rules), st.integers(0, 2**16))
 
 
@@ -298,7 +298,7 @@ def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = 
     if config.rules.groups is not None:
         lease_count -= lease_count % len(
             worker_ids
-        )  # a remainder would also have to be evenly divided among the groups
+        )  # A remainder would have to be divided evenly among the groups, too.
     owners = tuple(worker_ids[index % len(worker_ids)] for index in range(lease_count))
     return SmallFleet(worker_ids, owners, config, draw(st.floats(0, 9.9)), draw(st.integers(0, 3)))
 

@@ -27,15 +27,19 @@ from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 
 HANG_SECONDS = 15.0
-"""Longer than a lease of ten seconds plus a third of a lease, which is the time after which a renewal in progress times
-out.
+"""How long a hanging call waits, in seconds.
+
+A renewal in progress times out sooner, because that takes one and a third leases of ten seconds.
 """
 
 FREEZE_SECONDS = 20.0
-"""Long enough for another worker to take the lease and to continue reading."""
+"""How long a process is frozen, in seconds. In this time, another worker can take its leases and continue reading."""
 
 LATE_SECONDS = 12.0
-"""Longer than a lease of ten seconds, but not long enough for a renewal in progress to time out."""
+"""How long a late call or write is delayed, in seconds.
+
+This is longer than a lease of ten seconds, but a renewal in progress does not time out yet.
+"""
 
 
 class ForeignBaseException(BaseException):
@@ -74,7 +78,10 @@ DENIED: Mapping[str, tuple[tuple[str, ...], Callable[[], BaseException]]] = {
     "threads": (("task.",), lambda: RuntimeError("can't start new thread")),
     "memory": (("",), MemoryError),
 }
-"""Resources that may be unavailable for a while, each with the prefixes of the calls that need it and the exception."""
+"""Resources that may be unavailable for a while.
+
+Each has the prefixes of the names of calls that need it, and the exception that these calls then raise.
+"""
 
 READ_CALLS = ("store.list", "store.get")
 """The store calls that only read."""
@@ -110,7 +117,7 @@ FAULTS: dict[str, type[BaseException]] = {
 }
 
 HARMLESS: tuple[Deviation, ...] = ("raise", "exit", "interrupt", "broken pipe", "hang", "answer", "generate")
-"""Faults of users' functions despite which no record may be lost, and no shard may be held without being read."""
+"""Faults of users' functions that workers must tolerate: no record is lost, and no shard is held without being read."""
 
 
 POISON = 5
@@ -124,7 +131,9 @@ def is_poisonous(sequence_number: str) -> bool:
 
 @frozen
 class CallableFault:
-    """A fault of a worker's handler, or of another of its functions, that starts at `at` and lasts for `seconds`.
+    """A fault of a handler or of another function that the user passed to a worker.
+
+    The fault starts at `at` and lasts for `seconds`.
 
     With the fault "poison", the handler fails only on poisonous records, and the worker has a dead-letter sink.
     """

@@ -24,7 +24,7 @@ up to one cycle longer, until a worker reads the table again.
 """
 
 ZOMBIE_SECONDS, SECONDS_PER_LEASE = 240.0, 30.0
-"""Additional time to settle: for a fleet with a zombie, and for each lease.
+"""Additional seconds in which a fleet must settle: for a fleet with a zombie, and for each lease.
 
 Other workers give up waiting for a zombie only after long timeouts. The time per lease applies to fleets with workers
 of other libraries, and to rule sets that are passed to `trial`.
@@ -93,10 +93,10 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         full=True,
     )
     # One in eight streams is like a DynamoDB stream: its shards have no hash ranges, and each is followed by a new one.
-    ranges_rng = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
+    ranges_rng = random.Random(f"without ranges {seed}")  # noqa: S311  a seed is the point
     scenario = evolve(scenario, ranged=not _happens_with_probability(ranges_rng, 1 / 8))
     # In a quarter of the fleets, handlers write checkpoints themselves. Such fleets have no dead letters.
-    acknowledging_rng = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
+    acknowledging_rng = random.Random(f"acknowledging {seed}")  # noqa: S311  a seed is the point
     if _happens_with_probability(acknowledging_rng, 1 / 4):
         scenario = evolve(scenario, acknowledges=acknowledging_rng.choice(("late", "random", "never")))
     # In half of the fleets, a bulletin names the workers that must read the table. In the other half, all workers list
@@ -106,7 +106,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     scenario = _add_callable_faults(seed, rng.choice(scenario_variants))
     scenario = _add_row_deletions(seed, _add_poison(seed, scenario))
     # In a fifth of the fleets, the stream responds slowly for a while.
-    slow_stream_rng = random.Random(f"slow {seed}")  # noqa: S311  likewise
+    slow_stream_rng = random.Random(f"slow {seed}")  # noqa: S311  a seed is the point
     if _happens_with_probability(slow_stream_rng, 1 / 5):
         slow_period = Nap(slow_stream_rng.uniform(0.0, FAULTS_END - 60.0), slow_stream_rng.uniform(20.0, 60.0))
         scenario = evolve(scenario, network=evolve(scenario.network, slow=(slow_period,)))
@@ -134,7 +134,7 @@ def _happens_with_probability(rng: random.Random, probability: float) -> bool:
 
 
 def _add_expected_workers(rng: random.Random, members: list[Member]) -> list[Member]:
-    """In some fleets, configure the number or the ids of the expected workers.
+    """Return the members, in some fleets with the number or the ids of the expected workers in their configuration.
 
     Only fleets in which no worker leaves get this configuration, so that all expected workers are present.
     """
@@ -204,7 +204,7 @@ def _draw_network(rng: random.Random) -> Network:
 
 def _add_callable_faults(seed: int, scenario: Scenario) -> Scenario:
     """In a third of the fleets, add one to three faults in the user functions of workers."""
-    rng = random.Random(f"misdeeds {seed}")  # noqa: S311  separate, so that the other faults don't change
+    rng = random.Random(f"misdeeds {seed}")  # noqa: S311  a separate generator, so that the other faults don't change
     if not _happens_with_probability(rng, 1 / 3):
         return scenario
     names = sorted({member.worker for member in scenario.members})
@@ -223,7 +223,7 @@ def _add_callable_faults(seed: int, scenario: Scenario) -> Scenario:
 
 def _add_poison(seed: int, scenario: Scenario) -> Scenario:
     """In a quarter of the fleets, let handlers fail on some records. In half of these, a dead-letter sink fails too."""
-    rng = random.Random(f"poison {seed}")  # noqa: S311  likewise
+    rng = random.Random(f"poison {seed}")  # noqa: S311  a separate generator, so that the other faults don't change
     if not _happens_with_probability(rng, 1 / 4) or scenario.acknowledges != "return":
         return scenario
     names = sorted({member.worker for member in scenario.members})
@@ -242,14 +242,15 @@ def _add_poison(seed: int, scenario: Scenario) -> Scenario:
 
 
 def _add_row_deletions(seed: int, scenario: Scenario) -> Scenario:
-    """In almost a third of the fleets, delete rows of the table: all of them, as if it were recreated, or a few.
+    """In almost a third of the fleets, delete all rows of the table, as if it were recreated, or a few of them.
 
     Rows are deleted only while a worker that has read them is running and not paused. If no worker had read a row, its
-    lease would be created again at the initial position. In fleets whose workers list the table once per cycle, as
-    other libraries do, no rows are deleted, because these workers might read the table too late. Processes may start at
-    any time.
+    lease
+    would be created again at the initial position. In fleets whose workers list the table once per cycle, as other
+    libraries
+    do, no rows are deleted, because these workers might not read the table in time. Processes may start at any time.
     """
-    rng = random.Random(f"emptied {seed}")  # noqa: S311  likewise
+    rng = random.Random(f"emptied {seed}")  # noqa: S311  a separate generator, so that the other faults don't change
     if not _happens_with_probability(rng, 1 / 3):
         return scenario
     deletion_time, row_indexes = (

@@ -72,7 +72,7 @@ def compute_digest(history: SimulatedHistory) -> str:
 
 
 def format_trace(history: SimulatedHistory) -> Iterator[str]:
-    """Yield the contents of a digest as text, with one line per event, in order of time."""
+    """Yield the values from which a digest is computed as text, with one line per event, in order of time."""
     events: list[Incident | WriteEvent | WriteAnswer | ReadingEvent] = [*history.incidents, *history.writes]
     events += [*history.answers, *history.events]
     for event in sorted(events, key=lambda event: event.t):
@@ -98,7 +98,7 @@ def compute_digests_of_seeds(seeds: Iterable[int], jobs: int = 1) -> Iterator[st
 
 
 def read_digests(path: Path) -> dict[int, str]:
-    """Return the digests of a file, by seed."""
+    """Return the digests that a file contains, by seed."""
     lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
     return {int(seed): digest for seed, digest in lines}
 

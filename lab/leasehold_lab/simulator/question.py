@@ -70,7 +70,8 @@ class SimulationQuestion:
             - "steady": Nothing happens.
             - "weights": All workers have equal numbers of leases, but the throughputs of leases differ (log-normal
               distribution, sigma 1).
-        start: Whether workers start at random times within a cycle, or nearly at the same time.
+        start: With "spread", workers start at random times within a cycle. With "together", they start nearly at the
+        same time.
         pace: With "cycle", every worker lists the table once per 20.05 s, except under rule C16, and renews every
             3.3 s. With "own", each rule set has the default intervals of its library.
         hint: Whether the rule set `minimal` knows the expected workers.
@@ -111,7 +112,7 @@ class SimulationQuestion:
 
     @property
     def groups(self) -> Groups:
-        """The way in which worker ids form groups, or None unless `grouped`."""
+        """How workers are grouped by their ids, or None if `grouped` is False."""
         return "prefix" if self.grouped else None
 
 
@@ -233,7 +234,7 @@ def simulate_on_spark(question: SimulationQuestion, seeds: Sequence[int], spark:
     """Simulate all seeds on Spark, and return their outcomes in order. leasehold must be installed on the executors."""
 
     def simulate_batches(batches: Iterable[object]) -> Iterator[object]:
-        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, and the executor's own
+        import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, imported on the executor
 
         for batch in batches:
             requested_seeds = batch.column("seed").to_pylist()  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ from leasehold_lab.simulator.world.world import (
 )
 
 _NEXT_STREAM_OFFSET = 1_000_000
-"""The sequence numbers of a recreated stream are larger than those of its predecessor, as in Kinesis."""
+"""Added to the sequence numbers of a recreated stream, so that they exceed those of its predecessor, as in Kinesis."""
 
 
 @contextmanager
@@ -136,9 +136,9 @@ QUIET_FACTOR = 5
 
 
 def _produce_records(world: World) -> None:
-    """Put a record on every open shard each `read_seconds`, until the faults end.
+    """Put a record on every open shard every `read_seconds` seconds, until the faults end.
 
-    After that, shards are read less often, because most reads would return no records.
+    After the faults have ended, shards are read less often, because most reads would return no records.
     """
     read_seconds = world.scenario.read_seconds
     while True:
@@ -184,7 +184,7 @@ def _reset_leases(world: World) -> None:
 
 
 def _reshape_stream(world: World, reshape: Reshape) -> None:
-    """Apply a change of the stream."""
+    """Apply a planned change: change the shards of the stream, or reset its leases."""
     source = world.source
     if reshape.what == "expire":
         source.remove_closed_shards()
@@ -240,8 +240,9 @@ UNIT_BYTES = 4096
 class TableTraffic:
     """The number of requests of the whole fleet, and the capacity units that DynamoDB would bill for them.
 
-    A listing is eventually consistent, and costs half a unit per 4 KB, with rows of 360 bytes. A read of a row by key
-    costs one unit, or half a unit if it may be stale. A write costs one unit.
+    A listing is eventually consistent and costs half a unit per 4 KB; a row has 360 bytes. A read of a row by key costs
+    one
+    unit, or half a unit if the row may be stale. A write costs one unit.
     """
 
     requests: int
@@ -256,12 +257,12 @@ class FleetOutcome:
 
     Attributes:
         cycles: The time from the event to the last change of an owner, in cycles of `cycle_seconds`.
-        seconds: The same time in seconds.
+        seconds: The time from the event to the last change of an owner, in seconds.
         moves: The number of times that a lease moved away from a living worker.
         moves_minimum: The number of moves that would have been enough.
         moved_again: The number of leases that changed owners more than once.
-        taken_back: The number of hand-offs that the next owner did not accept in time. They do not count as moves, but
-            no worker read the shard meanwhile.
+        taken_back: The number of hand-offs that the next owner did not accept in time. They do not count as moves,
+        although no worker reads the shard meanwhile.
         claims: The number of leases that were claimed while they were free, or from a dead worker.
         failed_writes: The number of claims, steals and requests that were rejected because another worker wrote first.
         spread: The difference between the largest and the smallest number of leases of a living worker.
@@ -358,7 +359,7 @@ FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
 
 
 def shrink_scenario(scenario: Scenario, fails: Callable[[Scenario], bool], *, max_runs: int = 200) -> Scenario:
-    """Return the smallest scenario that still fails, as far as it can be found in `max_runs` runs."""
+    """Return the smallest failing scenario that can be found in `max_runs` runs."""
     run_count = 0
     was_simplified = True
     while was_simplified:
@@ -413,7 +414,7 @@ def describe_scenario(scenario: Scenario) -> str:
 
 
 def run_and_find_breaches(trial: Trial) -> tuple[Breach, ...]:
-    """Run the trial, and return the laws that its history breaks."""
+    """Run the trial, and return the breaches that the judge finds in its history."""
     return judge_history(run(trial.scenario), trial.limits)
 
 

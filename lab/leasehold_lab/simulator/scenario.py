@@ -61,8 +61,8 @@ class Member:
             of 0 s, and it starts with its own leases. The table is read once for all such members, because a read by
             each of them would take time proportional to workers x leases.
         deaf: The periods in which the process gets no response from the stream.
-        deaf_to: The shards whose requests get no response in these periods. If empty, no request gets a response.
-        gives_up_seconds: The timeout of the process's calls in these periods. If infinite, the calls never return.
+        deaf_to: The shards whose requests get no response in the `deaf` periods. If empty, no request gets a response.
+        gives_up_seconds: The timeout of the process's calls in the `deaf` periods. If infinite, the calls never return.
     """
 
     worker: str
@@ -101,7 +101,7 @@ class Network:
         outages: Periods in which the table cannot be reached.
         reading: The minimum and maximum response time of the stream, in seconds.
         slow: Periods in which each read of the stream takes 6 to 25 s.
-        patience: The timeouts of a read during such periods.
+        patience: The timeouts of a read during the `slow` periods.
     """
 
     latency: tuple[float, float] = (0.005, 0.05)
@@ -149,8 +149,8 @@ class Reshape:
     """A change of the stream.
 
     Attributes:
-        at: When it happens.
-        what: One of these:
+        at: When the change happens.
+        what: The kind of change:
 
             - "split", "merge": One open shard splits, or two open shards merge.
             - "double": All open shards split.
@@ -186,7 +186,7 @@ class Scenario:
     Attributes:
         seed: The seed of all random numbers.
         owners: The initial owner of each lease, or None for a free lease. The stream has one shard for each lease.
-        members: All processes. Those with equal start times start in this order.
+        members: All processes. Processes with equal start times start in the order of this tuple.
         seconds: The duration of the run.
         calm: When the faults end. After this time, the network only has latency.
         network: The delays and faults of requests.
@@ -204,19 +204,19 @@ class Scenario:
         swaps: The times at which leases start to move to a second table, back again, and so on. If empty, there is one
             table.
         full: Whether every renewal and every read is recorded. Only the judge needs these events.
-        callable_faults: The faults in the functions that stand for the user's.
+        callable_faults: The faults of the functions that stand for a user's code.
         handler: A handler that also receives every batch. Its exceptions and results are treated as in a real worker.
         call_faults: The faults of single calls. They have no effect unless `full`.
         handling_seconds: The time that a handler takes.
-        bench_seconds: The cooldown in which a worker does not take a lease again after it failed to read the shard.
+        bench_seconds: For how long a worker does not take a lease again after it failed to read the shard.
         start: The checkpoint of all leases at the start.
         emptyings: The deletions of rows.
         if_recreated: The worker option `if_recreated`, for all workers.
         acknowledges: When handlers acknowledge records.
         capacity: The throughput limits of the table.
-        ranged: Whether shards have hash ranges. Without them, the stream behaves like a DynamoDB stream: a "split"
-            rolls a shard, which means that one new shard follows it, and a "merge" splits a shard, because no shard has
-            two parents.
+        ranged: Whether shards have hash ranges. If False, the stream behaves like a DynamoDB stream. A "split" then
+        rolls a shard, which means that one new shard follows it. A "merge" splits a shard instead, because no shard has
+        two parents.
     """
 
     seed: int
@@ -283,7 +283,7 @@ def name_group_workers(group_index: int, worker_count: int) -> tuple[str, ...]:
 def create_cold_fleet(
     leases: int, workers: tuple[str, ...], config: Config, *, seed: int, start: StartPattern, cycles: float
 ) -> FleetScenario:
-    """Return a fleet whose leases are all free and whose workers all start now."""
+    """Return a fleet whose leases are all free and whose workers all start at the beginning of the run."""
     rng = random.Random(seed)  # noqa: S311  a seed is the point
     members = _create_starting_members(workers, config, 0.0, start, rng)
     return _create_fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
@@ -396,7 +396,7 @@ def create_weighed_fleet(
 
 
 def replace_some_workers(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetScenario:
-    """Return the fleet in which some random workers are replaced by workers with the configuration `peer`.
+    """Return a copy of the fleet in which some random workers are replaced by workers with the configuration `peer`.
 
     `share` is the fraction of workers that keep their configuration.
     """
@@ -411,16 +411,17 @@ def replace_some_workers(fleet: FleetScenario, peer: Config, share: float, seed:
 
 
 def give_members_the_table(fleet: FleetScenario) -> FleetScenario:
-    """Return the fleet in which members that are present at the start have already read the table.
+    """Return a copy of the fleet whose members have already read the table if they are present at the start.
 
-    Without this, each member starts with two reads of the whole table, which would take most of the simulation's time.
+    Otherwise each such member would start with two reads of the whole table, which would take most of the simulation's
+    time.
     """
     members = (evolve(member, present=True, phase=0.0) if member.phase else member for member in fleet.scenario.members)
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
 
 def add_random_pauses(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
-    """Return the fleet with random pauses of every worker, each lasting 1 to 3 s."""
+    """Return a copy of the fleet with random pauses of every worker, each lasting 1 to 3 s."""
     rng = random.Random(seed)  # noqa: S311  a seed is the point
     members = []
     for member in fleet.scenario.members:

@@ -37,7 +37,7 @@ PORTS_MAX = 3
 LOG_LINES_SHOWN = 20
 
 _UNREACHABLE = re.compile(r"\b(?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b")
-"""The error codes in npm's output if it cannot reach the network."""
+"""The error codes that npm prints if it cannot reach the network."""
 
 
 class _PortTaken(ServiceError):
@@ -195,7 +195,9 @@ def find_node() -> Node:
 
 
 def ensure_installed(tree: str) -> Path:
-    """Return the `node_modules` folder for a lock file (`aws` or `azure`), which is installed on first use.
+    """Return the `node_modules` folder for the lock file in `tree` (`aws` or `azure`).
+
+    The packages are installed on first use.
 
     Raises ServiceError with npm's output if the installation fails.
     """

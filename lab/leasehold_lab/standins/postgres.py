@@ -17,7 +17,7 @@ DEBIAN = "usr/lib/postgresql/*/bin"
 START_SECONDS = 60.0
 USER, DATABASE = "tester", "postgres"
 AS_NOBODY = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
-"""A prefix that runs a command as another user, because PostgreSQL refuses to run as root."""
+"""A prefix that makes a command run as another user, because PostgreSQL refuses to run as root."""
 
 
 def find_postgres() -> Path:
@@ -60,7 +60,7 @@ def run_postgres(folder: Path | None = None) -> Iterator[Service]:
                 wheel_folder = program_folder.parents[1]
                 for wheel_path in wheel_folder.parent.glob(
                     f"{wheel_folder.name}*"
-                ):  # includes the folder of its libraries
+                ):  # The pattern also matches the folder of the wheel's libraries.
                     shutil.copytree(wheel_path, Path(temporary_folder) / wheel_path.name, symlinks=True)
                 program_folder = Path(temporary_folder, *program_folder.parts[-3:])
         data_folder = Path(folder or temporary_folder) / "postgres"
@@ -111,7 +111,7 @@ def build_store_url(service: Service, table: str = "leases") -> str:
 
 
 def _wait_until_ready(service: Service) -> None:
-    """Wait until PostgreSQL accepts connections. It listens on its port some time before that."""
+    """Wait until PostgreSQL accepts connections, which takes longer than until it listens on its port."""
     from psycopg import OperationalError, connect  # noqa: PLC0415  from an extra
 
     deadline = time.monotonic() + START_SECONDS

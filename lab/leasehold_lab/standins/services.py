@@ -21,7 +21,7 @@ AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 WRITING_SECONDS = 8.0
-"""The time that azurite has to write its data when it is stopped."""
+"""The time in seconds that azurite has to write its data when it is stopped."""
 
 KINESIS_FILE = "streams.json"
 """The file in which kinesis-local keeps its streams. The file is truncated if the process is killed while writing."""
@@ -111,7 +111,7 @@ def azurite_connection_string(service: Service) -> str:
 
 
 def run_moto() -> AbstractContextManager[Service]:
-    """Run stand-ins for many AWS services. Conditional writes are not atomic, so don't use it to test races."""
+    """Run stand-ins for many AWS services. Their conditional writes are not atomic, so don't use them to test races."""
 
     def build_command(port: int) -> ServiceCommand:
         return ServiceCommand((sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)))

@@ -71,10 +71,10 @@ class TableStreams:
         name: The name of the table.
         open_shard_count: The number of open shards.
         roll_seconds: The lifetime of a shard. If infinite, shards end only when a test calls `end_open_shards`.
-        retention: The number of seconds after its end when a shard is removed.
+        retention: The number of seconds for which a shard is kept after its end.
         stale_seconds: How long listings still show an ended shard as open, together with its child.
         iterator_seconds: How long an iterator is valid.
-        empty_every: If not 0, each response to GetRecords whose number is a multiple of this is empty.
+        empty_every: If this is not 0, every response to GetRecords whose number is a multiple of it is empty.
         limit: The maximum number of GetRecords requests per second for a shard, or 0 for no limit.
         clock: Returns the time in seconds since 1970.
         refuse: The names of the errors with which the next requests are rejected.

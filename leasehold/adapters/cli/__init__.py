@@ -55,7 +55,10 @@ def explain_missing_import(command: str) -> Iterator[None]:
 
 
 def run() -> None:
-    """Run the command line. It can be imported even if none of the package's optional dependencies is installed."""
+    """Run the command line.
+
+    This function can be imported even if none of the package's optional dependencies is installed.
+    """
     from leasehold.adapters.cli.common.standard_streams import prepare_standard_streams, run_and_check_output  # noqa: PLC0415
 
     prepare_standard_streams()
@@ -64,5 +67,5 @@ def run() -> None:
     except FileNotFoundError:
         print("leasehold: the working folder was deleted; relative paths do not work", file=sys.stderr)
     with explain_missing_import("leasehold"):
-        from leasehold.adapters.cli import main  # noqa: PLC0415  an extra
+        from leasehold.adapters.cli import main  # noqa: PLC0415  an optional dependency
     run_and_check_output(main.run)

@@ -136,7 +136,7 @@ def _choose_handler(handler: str | None, me: str, options: Options, *, events: b
 def _run_supervised(me: str, store: str, processes: int, consumption: Consumption) -> int:
     """Run this command as several processes, and return the exit status.
 
-    Raises ValueError if they cannot share the leases.
+    Raises ValueError if the processes cannot share the leases.
     """
     if split_store_url(store)[0] == "memory":
         raise ValueError(

@@ -29,11 +29,11 @@ AT_LEAST = "≥"
 """The prefix of a lag that is a lower bound."""
 
 SHOWN_DIGITS = 15
-"""How many digits of a sequence number are shown. Kinesis's numbers have 56 digits, and only the last ones differ."""
+"""The number of final digits of a sequence number that are shown. The 56 digits of Kinesis differ only at the end."""
 
 
 def tabulate_leases(table: WatchedTable, by: str | None, *, full: bool = False) -> TextTable:
-    """Return a table with one row per lease, worker or group, sorted. Unless `full`, checkpoints are shortened."""
+    """Return a table with one row per lease, worker or group, sorted. Checkpoints are shortened unless `full`."""
     match by:
         case "worker":
             return _make_group_rows("worker", lambda lease: lease.owner or "nobody", table)

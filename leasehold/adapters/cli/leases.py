@@ -34,8 +34,8 @@ from leasehold.stores.printable import printable
 from leasehold.stores.protocol import Store
 
 LEASE_SECONDS = 10.0
-"""The lease duration to assume if the rows of a table don't contain one. It is the default of the Java KCL and of our
-workers."""
+"""The lease duration to assume if the rows of a table don't contain one. The Java KCL and our workers use this value by
+default."""
 
 MOVES_SHOWN = 8
 """The maximum number of changes of owner that `--watch` shows below the table."""
@@ -111,8 +111,8 @@ def read_states_repeatedly(
         store: The table.
         interval_seconds: The time between two reads, in seconds.
         wait: Waits for a number of seconds.
-        source: The stream. If given, it is asked for the lag of leases whose rows do not contain a lag.
-        clock: Returns monotonic seconds.
+        source: The stream. If given, it is queried for the lag of leases whose rows do not contain a lag.
+        clock: Returns the time of a monotonic clock, in seconds.
     """
     watch, last_state = (
         TableWatch(store, LEASE_SECONDS, tolerated_unread_seconds(LEASE_SECONDS), source, clock=clock),
@@ -207,7 +207,7 @@ def can_use_keys() -> bool:
 
 
 def open_lag_source(url: str) -> Source:
-    """Open the source from which to read the lag. Raises ValueError if it would take over a consumer's subscription."""
+    """Open the source from which to read the lag. Raises ValueError if reading would end a worker's subscription."""
     if "consumer" in source_address(url)[2]:
         raise ValueError(
             "--source: leave out consumer; with it, this would end the subscription of the worker that reads"
@@ -216,7 +216,7 @@ def open_lag_source(url: str) -> Source:
 
 
 def _show_states(states: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
-    """Show the first state, or with `watch` all states. Return the status number of the first one."""
+    """Show the first state, or with `watch` all states. Return the status number of the first state."""
     first_state = next(states)
     if first_state.trouble and not watch:
         raise OutcomeUnknown(first_state.trouble)
@@ -241,7 +241,7 @@ def _show_states(states: Iterator[WatchedTable], by: By | None, *, watch: bool, 
 
 
 def _convert_to_json(table: WatchedTable) -> dict[str, Any]:
-    """Return the state of a table as JSON values. `leasehold plan` can read its leases. Empty fields are omitted."""
+    """Return the state of a table as JSON values that `leasehold plan` can read. Empty fields are omitted."""
     lags_by_key = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
     statuses_by_key = {key: status.as_json() for key, status in sorted(table.statuses.items())}
     swap_document = None if table.swap is None else asdict(table.swap)

@@ -63,7 +63,7 @@ class LiveView:
 
     Attributes:
         by: The subject of a row: "worker", "group", or None for a lease.
-        sort: The column by which rows are sorted; "" for the first one.
+        sort: The column by which rows are sorted; "" for the first column.
         is_reversed: Whether the order is reversed. By default strings ascend and numbers descend.
         filter_text: The text that a row must contain in one of its cells to be shown.
         typing: Whether the user is entering `filter_text`.
@@ -209,7 +209,7 @@ _KEY_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
 
 def parse_keys(text: str) -> tuple[str, ...]:
-    """Return the keys in a terminal's input, as names from NAMES or characters. Drops unknown sequences."""
+    """Return the keys in a terminal's input, as names from `KEY_NAMES` or characters. Unknown sequences are dropped."""
     keys = (KEY_NAMES.get(sequence, sequence) for sequence in _KEY_SEQUENCE.findall(text))
     return tuple(key for key in keys if key.isprintable())
 
@@ -251,7 +251,7 @@ class TerminalKeys:
 def open_terminal_keys(terminal_fd: int) -> Iterator[TerminalKeys]:
     """Read keys from this terminal within the context. Ctrl-C interrupts as usual, but Ctrl-Z does not suspend."""
     import termios  # noqa: PLC0415  not on every system, see `has_keys`
-    import tty  # noqa: PLC0415  likewise
+    import tty  # noqa: PLC0415  not on every system, see `has_keys`
 
     original_modes = termios.tcgetattr(terminal_fd)
     try:

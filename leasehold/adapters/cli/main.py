@@ -33,7 +33,7 @@ COMMANDS = {
     "serve": ("steer.serve", "Serve a live, read-only web page of lease tables."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
 }
-"""Our commands. For each, the module in this folder that contains its `app`, and its line in the list of commands."""
+"""Our commands by name. Each has the module in this folder that contains its `app`, and a line for the help."""
 
 LAB_COMMANDS = {
     "demo": "Watch a fleet on this machine lose a worker and nothing else.",
@@ -43,7 +43,7 @@ LAB_COMMANDS = {
 }
 """The commands that `leasehold[dev]` installs, with their lines in the help.
 
-The help shows them even if not installed.
+The help shows these commands even if they are not installed.
 """
 
 COMMANDS_BY_HEADING = {
@@ -81,7 +81,7 @@ class LazyCommands(TyperGroup):
                 remaining_args,
             )
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  Click's own type, which Typer provides
         """Run the command, rewriting Click's usage errors in our style."""
         try:
             return super().invoke(ctx)
@@ -96,7 +96,7 @@ class LazyCommands(TyperGroup):
                 )
             raise
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401  likewise
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401  Click's own type, which Typer provides
         """Return the names of the commands in the order of the help."""
         command_order = [name for names in COMMANDS_BY_HEADING.values() for name in names]
         return sorted(
@@ -110,7 +110,7 @@ def _load_app(name: str) -> typer.Typer:
         return import_module(f"leasehold.adapters.cli.{COMMANDS[name][0]}").app  # type: ignore[no-any-return]
     if name not in plugins("commands"):
         raise ModuleNotFoundError(name="leasehold_lab")
-    return plugins("commands")[name].load()  # type: ignore[no-any-return]  # as its group promises
+    return plugins("commands")[name].load()  # type: ignore[no-any-return]  # its group contains Typer apps
 
 
 def _make_placeholder_command() -> None:
@@ -162,7 +162,8 @@ def leasehold(
     ] = False,
 ) -> None:
     """Share the shards of a stream among a fleet of workers that coordinate only through a lease table."""
-    # These libraries log a page of text for each token that they cannot get. The command prints one line instead.
+    # Azure's and AWS's libraries log a page of text for each token that they cannot get. The command prints one line
+    # instead.
     for library in ("azure.identity", "botocore.credentials", "botocore.tokens"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
 

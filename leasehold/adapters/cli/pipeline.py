@@ -92,7 +92,7 @@ class BatchPrinter:
         self._last_batch = -1
 
     def set_query(self, query: StreamingQuery) -> StreamingQuery:
-        """Return the query, whose batches are printed from now on."""
+        """Print the batches of this query from now on. Return the query."""
         self._query = query
         return query
 
@@ -111,7 +111,7 @@ def select_finished_batches(progress: Sequence[Any], last_number: int) -> Iterat
         if "addBatch" in batch["durationMs"] and batch["batchId"] > last_number:
             last_number = batch["batchId"]
             row_count = batch["numInputRows"]
-            if row_count is None:  # on Spark Connect
+            if row_count is None:  # Spark Connect does not report the total
                 row_count = sum(source["numInputRows"] for source in batch["sources"])
             batch_seconds = batch["durationMs"].get("triggerExecution", 0) / 1000
             yield {"query": batch["name"], "batch": last_number, "rows": row_count, "seconds": batch_seconds}

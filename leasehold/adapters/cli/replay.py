@@ -60,7 +60,8 @@ Exit status: 0 if every dead letter is done; 1 if any stays, or they cannot be l
 
 FOLDER_LABELS = "processed and removed", "stay"
 STREAM_LABELS = "processed", "were put back at the end"
-"""Labels for dead letters that were handled, and for those that failed again, by where the dead letters are."""
+"""Labels for dead letters that were handled, and for those that failed again. The first pair is for a folder or bucket,
+the second for a stream."""
 
 
 @app.command(help="Process dead letters again, in order; those that fail again stay.", epilog=EPILOG)

@@ -1,7 +1,7 @@
 """`leasehold reset`: sets checkpoints back or forward.
 
-The command can also carry out a plan, which is the output of `leasehold reset --dry-run --json`. It first checks the
-plan against the table.
+The command can also carry out a plan, which is the output of `leasehold reset --dry-run --json`. The plan is first
+checked against the table.
 """
 
 import sys
@@ -84,7 +84,7 @@ def plan_moves_from_resets(
 
 
 def _parse_position(value: JsonValue) -> Position:
-    """Parse a position from the fields that a lease has."""
+    """Parse a position, which has the same fields as the checkpoint of a lease."""
     value.fields().take_required_field("checkpoint")
     return parse_lease(JsonValue(value.path, {"key": "-", **value.raw_value})).checkpoint
 

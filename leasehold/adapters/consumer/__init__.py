@@ -14,9 +14,9 @@ The order of events in the life of a lease reader
    that is later.
 4. Request memory from the memory budget, then read once. The batch stays in memory until it is done. A lease reader
    that waits for memory holds none, so two lease readers cannot wait for each other.
-5. Dispatch the batch. The lease must be neither lost nor expired. This is checked at the start of the step, after the
-   read, which may have taken long, and in the handler's thread just before the call, because the batch may have waited
-   for that thread.
+5. Dispatch the batch, provided that the lease is neither lost nor expired. This is checked three times: at the start of
+   the step, again after the read (which may have taken long), and in the handler's thread just before the call (because
+   the batch may have waited for that thread).
 6. While the handler runs, a step only checks whether it has ended. No second batch of the shard is read or dispatched.
 7. When the handler ends with None, the batch is done. The handled position then moves to the end of the batch, and the
    memory is freed.
@@ -33,10 +33,10 @@ The order of events in the life of a lease reader
 
 What happens after a fault
 --------------------------
-- If the store or the source does not respond, the next step runs after a growing wait. The handled position is kept, so
-  a later checkpoint makes up for one that failed.
+- If the store or the source does not respond, the next step runs after a wait that grows with each failure. The handled
+  position is kept in memory, so a later checkpoint makes up for one that failed.
 - If a read fails unexpectedly, the source's reader may have skipped records that it did not return. The reader is
-  closed, and another one is opened after the last batch that was kept.
+  closed, and another one is opened just after the last batch that was read completely.
 - If other lease readers need the memory of a batch that waits for its next attempt, the batch is dropped. It is read
   again by a reader that is opened after the handled position.
 - If a handler hangs, its lease is released after `handler_seconds`. The call may still be running, so no other call for

@@ -30,8 +30,8 @@ from leasehold.stores.printable import make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.reading"))
 
 POLL_SECONDS = 0.25
-"""How often, in seconds, a consumer is asked whether it has room and which position it has acknowledged, unless it
-wakes its reader."""
+"""The number of seconds between two polls of a consumer. A poll asks whether the consumer has room and which position
+it has acknowledged. A consumer can be polled sooner by waking its reader."""
 
 
 def acknowledging_reader(
@@ -53,7 +53,7 @@ def acknowledging_reader(
         open_consumer: Creates the consumer when reading begins.
         memory: The budget shared with the worker's other readers.
         dispatcher: Calls the user's callbacks.
-        wake: Has the reader of the lease with this key take a step immediately.
+        wake: Makes the reader of the lease with the given key take a step immediately.
     """
     shard = HeldShard(worker, holding, "commits")
 
@@ -73,7 +73,7 @@ class AcknowledgingConsumer(BatchConsumer):
     Args:
         shard: The held shard.
         handling: The limits and callbacks.
-        open_consumer: Makes the consumer.
+        open_consumer: Creates the consumer.
         memory: The shard's share of the memory for batches.
         dispatcher: Calls the user's callbacks.
     """
@@ -90,9 +90,7 @@ class AcknowledgingConsumer(BatchConsumer):
         self._open_consumer = open_consumer
         self._backoff = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, shard.worker.uniform)
         self._consumer: ShardConsumer | None = None
-        self._unacknowledged_end: Position | None = (
-            None  # the end of the last batch that is not acknowledged completely
-        )
+        self._unacknowledged_end: Position | None = None  # the end of the last batch, until all of it is acknowledged
         self._withdraw_called = False
         self._failure = ""  # why the consumer is no longer called, or ""
 
@@ -146,7 +144,7 @@ class AcknowledgingConsumer(BatchConsumer):
         )
 
     def step_ended(self, until: float) -> None:
-        """Allow the batch to be dropped until the next step."""
+        """Allow the batch to be dropped from memory before the next step."""
         if self._memory.batch is not None:
             self._memory.allow_drop(until)
 
@@ -177,7 +175,7 @@ class AcknowledgingConsumer(BatchConsumer):
             self._shard.reader.drop()  # the rows are no longer in memory, so they are read again
             return now
         self._confirm_lease()
-        if holding.lost.is_set() or holding.expired or holding.releasing:  # this may have changed during the step
+        if holding.lost.is_set() or holding.expired or holding.releasing:  # the lease may have changed during the step
             return now
         if batch.records:
             read_to = batch.read_to or batch.records[-1].position

@@ -2,15 +2,15 @@
 
 If a handler raises an exception, or returns anything but None, its batch is dispatched again after a growing wait.
 Records that the handler has already checkpointed are left out, and the remaining records get the full number of
-attempts. After the last attempt, this worker logs the failure, stops reading the shard and releases its lease, because
-the handler may succeed on another worker (if the cause is a broken connection or a full disk, for example). This worker
+attempts. After the last attempt, this worker logs the failure, stops reading the shard and releases its lease. The
+handler may then succeed on another worker, for example if the cause is a broken connection or a full disk. This worker
 does not take the lease again for `cooldown_seconds`.
 
 If no `dead_letter` is set, no record is ever skipped. If it is set, a batch that failed every attempt is split into
 halves, which are dispatched in order and without waits. A half that fails is split again, until the records that fail
-on their own are found. Each of these is passed to the dead letter with its error, as a batch of one record. Reading
-continues after the record only if that call ends with None. If the worker itself caused the failure (`NotAwaited`), no
-record goes to the dead letter.
+on their own are found. Each of these records is passed to the dead-letter function with its error, as a batch of one
+record. Reading continues after the record only if the function returns None. If the worker itself caused the failure
+(`NotAwaited`), no record goes to the dead letter.
 """
 
 import logging
@@ -40,7 +40,7 @@ class TryAgain:
 
 @frozen
 class NoMoreAttempts:
-    """This worker cannot handle the records; `why` says why not."""
+    """Stop trying to handle the records on this worker. `reason` describes the failure."""
 
     reason: str
 
@@ -60,7 +60,7 @@ class FailedPart:
     """Records up to and including `end` that failed together.
 
     Attributes:
-        end: The position of the last record, as a value that can be compared.
+        end: The position of the last record, as a tuple that can be compared.
         attempts: How many times the records have been dispatched.
     """
 
@@ -75,14 +75,14 @@ class Attempts:
     may be dropped to free memory. When it is read again, it may end at another position.
 
     Attributes:
-        is_retrying: Whether, since the last batch that was handled completely, a batch has failed or was handled
-            only in part. If False, batches are dispatched as they were read.
+        is_retrying: True after a batch has failed or was handled only in part, until a whole batch is handled. While
+            this is False, batches are dispatched as they were read.
     """
 
     def __init__(self, handling: Handling, holding: Holding, uniform: Callable[[float, float], float]) -> None:
         self._handling, self._holding = handling, holding
         self._backoff = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
-        self._failed_parts: list[FailedPart] = []  # each is a part of the previous one; the last is dispatched next
+        self._failed_parts: list[FailedPart] = []  # each is within the one before it, and the last is dispatched next
         self._done_up_to: PositionKey | None = None
         self.is_retrying = False
 
@@ -157,12 +157,12 @@ class Attempts:
 
     def record_done(self, batch: Batch) -> None:
         """Record that the whole batch was handled or dead-lettered."""
-        if batch.records:  # an empty batch may be read before a dropped batch is read again
+        if batch.records:  # ignore an empty batch, because a dropped batch may have to be read again after it
             self._done_up_to = None
             self._backoff.reset()
             self.is_retrying = bool(self._failed_parts)
 
 
 def _count_up_to(records: Sequence[Record], end: PositionKey) -> int:
-    """Return the number of records up to and including `end`; the records must be in order."""
+    """Return the number of records up to and including `end`. The records must be in order."""
     return bisect_right(records, end, key=lambda record: record.position.order)

@@ -60,16 +60,16 @@ class BatchConsumer(ConsumerPort):
         return now + MEMORY_RETRY_SECONDS
 
     def keep(self, batch: Batch) -> None:
-        # Move the cursor only after the batch is in memory. Otherwise, if holding the batch raises, its records would
-        # be skipped.
+        # Move the cursor only after the batch is in memory. If the cursor moved first and holding the batch raised, the
+        # batch's records would be skipped.
         self._memory.hold(join_batches(self._memory.batch, batch))
         self._cursor.batch_read(batch.reached, batch.children)
 
     def read_failed(self) -> None:
-        self._memory.clear()  # otherwise, these bytes would stay reserved forever
+        self._memory.clear()  # otherwise, the memory reserved for the read would never be freed
 
     def _record_read(self, batch: Batch, held_batch: Batch, now: float, wait_reason: str = "") -> bool:
-        """Record the read. Return False if the worker released the lease while it was in progress.
+        """Record the read. Return False if the worker released the lease while the read was in progress.
 
         Args:
             batch: The batch that was read.
@@ -82,7 +82,7 @@ class BatchConsumer(ConsumerPort):
         self.holding.progress.read(held_batch, now, wait_reason)
         if self.holding.progress.call_abandoned:
             return False
-        # Report the read before the records are passed on. Otherwise, it would never be reported if the handler hangs.
+        # Report the read before the records are passed on. Otherwise, a handler that hangs would prevent the report.
         self._dispatcher.notify("measure", self._handling.measure, self.holding, batch)
         return True
 
@@ -91,7 +91,7 @@ class BatchConsumer(ConsumerPort):
     def _protect_or_reread_batch(self) -> bool:
         """Prevent the batch from being dropped during this step.
 
-        If it was already dropped, have its records read again, and return True.
+        If the batch was already dropped, cause its records to be read again, and return True.
         """
         memory = self._memory
         if memory.batch is not None:

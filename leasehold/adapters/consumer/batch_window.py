@@ -32,7 +32,7 @@ class BatchWindow:
 
     @property
     def wait_reason(self) -> str:
-        """The reason why records wait, which the status of the lease shows."""
+        """The reason why records wait, as shown in the lease's status."""
         return f"its records wait up to {self._seconds:g} s for more (linger_seconds)"
 
     def closing_time(self, batch: Batch | None, count_waiting: Callable[[Batch], int], now: float) -> float:
@@ -51,16 +51,16 @@ class BatchWindow:
         return -math.inf if is_full or batch.ended or now >= self._closes_at else self._closes_at
 
     def close(self) -> None:
-        """Have the records in memory wait no longer for further records."""
+        """Close the window, so that the records in memory are dispatched without waiting for more."""
         self._closes_at = -math.inf
 
     def renew(self) -> None:
-        """Have a new window opened by the next record."""
+        """Forget the current window. The next record opens a new one."""
         self._closes_at = None
 
 
 def join_batches(earlier: Batch | None, later: Batch) -> Batch:
-    """Return one batch with the records of both. All other attributes are those of the later batch."""
+    """Return one batch with the records and the total size of both. Its other attributes are those of the later one."""
     if earlier is None:
         return later
     records = (*earlier.records, *later.records) if later.records else earlier.records

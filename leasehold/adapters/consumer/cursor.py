@@ -17,8 +17,8 @@ A cursor has four marks. Each is a position in the shard, and they are always in
                   ever stored.
     committed     The checkpoint in the lease row.
 
-`storable` is the position that a checkpoint may store. It equals `acknowledged`, except at the end of the shard: the
-leases of the shard's children must be created before SHARD_END is stored.
+`storable` is the position that a checkpoint may store. It equals `acknowledged`, except at the end of the shard:
+SHARD_END must not be stored before the leases of the shard's children are created.
 
 Each event moves some of the marks. In this table, an event has the name of the method that reports it.
 
@@ -98,7 +98,7 @@ class EndShard:
 
 @frozen
 class ReleaseAt:
-    """Hand off the lease to its next owner, or release it if there is none. All records up to `at` are done."""
+    """Hand off the lease to its next owner, or release it if there is none. All records up to `position` are done."""
 
     position: Position
 
@@ -194,7 +194,7 @@ class Cursor:
         """Record that all records up to `position` were delivered. Raises ValueError if `position` is after `read`."""
         if (
             position.order >= self.delivered.order
-        ):  # if they are equal, the new position may contain a token of the source
+        ):  # if the positions are equal, the new one may contain a token of the source
             self.delivered = position
         self._check_marks()
 
@@ -251,7 +251,8 @@ class Cursor:
             can_deliver: Whether the consumer can take a batch now.
             can_read: Whether more records may be read.
         """
-        # Check for a lost lease first, because another worker owns it, and any write by this worker would be rejected.
+        # Check first whether the lease is lost. If so, another worker owns it, and any write by this worker would be
+        # rejected.
         if lost:
             return CloseLostShard()
         # Release the lease only after the delivered records are handled. Otherwise, the next owner would handle the
@@ -298,7 +299,7 @@ class ShardReader:
         self._reader: Reader | None = None
 
     def open(self) -> Reader:
-        """Open a reader at the cursor's `read` mark, unless one is open. Raises what the source raises."""
+        """Open a reader at the cursor's `read` mark, unless one is open. The source's exceptions propagate."""
         if self._reader is None:
             self._reader = self._open_reader(self.cursor.read)
             self.cursor.reader_opened()
@@ -320,7 +321,7 @@ class ShardReader:
             # Sequence numbers only increase (L14). A record with a lower number would be before the checkpoint, so the
             # next owner would skip it.
             if end is not None and end.order < previous_end.order and end.numbered and previous_end.numbered:
-                raise SourceError(  # noqa: TRY301  closes the reader, as the reader's own exceptions do
+                raise SourceError(  # noqa: TRY301  raised inside `try`, so that the reader is closed
                     f"its sequence numbers fall, from {previous_end.sequence} to {end.sequence}: was the stream "
                     "recreated? --if-recreated TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this "
                     "one back"
@@ -334,7 +335,7 @@ class ShardReader:
     def drop(self) -> None:
         """Close the reader and record that the undelivered rows are no longer in memory. They are then read again.
 
-        Raises what closing the reader raises.
+        Exceptions of the reader's `close` propagate.
         """
         try:
             self.close()
@@ -345,7 +346,7 @@ class ShardReader:
 
     def close(self) -> None:
         """Close the reader, if one is open. The next read opens another one."""
-        # Clear `_reader` before closing the reader. Otherwise, the reader would be used again if closing fails.
+        # Clear `_reader` before closing the reader. Otherwise, the reader would be used again if closing failed.
         reader, self._reader = self._reader, None
         self.cursor.reading_failed()
         if reader is not None:

@@ -30,7 +30,7 @@ class PartialWrite:
 
 
 class LineWriter:
-    """Writes whole lines to a file that may reject writes for a while, as a full disk does.
+    """Writes whole lines to a file that may reject writes for a while, for example because the disk is full.
 
     If only a part of a line was written, its rest is written before the next line. The output therefore never contains
     a broken line or a repeated part of a line. Only one thread may use an instance at a time.
@@ -40,7 +40,10 @@ class LineWriter:
         self._out, self._unwritten_rest = out, b""
 
     def write(self, data: bytes) -> PartialWrite | None:
-        """Write these lines. Return the part that was not written, or None. Raises BrokenPipeError."""
+        """Write these lines, and return the part that was not written, or None if all of them were written.
+
+        Raises BrokenPipeError if the reader of the output has closed the pipe.
+        """
         binary_file = getattr(self._out, "buffer", None)
         raw_file = getattr(binary_file, "raw", binary_file)  # with PYTHONUNBUFFERED the buffer itself is raw
         if raw_file is None:  # `out` is in memory
@@ -58,7 +61,7 @@ class LineWriter:
                 written_bytes += raw_file.write(data_to_write[written_bytes:]) or 0
         except BrokenPipeError:
             raise
-        except Exception as error:  # noqa: BLE001  likewise; a part may have been written
+        except Exception as error:  # noqa: BLE001  a file may raise anything, even after writing a part
             write_error = error
         finally:
             # Store the rest of a line that was partly written, in this call or an earlier one, so that the next call
@@ -83,8 +86,8 @@ class EventLines:
 
     `stream` is the stream's name, as in `Delivery.stream`.
 
-    The line of a record is written when its batch is dispatched, before the checkpoint. It never contains the record's
-    data. If writing to `out` fails, for example because the disk is full, the exception propagates and the batch is
+    The line of a record is written when its batch is dispatched, before the checkpoint. It contains no record data.
+    If writing to `out` fails, for example because the disk is full, the exception propagates and the batch is
     dispatched again. If `out` is a pipe and its reader has closed it, nothing more is written, and each call raises
     SystemExit, which drains and ends the worker.
     """
@@ -95,7 +98,7 @@ class EventLines:
         self._lock, self._closed = Lock(), False
 
     def write_shard_event(self, event: ShardEvent, holding: Holding) -> None:
-        """Write a line that says that the reading of a shard has begun or stopped."""
+        """Write a line to report that reading of a shard has begun or stopped."""
         self._write([self._line(event, holding.stream, holding.lease.shard)], keep_unwritten=True)
 
     def handle(self, delivery: Delivery) -> None:
@@ -142,14 +145,14 @@ class EventLines:
                 except BrokenPipeError:
                     self._closed = True
                     # Discard the data that is still buffered, so that Python does not try to write it again at exit.
-                    with suppress(OSError):  # `out` has no file descriptor
+                    with suppress(OSError):  # raised if `out` has no file descriptor
                         output_descriptor, null_device = self._out.fileno(), os.open(os.devnull, os.O_WRONLY)
                         os.dup2(null_device, output_descriptor)
                         os.close(null_device)
         if self._closed:
             raise SystemExit(CLOSED_PIPE_STATUS)
         if partial_write is not None and not keep_unwritten:
-            raise partial_write.error  # fails the batch, which is dispatched again
+            raise partial_write.error  # the error fails the batch, which is then dispatched again
 
 
 FIELDS = ("lease", "rule", "outcome")
@@ -157,7 +160,11 @@ FIELDS = ("lease", "rule", "outcome")
 
 
 class JsonLines(logging.Formatter):
-    """Formats log records as JSON objects with at, level, logger, worker, message and any of `FIELDS`."""
+    """Formats log records as JSON objects.
+
+    Each object contains `at`, `level`, `logger`, `worker` and `message`. It also contains those of the `FIELDS` that
+    the log record has, and `trace` if there is an exception.
+    """
 
     def __init__(self, worker: str) -> None:
         super().__init__()

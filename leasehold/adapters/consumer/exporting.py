@@ -20,21 +20,21 @@ EXPORT_INTERVAL_MS = 10_000
 
 
 class Meter(Protocol):
-    """The methods of an OpenTelemetry meter that are used here. The package itself is optional."""
+    """The methods of an OpenTelemetry meter that we use, declared here because OpenTelemetry may not be installed."""
 
-    def create_counter(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  a type of the extra
+    def create_counter(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  from an optional package
         """Create a counter."""
 
     def create_observable_gauge(
         self,
         name: str,
-        callbacks: Any = None,  # noqa: ANN401  likewise
+        callbacks: Any = None,  # noqa: ANN401  from an optional package
         unit: str = "",
         description: str = "",
-    ) -> Any:  # noqa: ANN401  likewise
+    ) -> Any:  # noqa: ANN401  from an optional package
         """Create a gauge whose value is read through callbacks."""
 
-    def create_gauge(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  likewise
+    def create_gauge(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  from an optional package
         """Create a gauge whose value is set by the program."""
 
 
@@ -54,8 +54,8 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
         yield None
         return
     try:
-        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  an extra
-        from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415  likewise
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  an optional dependency
+        from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415  an optional dependency
             ConsoleMetricExporter,
             MetricReader,
             PeriodicExportingMetricReader,
@@ -67,7 +67,8 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
         exporter = ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
     else:
         exporters = {entry.name: entry for entry in entry_points(group=EXPORTER_GROUP)}
-        # Choose the protocol as OpenTelemetry does, with its newer default of HTTP if none is set.
+        # Read the protocol from OpenTelemetry's environment variables. If neither is set, use HTTP, which is the
+        # default of newer versions of OpenTelemetry.
         protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get(
             "OTEL_EXPORTER_OTLP_PROTOCOL"
         )
@@ -89,7 +90,7 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
                 f"metrics: exporter {exporter_name!r} cannot be started: {error_summary(error)}"
             ) from error
     if not isinstance(exporter, MetricReader):
-        # OpenTelemetry's default of 60 s is too long for leases, but an interval that the user has set is kept.
+        # Keep an interval that the user has set. OpenTelemetry's default of 60 s is too long for leases.
         has_interval = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
         exporter = PeriodicExportingMetricReader(
             exporter, export_interval_millis=None if has_interval else EXPORT_INTERVAL_MS

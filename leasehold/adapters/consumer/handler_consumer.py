@@ -15,7 +15,7 @@ The rules:
    `linger_seconds`, several reads may be combined into one batch (`consumer/batch_window.py`).
 2. No method of this module sleeps or waits for a handler.
 3. Records are dispatched only while the lease is held and, by this worker's clock, has not expired. If a `dead_letter`
-   is set, it gets the records that are too old (`max_age_seconds`) instead of the handler.
+   is set, records that are too old (`max_age_seconds`) go to the dead letter instead of the handler.
 4. A batch may be removed from memory before it is acknowledged, to make room for others. Its records are then read
    again, so no record is skipped.
 5. Some sources allow only one connection per shard. If we had no connection for longer than a renewal interval, another
@@ -108,7 +108,7 @@ class FinalCheckpointCall:
 
 
 CallPurpose = BatchCall | DeadLetterCall | FinalCheckpointCall
-"""What the call that a reader waits for is about."""
+"""The purpose of the handler call for which a reader waits."""
 
 
 def arrival_after(batch: Batch, piece: Delivery) -> float | None:
@@ -120,7 +120,7 @@ def arrival_after(batch: Batch, piece: Delivery) -> float | None:
 def first_for_dead_letter(piece: Delivery) -> Delivery:
     """Return a delivery of the first record, for the dead letter.
 
-    `piece` already counts the next attempt. It is subtracted here, because the handler is not called.
+    `piece` already counts the next attempt. That attempt is subtracted here, because the handler is not called.
     """
     first_records, in_parts = piece.records[:1], max(0, piece.in_parts - 1)
     return evolve(
@@ -182,18 +182,21 @@ class HandlerConsumer(BatchConsumer):
         """Return how to continue after the running call, or `Ready` if no call is running."""
         if self._call is not None:
             return self._check_call(*self._call, now)
-        if self._protect_or_reread_batch():  # records waited for more, but other readers needed their memory
+        if self._protect_or_reread_batch():  # the waiting records were dropped, because other readers needed the memory
             self._batch_window.close()
         return LINGERING if self._linger_deadline(now) > now else READY
 
     def _linger_deadline(self, now: float) -> float:
-        """Return the time until which the records in memory wait for more. If they do not wait, it is in the past."""
+        """Return the time until which the records in memory wait for more records.
+
+        If the records must not wait, the returned time is in the past.
+        """
         return self._batch_window.closing_time(
             self._memory.batch, lambda batch: len(self._attempts.remaining(batch)), now
         )
 
     def step_ended(self, until: float) -> None:
-        """Allow the batch to be dropped until the next step."""
+        """Allow the batch to be dropped from memory before the next step."""
         if self._call is None and self._memory.batch is not None:
             # Between steps no handler is using the batch, so it may be dropped if other shards need the memory.
             self._memory.allow_drop(until)
@@ -201,16 +204,16 @@ class HandlerConsumer(BatchConsumer):
     # Reading
 
     def reserve_memory(self, now: float) -> float | None:
-        """Request memory for a read. Return None if it is granted, or when to request it again."""
+        """Request memory for a read. Return None if it is granted, or the time at which to request it again."""
         if self._memory.batch is None:
             return super().reserve_memory(now)
-        if self._memory.request_more():  # the records in memory wait for more
+        if self._memory.request_more():  # the records in memory wait for more records
             return None
         self._batch_window.close()
         return now
 
     def batch_read(self, batch: Batch, now: float) -> StepResult:
-        """Dispatch this batch, or have it wait for more records."""
+        """Dispatch this batch, or let it wait for more records."""
         held_batch, window_closes_at = self._memory.batch or batch, self._linger_deadline(now)
         if not self._record_read(
             batch, held_batch, now, self._batch_window.wait_reason if window_closes_at > now else ""
@@ -293,7 +296,7 @@ class HandlerConsumer(BatchConsumer):
         self._call = None  # otherwise, this batch would stay in memory together with the next one
         match outcome:
             case CallEnded(fault):
-                if fault is not None or not isinstance(purpose, BatchCall):  # otherwise `_finish_piece` records it
+                if fault is not None or not isinstance(purpose, BatchCall):  # else `_finish_piece` does
                     self.holding.progress.handler_ended()
             case NotBegun():
                 return now
@@ -331,7 +334,8 @@ class HandlerConsumer(BatchConsumer):
             self.holding.progress.part_done(now, arrival_after(batch, piece))
             return now if self._store_if_due(now) else CloseShard("lease-lost")
         self.holding.progress.done(now)
-        # Free the memory before writing the checkpoint, which may take long, because other readers may need the memory.
+        # Free the memory before writing the checkpoint, because the write may take long, and other readers may need the
+        # memory.
         self._memory.clear()
         self._batch_window.renew()
         if self._attempts.is_retrying and self._state.failures_redelivered:
@@ -340,14 +344,14 @@ class HandlerConsumer(BatchConsumer):
             self._attempts.record_done(batch)
         if not self._store_if_due(now):
             return CloseShard("lease-lost")
-        # At the end of a shard and before a release, the next step does not read, so it does not wait for the time of
-        # the next read.
+        # At the end of a shard and before a release, the next step does not read, so it need not wait until the next
+        # read is due.
         if batch.ended or self.holding.releasing:
             return now
         return self._state.wait_for_next_read()
 
     def _checkpoint_previous_batches(self, due: float, now: float) -> float:
-        """While the handler runs, checkpoint the earlier batches if that is due. Return the time of the next step.
+        """While the handler runs, checkpoint earlier batches if a checkpoint is due. Return the time of the next step.
 
         Args:
             due: When to check the call again.
@@ -396,7 +400,7 @@ class HandlerConsumer(BatchConsumer):
             return self._request_release_once(fault, now)
         record_name = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
         if fault is not None:  # neither the handler nor the dead letter accepted the record, so it must not be skipped
-            # Unless it is a DeadLetterError, report only its type, because the message may contain a record.
+            # Report only the type of an error other than DeadLetterError, because its message may contain a record.
             reason = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
             self.holding.progress.dead_letter_failed(f"the dead letter did not accept the record: {reason}", now)
             return ReleaseAndCoolDown(

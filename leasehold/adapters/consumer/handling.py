@@ -1,9 +1,9 @@
 """Defines how a user's handler is checked and called, and its time limits and retries.
 
 A handler or a `dead_letter` function may be async or return any other awaitable, which is awaited on the worker's one
-event loop. If a handler runs longer than `slow_seconds`, this is logged and counted, and again each time its duration
-has doubled. After `handler_seconds`, its lease is released, as it is after the last attempt. `consumer/attempts.py`
-decides what to do after a fault.
+event loop. A handler that runs longer than `slow_seconds` is logged and counted, and again each time its running time
+has doubled. After `handler_seconds`, the lease is released, as it is after the last failed attempt.
+`consumer/attempts.py` decides what to do after a fault.
 
 1. A batch is done when its handler has returned None, or an awaitable that ended with None.
 2. Any other result fails the batch, so a checkpoint never covers a record that the handler has not finished with.
@@ -58,7 +58,7 @@ class NotAwaited(Unhandled):
 def accepts(*names: str) -> Callable[[Any, Any, Any], None]:
     """Return an attrs validator for callables that accept these arguments and are not generator functions.
 
-    The validator raises ValueError, which names the field.
+    The validator raises a ValueError that names the field.
     """
 
     def validate(_values: object, field: "Attribute[object]", value: object) -> None:
@@ -88,7 +88,10 @@ def accepts(*names: str) -> Callable[[Any, Any, Any], None]:
 
 
 def fault_in_result(result: object) -> Unhandled | None:
-    """Return why a handler's final result fails the batch, or None if the result is None and the batch is done."""
+    """Return the error with which a handler's final result fails its batch.
+
+    If the result is None, the batch is done, so return None.
+    """
     if result is None:
         return None
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -99,7 +102,7 @@ def fault_in_result(result: object) -> Unhandled | None:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return the error itself if it is an Exception. Otherwise, wrap it in an Exception, which can be retried."""
+    """Return the error itself if it is an Exception. Otherwise, return an Exception that wraps it."""
     if isinstance(error, Exception):
         return error
     wrapper_type = Ending if isinstance(error, SystemExit | KeyboardInterrupt) else Unhandled
@@ -154,7 +157,7 @@ class Delivery:
         behind_seconds: How far the batch is behind the tip of the shard; None if unknown.
         attempts: How many times this worker has dispatched a batch that begins with the same record, including this
             time.
-        in_parts: How many of these attempts were made with only a part of a batch, to find the record that fails.
+        in_parts: How many of the `attempts` were made with only a part of a batch, to find the record that fails.
 
     Examples:
         >>> from leasehold import Delivery
@@ -173,9 +176,9 @@ class Delivery:
     in_parts: int = 0
 
     def part(self, records: Sequence[Record]) -> "Delivery":
-        """Return a batch of only these records, which cannot be checkpointed.
+        """Return a batch of only these records, for handlers that split a batch.
 
-        Handlers that split a batch use it.
+        The returned batch cannot be checkpointed.
         """
         return evolve(self, records=records, read_to=records[-1].position, whole=False)
 
@@ -184,7 +187,7 @@ class Delivery:
 
         Raises:
             ModuleNotFoundError: pyarrow is not installed.
-            ValueError: The source has no columns.
+            ValueError: The source does not define columns.
         """
         if self._in_columns is None:
             raise ValueError("batch.to_arrow(): this source has no columns; take batch.records")
@@ -218,27 +221,27 @@ class Delivery:
     def epoch(self) -> int | None:
         """The fencing number, which grows with each owner of this lease and never falls.
 
-        The commands `reset` and `copy-leases` do not lower it either. The fencing number is None in the Azure SDKs'
-        blob layout, in which rows have no such counter.
+        The commands `reset` and `copy-leases` do not lower the fencing number either. It is None in the Azure SDKs'
+        blob layout, which has no such counter.
         """
         return self._holding.fencing_number
 
     @property
     def lost(self) -> bool:
-        """Whether the lease was lost, in which case another worker will process these records, too."""
+        """Whether the lease was lost. If so, another worker will process these records, too."""
         return self._holding.lost.is_set()
 
     def checkpoint(self, record: Record | None = None) -> bool:
-        """Checkpoint everything up to this record as done.
+        """Checkpoint all records up to and including this one as done.
 
         Args:
-            record: A record of this batch; by default the whole batch is done.
+            record: A record of this batch; by default the last record, so that the whole batch is done.
 
         Returns:
             False if the lease is lost.
 
         Raises:
-            ValueError: The record comes after this batch, or this is a part of a batch (`by_key`).
+            ValueError: The record comes after this batch, or this batch is only a part of a larger one (`by_key`).
             OutcomeUnknown: The store does not respond.
             WorkerError: Called in a forked child.
         """
@@ -248,7 +251,7 @@ class Delivery:
         position = self.read_to if record is None else getattr(record, "position", None)
         if not isinstance(position, Position):
             raise TypeError(f"checkpoint: {type(record).__name__} is no record; give one of this batch")
-        # Records after the batch were not delivered, and would be skipped after a crash.
+        # Records after the batch were not delivered. If a checkpoint covered them, they would be skipped after a crash.
         if position.order > self.read_to.order:
             raise ValueError(
                 f"checkpoint: {position.sequence} is behind this batch, which ends at {self.read_to.sequence}"
@@ -298,7 +301,7 @@ class FinalCheckpoint:
             StoreError: A write failed; try again.
             SourceUnavailable: The stream does not respond; try again.
         """
-        # If the lease were finished before the shard has ended, no worker would read the rest of the shard.
+        # If the lease were finished before the shard ended, no worker would read the rest of the shard.
         if not self.ended:
             raise ValueError("end: the shard has more records, or may have")
         return self._end()
@@ -337,8 +340,8 @@ class Assignment:
 class ShardConsumer(Protocol):
     """Takes the records of one shard, and acknowledges them when it has finished with them.
 
-    Implement this to put records into a queue, a pipeline or a buffer, and to acknowledge them later, when they are
-    done. The worker calls these methods one at a time, in its own threads, so they must return soon and not wait.
+    Implement this protocol to put records into a queue, a pipeline or a buffer, and to acknowledge them later, when
+    they are done. The worker calls the methods one at a time, in its own threads, so they must not wait or take long.
     Only acknowledged records are checkpointed. Records that are not acknowledged when a worker ends are delivered
     again.
 
@@ -383,8 +386,8 @@ class ShardConsumer(Protocol):
     def offer(self, batch: Delivery) -> bool:
         """Take this batch. Return False if there is no room for it now, so that it is offered again later.
 
-        If `offer` raises, the batch is offered again after a wait, up to `attempts` times in total. Then the lease is
-        released to other workers.
+        If `offer` raises, the batch is offered again after a wait, up to `attempts` times in total. After that, the
+        lease is released to other workers.
         """
 
     def acknowledged(self) -> Position | None:
@@ -402,7 +405,7 @@ class ShardConsumer(Protocol):
         """
 
     def close(self, happening: ShardEvent) -> None:
-        """Stop processing the shard, for this reason. Later acknowledgements have no effect."""
+        """Stop processing the shard. `happening` is the reason. Later acknowledgements have no effect."""
 
 
 OpenConsumer = Callable[[Assignment], ShardConsumer]
@@ -422,7 +425,8 @@ DeadLetterCallback = Callable[[Holding, Exception], None]
 class Handling:
     """Defines which functions handle records, and their time limits and retries.
 
-    The callbacks `observer`, `measure`, `slow` and `dead_lettered` must not block. If one raises, that is logged once.
+    The callbacks `observer`, `measure`, `slow` and `dead_lettered` must not block. If one raises, the error is logged
+    once.
 
     Attributes:
         handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
@@ -433,7 +437,8 @@ class Handling:
             records or 6 MiB; 0 for no wait.
         least_wait_seconds: The shortest wait between two attempts.
         most_wait_seconds: The longest wait between two attempts.
-        cooldown_seconds: How long this worker does not take a lease again after releasing it because of failures.
+        cooldown_seconds: After this worker has released a lease because of failures, it does not take the lease again
+            for this many seconds.
         dead_letter: Called with each record that keeps failing, which is then skipped. If it is None, no record is ever
             skipped.
         max_age_seconds: A record that arrived longer ago than this, by this worker's clock, goes to the dead letter
@@ -444,16 +449,18 @@ class Handling:
             lease, so that fewer records are handled twice.
         observer: Called when the reading of a shard begins and stops.
         measure: Called with each batch that was read.
-        slow_seconds: If a handler runs longer, this is logged and counted, and another thread is started in its place.
-        handler_seconds: If a handler runs longer, it is given up, and its lease is released. There is no limit by
-            default.
-        most_calls: The most concurrent calls of the handler, including slow ones; by default as many as there are
+        slow_seconds: A handler that runs longer than this is logged and counted, and another thread is started to
+            replace the one that it occupies.
+        handler_seconds: A handler that runs longer than this is given up, and its lease is released. There is no limit
+            by default.
+        most_calls: The maximum number of concurrent handler calls, including slow ones; by default the number of
             threads.
         slow: Called each time a handler is logged as slow.
         dead_lettered: Called each time a record was dead-lettered.
-        final_checkpoint: Set this if the handler checkpoints by itself. It is called before a lease is released and at
-            the end of a shard. A batch is then not done when the handler returns, and after a fault, reading starts
-            again at the checkpoint. This cannot be combined with `dead_letter`, `max_records` or `linger_seconds`.
+        final_checkpoint: Set this function if the handler checkpoints by itself. The function is called before a lease
+            is released and at the end of a shard. A batch is then not done when the handler returns, and after a fault,
+            reading starts again at the checkpoint. `final_checkpoint` cannot be combined with `dead_letter`,
+            `max_records` or `linger_seconds`.
         consumer: Creates the consumer that takes the place of the handler; see `of_consumer`.
 
     Examples:
@@ -555,7 +562,7 @@ def with_spans(worker: Worker, handling: Handling) -> Handling:
 def with_metrics(worker: Worker, handling: Handling, meter: Meter | None) -> Handling:
     """Add metrics to the callbacks, if OpenTelemetry is installed."""
     try:
-        from leasehold.adapters.consumer.metrics import WorkerMetrics  # noqa: PLC0415  OpenTelemetry is an extra
+        from leasehold.adapters.consumer.metrics import WorkerMetrics  # noqa: PLC0415  OpenTelemetry is an optional dependency
     except ModuleNotFoundError:
         return handling
     metrics = WorkerMetrics(worker, cast("Any", meter))
@@ -595,7 +602,7 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
 
     Args:
         handler: An `async def` function of one batch.
-        most: The most keys of a batch to handle at once.
+        most: The maximum number of keys of a batch to handle at once.
 
     Raises:
         ValueError: `most` is below 1, or the handler is not an `async def` function.
@@ -616,7 +623,7 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
         raise ValueError("concurrency: only an `async def` handler can process several keys at once")
 
     async def handle(delivery: Delivery) -> None:
-        # Groups are ordered by their first records.
+        # The dictionary keeps the keys in the order of their first records.
         records_by_key = dict[str | None, list[Record]]()
         for record in delivery.records:
             records_by_key.setdefault(record.partition_key, []).append(record)

@@ -45,10 +45,10 @@ from leasehold.stores.printable import make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.reading"))
 
 RELEASED_CHECK_SECONDS = 0.2
-"""How often, in seconds, a reader checks whether its lease is lost after the worker released the lease without waiting
-for the reader (D6)."""
+"""The pause between two checks whether the lease is lost. A reader makes these checks after the worker has released the
+lease without waiting for the reader (D6)."""
 EXPIRED_CHECK_SECONDS = 0.2
-"""How often, in seconds, a reader checks whether its expired lease was renewed or dropped. A check makes no request."""
+"""The pause between two checks whether an expired lease was renewed or dropped. A check makes no request."""
 
 
 class LeaseReader:
@@ -56,8 +56,9 @@ class LeaseReader:
 
     Args:
         shard: The held shard.
-        consumer: Takes its records.
-        cooldown_seconds: How long this worker leaves the lease to others after failing to read it.
+        consumer: Takes the shard's records.
+        cooldown_seconds: After this worker has failed to read the shard, it does not take the lease again for this many
+            seconds.
     """
 
     def __init__(self, shard: HeldShard, consumer: ConsumerPort, cooldown_seconds: float) -> None:
@@ -141,7 +142,7 @@ class LeaseReader:
                 assert_never(never)
 
     def _begin(self, now: float) -> float:
-        """If the parents are done, open the shard at the start that the consumer chooses; otherwise wait."""
+        """Open the shard at the position that the consumer chooses. If a parent shard is not done yet, wait instead."""
         lease = self.holding.lease
         parents = self._worker.parents(lease)
         # A partition key's earlier records are in the parent shard, so reading the child before the parent is done
@@ -170,7 +171,7 @@ class LeaseReader:
         return self._apply(consumer.batch_read(batch, now), now)
 
     def _apply(self, result: StepResult, now: float) -> float:
-        """Carry out what a method of the consumer returned. Return the time of the next step."""
+        """Carry out the result of one of the consumer's methods. Return the time of the next step."""
         match result:
             case float() | int():
                 return result

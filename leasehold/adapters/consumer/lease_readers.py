@@ -1,7 +1,7 @@
 """Reads all leases that one worker holds, and releases those that it cannot read.
 
-The worker calls `LeaseReaders.begin` with each lease that it has taken. This creates a `LeaseReader` and puts its step
-on the `Schedule`.
+The worker calls `LeaseReaders.begin` with each lease that it has taken. The method creates a `LeaseReader` and adds its
+step to the `Schedule`.
 
 1. If a lease is taken while the worker drains, its reader's first step releases it.
 2. If the step of a reader raises several times in a row, the lease is released, because a lease must not be held
@@ -48,10 +48,11 @@ class LeaseReaders:
         worker: The worker.
         handling: The handler and its policy.
         readers: How many shards may be read at the same time.
-        memory_bytes: The memory for records that are not handled yet, of all shards together.
+        memory_bytes: The maximum size of the records that are in memory and not handled yet, over all shards.
         make_step: Makes the step for a lease; by default that of a `LeaseReader`.
         executor: Calls the handlers; by default in threads.
-        wall: The clock for lag in the table's rows, in seconds since 1970. If None, rows contain no lag.
+        wall: The clock that determines the lag in the table's rows, in seconds since 1970. If None, rows contain no
+            lag.
         on_failure: Called with an exception from which the worker cannot recover.
         end_worker: Called with the reason if the worker must end.
 
@@ -107,8 +108,8 @@ class LeaseReaders:
                 # Still create a lease reader, whose first step releases the lease.
                 holding.ask_release()
             if self._wall is not None and self._worker.store.capabilities.free_annotations:
-                # Only stores with free annotations. Elsewhere, an annotation is a separate write, which other workers
-                # would mistake for a renewal (C14).
+                # Enable annotations only if they are free. In other stores, an annotation is a separate write, which
+                # other workers would mistake for a renewal (C14).
                 holding.progress.enable_annotations(socket.gethostname(), self._wall, self._scheduler.clock())
             if self._make_step is not None:
                 step = self._make_step(self._worker, holding, self._handling)
@@ -163,8 +164,8 @@ class LeaseReaders:
                 due = self._scheduler.clock() + RETRY_SECONDS
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
                 return due
-            # If `release` returned False, the next owner has withdrawn its request. Release the lease nevertheless,
-            # because it cannot be read here.
+            # If `release` returned False, the next owner has withdrawn its request. Release the lease nevertheless at
+            # the next attempt, because its shard cannot be read here.
             due = math.inf if is_released else self._scheduler.clock() + RETRY_SECONDS
             log.error("lease %s cannot be read here and is released", holding.key)
             return due

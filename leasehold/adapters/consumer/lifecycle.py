@@ -35,13 +35,13 @@ class ReadingWorker(Protocol):
     uniform: Callable[[float, float], float]
 
     def hurry(self) -> None:
-        """Have the worker read the table and list the shards at its next turn."""
+        """Make the worker read the table and list the shards in its next turn."""
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
         """Return the leases of this lease's parents by key. Raises StoreError."""
 
     def exclude(self, key: str, seconds: float) -> None:
-        """Do not take this lease for this many seconds."""
+        """Prevent the worker from taking this lease for this many seconds."""
 
 
 log = make_safe_logger(logging.getLogger("leasehold.start"))
@@ -59,7 +59,7 @@ class ReadingStart:
 
         Args:
             parents: The leases of the shard's parents. If the shard is read from its beginning, the returned position
-                contains the token of the parents, by which rows that a Spark sink has written twice are recognized.
+                contains the parents' token, which is needed to recognize rows that a Spark sink has written twice.
 
         Raises:
             OutcomeUnknown: The store did not respond. Nothing has been read yet.
@@ -77,7 +77,7 @@ class ReadingStart:
             if latest_position.numbered:
                 is_stored = holding.checkpoint(
                     latest_position
-                )  # not an annotation, which the Azure SDKs would not read
+                )  # do not use an annotation, because the Azure SDKs would not read it
             else:
                 is_stored = all(holding.annotate(name, value) for name, value in latest_annotations(latest_position))
             return latest_position if is_stored else None

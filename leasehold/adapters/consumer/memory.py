@@ -10,10 +10,12 @@ PAGE_BYTES = 10 * 2**20
 """The size of the largest response that Kinesis returns. The first read of a shard may be that large."""
 
 PARSING_FACTOR = 4
-"""The maximum memory for a response while it is parsed, as a multiple of its payload. Measured with CBOR."""
+"""The maximum memory for a response while it is parsed, as a multiple of its payload. The value was measured with
+CBOR."""
 
 RECORD_BYTES = 300
-"""The maximum memory for a record in addition to its payload, in bytes. Measured for plain and aggregated records."""
+"""The maximum memory for a record in addition to its payload, in bytes. The value was measured for plain and aggregated
+records."""
 
 MIN_BYTES = 2**16
 
@@ -28,14 +30,14 @@ class MemoryBudget:
     readers.
 
     Args:
-        most_bytes: The limit for batches that are read and not done yet, and for responses being read.
+        most_bytes: The limit, in bytes, for batches that are not done yet together with responses that are being read.
         wake: Called, in any thread, with the key of a lease reader that may read now.
 
     Attributes:
         granted_bytes: The bytes of each share whose request was granted. Only `MemoryShare` may use this attribute
             and the following ones, and only while holding `lock`.
-        used_bytes: The sum of `taken`.
-        requested_bytes: The bytes that requested_bytes shares have requested, in order.
+        used_bytes: The sum of `granted_bytes`.
+        requested_bytes: The bytes that each waiting share has requested, in the order of the requests.
         droppable: The shares whose batch may be dropped, each with the time at which its batch is needed again.
     """
 
@@ -59,7 +61,7 @@ class MemoryBudget:
         while self.requested_bytes:
             share, size = next(iter(self.requested_bytes.items()))
             while self.droppable and self.granted_bytes and self.used_bytes + size > self.most_bytes:
-                # Drop the batch whose next attempt is due last, because there is the most time to read it again.
+                # Drop the batch whose next attempt is due last, because that leaves the most time to read it again.
                 latest_share = max(self.droppable, key=self.droppable.__getitem__)
                 latest_share.drop()
                 self.set(latest_share, None)
@@ -87,7 +89,7 @@ class MemoryShare:
         expected_bytes: The bytes to request before a read. The number depends on the sizes of previous batches, and
             decreases slowly.
         batch: The held batch, or None.
-        dropped: Whether a batch was dropped. The lease reader resets this.
+        dropped: Whether a batch was dropped. The lease reader resets this flag.
     """
 
     def __init__(self, budget: MemoryBudget, key: str) -> None:
@@ -97,9 +99,9 @@ class MemoryShare:
         self.expected_bytes = PARSING_FACTOR * PAGE_BYTES
 
     def request(self) -> bool:
-        """Request memory for the next read, which may be as large as the previous ones; return whether it is granted.
+        """Request memory for the next read, and return whether it is granted. Previous reads determine the amount.
 
-        If it is not, the share waits in line, and its lease reader is woken once the memory is granted.
+        If the memory is not granted yet, the share waits in line, and its lease reader is woken once it is.
         """
         budget, size = self._memory_budget, self.expected_bytes
         with budget.lock:
@@ -107,7 +109,7 @@ class MemoryShare:
                 budget.requested_bytes.setdefault(self, size)
             keys_to_wake = budget.admit(excluded=self)
             is_granted = self in budget.granted_bytes
-        for key in keys_to_wake:  # outside the lock, because a woken reader may call `request` immediately
+        for key in keys_to_wake:  # must not hold the lock, because a woken reader may call `request`
             budget.wake(key)
         return is_granted
 
@@ -124,7 +126,7 @@ class MemoryShare:
         return is_granted
 
     def hold(self, batch: Batch) -> None:
-        """Hold this batch, which was read."""
+        """Hold a batch that has just been read."""
         size, budget = batch.size + RECORD_BYTES * batch.count, self._memory_budget
         # Decrease the next request by at most half. Otherwise, it would be too small after one small response between
         # large ones.

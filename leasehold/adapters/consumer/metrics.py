@@ -3,7 +3,7 @@
 The metrics have the same names as in kcl-rust, except for the lag of the whole application. A worker reports figures
 about the lease table only if it has read the table recently, because outdated figures could raise false alarms or
 suppress real ones. With the `minimal` protocol, most workers seldom read the table. Finished leases and closed shards
-are not counted. Otherwise, every reshard would look like a loss.
+are not counted, so that a reshard does not look like a loss.
 """
 
 import time
@@ -54,7 +54,7 @@ class WorkerMetrics:
         self._instruments.workers.add(self)
 
     def read(self, holding: Holding, batch: Batch) -> None:
-        """Count a batch that was read, perhaps an empty one."""
+        """Count a batch that was read. The batch may be empty."""
         labels = self._labels_by_holding.get(holding)
         if labels is None:
             labels = self._labels_by_holding[holding] = self._labels(holding.lease)
@@ -164,11 +164,12 @@ class WorkerMetrics:
         )
         lease_seconds = self._worker.config.lease_seconds
         lags = lags_of(leases, now, lease_seconds)
-        # A single read of the table does not show whether a lease keeps falling behind, so remember several.
+        # A single read of the table does not show whether a lease keeps falling behind, so keep the results of several
+        # reads.
         self._group_watch = self._group_watch.after(self._worker.clock(), leases, lags)
         statuses = statuses_of(leases, lags, now, lease_seconds, self._group_watch)
-        # Unless annotations are free, each worker knows only its own leases, so leave out the others with unknown
-        # status.
+        # Unless annotations are free, each worker knows only its own leases well, so leave out other workers' leases
+        # whose status is unknown.
         annotations_are_free = self._worker.store.capabilities.free_annotations
         return {
             key: status
@@ -230,8 +231,7 @@ class _Instruments:
     """The instruments of one meter. All workers share them, because OpenTelemetry keeps one instrument per name."""
 
     def __init__(self, meter: Meter) -> None:
-        # Use weak references, because the instruments exist longer than the workers, and must not report workers that
-        # have ended.
+        # Use weak references, because the instruments outlive the workers and must not report workers that have ended.
         self.workers: WeakSet[WorkerMetrics] = WeakSet()
         self.bytes = meter.create_counter("bytes", "By", "Payload read, an aggregate's own bytes included.")
         self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")

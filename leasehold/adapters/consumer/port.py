@@ -36,7 +36,7 @@ class HeldShard:
 
     Attributes:
         state: Decides what comes next.
-        cursor: How far the shard is read, delivered, acknowledged and stored. It belongs to the state.
+        cursor: How far the shard is read, delivered, acknowledged and stored. The cursor belongs to the state.
         reader: Opens and reads the shard.
     """
 
@@ -44,20 +44,20 @@ class HeldShard:
         self.worker, self.holding = worker, holding
         self.state = ReaderState(holding.lease.checkpoint, worker.uniform, kind)
         self.cursor: Cursor = self.state.cursor
-        # Open with the epoch of this claim, so that the previous owner is disconnected (Event Hubs).
+        # Open the shard with the epoch of this claim. Event Hubs then disconnects the previous owner.
         self.reader = ShardReader(self.cursor, lambda position: worker.source.open(holding.lease_as_taken, position))
 
 
 @frozen
 class Ready:
-    """The consumer waits for no call, so the reader asks the state for the next order.
+    """The consumer is not waiting for a call to end, so the reader asks the state for the next order.
 
     Attributes:
         can_deliver: Whether the consumer can take rows now.
         can_read: Whether more rows may be read.
         awaits_commit: Whether this worker must keep the lease until the next commit. Only for consumers of kind
             "commits".
-        next_poll_seconds: If there is nothing to do, how many seconds to wait before polling the consumer again. If
+        next_poll_seconds: The number of seconds after which to poll the consumer again if there is nothing to do. If
             None, the consumer is polled again when the next read is due.
     """
 
@@ -116,10 +116,13 @@ class ConsumerPort(ABC):
 
     @abstractmethod
     def poll(self, now: float) -> Ready | StepResult:
-        """Process the calls that have ended since the last step. Return `Ready` to get an order, or what to do next."""
+        """Process the calls that have ended since the last step.
+
+        Return `Ready` if the reader is to ask the state for an order. Otherwise, return what the reader is to do next.
+        """
 
     def step_ended(self, until: float) -> None:  # noqa: B027  optional for consumers
-        """Called when a step has ended. The next step is due at the time `until`."""
+        """Called when a step has ended. `until` is the time at which the next step is due."""
 
     def step_failed(self) -> None:  # noqa: B027  optional for consumers
         """Called when a step failed because the source or the store did not respond."""
@@ -128,7 +131,7 @@ class ConsumerPort(ABC):
 
     @abstractmethod
     def reserve_memory(self, now: float) -> float | None:
-        """Reserve memory for one read. Return None if that worked, or the time at which to try again."""
+        """Reserve memory for one read. Return None on success, or the time at which to try again."""
 
     @abstractmethod
     def keep(self, batch: Batch) -> None:

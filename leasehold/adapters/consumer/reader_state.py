@@ -8,15 +8,15 @@ faults and on the kind of consumer:
     state                 orders                           begins with                             ends with
     waiting for parents   BeginReading, when due           the claim                               reading_begun
     reading               the cursor's orders              reading_begun                           a lost lease
-    paused                only checkpoints and a release   rest, step_failed or request_rejected   the given time
+    paused                only checkpoints and a release   pause_until, which other events call    the given time
     unconfirmed           deliver only after a renewal     batch_read, after a lost connection     lease_confirmed
     final checkpoint      RequestFinalCheckpoint           a release, or the end of the shard      a withdrawn request
-    lost                  CloseLostShard                       a lost lease
+    lost                  CloseLostShard                   a lost lease
 
 The kind of consumer determines how records are acknowledged:
 
-    returns       A plain handler acknowledges a batch by returning. Between two calls, no delivered record is
-                  unacknowledged.
+    returns       A plain handler acknowledges a batch by returning. Between two calls, records that are not
+                  acknowledged count as not delivered.
     checkpoints   A handler that checkpoints by itself has finished with all records up to the lease's checkpoint. It is
                   asked for a final checkpoint before the lease is released and at the end of the shard.
     commits       Spark acknowledges rows by a commit, at any time, even while further rows are delivered.
@@ -28,8 +28,8 @@ Waits and faults:
     step_failed        the store or the stream did not respond: pause (FAULT_WAITS), longer until a step succeeds
     request_rejected   pause (REJECTED_WAITS) if a retry may succeed (`RejectionCounter`), otherwise release the lease
     batch_read         do not read again before the time that the batch contains; forget earlier rejections
-    pause_until               neither read nor deliver before a time, even if the reader is woken, as it is when a
-    handler ends checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later
+    pause_until        neither read nor deliver before a time, even if the reader is woken because a handler has ended
+    checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later
 
 Only the cursor's events move its marks, so every position that is stored was acknowledged.
 """
@@ -77,7 +77,7 @@ class ReaderState:
 
     Args:
         checkpoint: The lease's checkpoint.
-        uniform: Draws a random number between two others, for waits after faults.
+        uniform: Returns a random number between its two arguments. It is used for waits after faults.
         kind: How the consumer acknowledges.
 
     Attributes:
@@ -85,7 +85,7 @@ class ReaderState:
         has_begun: Whether the parents are done and a first reader was opened.
         paused_until: The time until which nothing is read or delivered.
         checkpoint_due: When the next checkpoint may be written.
-        skip_final_checkpoint: Whether not to ask the consumer for its final checkpoint, because it was already
+        skip_final_checkpoint: True if the consumer must not be asked for its final checkpoint, because it was already
             asked, or because another call would fail.
         must_confirm_lease: Whether the lease must be renewed before records are delivered, because this process had no
             connection to the source for so long that another process may have been connected.
@@ -123,7 +123,7 @@ class ReaderState:
         can_read: bool = True,
         awaits_commit: bool = False,
     ) -> ReaderOrder:
-        """Return the next order, while the consumer waits for one.
+        """Return the next order. Called while the consumer is not waiting for a call to end.
 
         Args:
             now: The time by the worker's clock.
@@ -213,12 +213,12 @@ class ReaderState:
             self._fault_backoff.reset()
 
     def pause_until(self, until: float) -> float:
-        """Neither read nor deliver before `until`, and return it."""
+        """Pause reading and delivery until the time `until`, and return that time."""
         self.paused_until = until
         return until
 
     def wait_for_next_read(self, limit: float = math.inf) -> float:
-        """Rest until the source may be read again, or until `limit` if that is earlier. Return that time."""
+        """Pause until the source may be read again, or until `limit` if that is earlier. Return that time."""
         return self.pause_until(min(self._next_read_at, limit))
 
     # Events of the consumer

@@ -85,7 +85,7 @@ class Slice:
 
     @property
     def note(self) -> str:
-        """The bounds in the form in which lease rows contain them."""
+        """The bounds as they are written into lease rows."""
         return f"{self.since_ms}..{self.until_ms}"
 
     def store(self, store: Store) -> "SliceStore":
@@ -104,7 +104,7 @@ def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
 
     Args:
         store: The lease table.
-        kind: The name for such a group in error messages, for example "slice".
+        kind: What error messages call a group with such a table, for example "slice".
         note: The value of the annotation.
 
     Raises:
@@ -135,7 +135,7 @@ class SliceStore(PassingStore):
         self._note = note
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write or reject it."""
+        """Apply the write, or reject it. A new lease is annotated with its slice."""
         if isinstance(write, CreateLease):
             # Annotate the lease when it is created. Otherwise, the next worker could mistake the row for another
             # group's.
@@ -152,7 +152,7 @@ class SliceSource(ForwardingSource):
         self._sliceable_source, self._slice = sliceable_source, slice_
 
     def open(self, lease: Lease, start: Position) -> "SliceReader":
-        """Open a reader just after `start`, or at the beginning of the slice if `start` is no sequence number.
+        """Open a reader just after `start`, or at the beginning of the slice if `start` is not a sequence number.
 
         A child shard, whose lease starts at TRIM_HORIZON, is also read from the beginning of the slice.
         """
@@ -169,14 +169,14 @@ class SliceReader:
         self._settled_shard: SettledShard | None = None
 
     def read(self) -> Batch:
-        """Read once. Raises SourceUnavailable or SourceError, before anything is read."""
+        """Read once. If this raises SourceUnavailable or SourceError, nothing was read."""
         # Ask the source for the last record of the slice before the read, so that the read includes all records that
         # arrived in time.
         self._settled_shard = self._settled_shard or self._source.settled(self._lease, self._until_seconds)
         batch = self._reader.read()
         self._reached_position = batch.end or self._reached_position
-        # Arrival times are not strictly in order. Only a record that arrived later than `until` by the margin shows
-        # that no more records of the slice follow.
+        # Arrival times are not strictly in order. Only a record that arrived later than `until` by at least the margin
+        # shows that no more records of the slice follow.
         is_past_end = any(
             time is not None and time >= self._until_seconds + ARRIVAL_MARGIN_SECONDS for time in batch.arrival_times
         )
@@ -238,15 +238,15 @@ def run_slice(
     Args:
         worker: A worker with the store and source that `Slice` returned; its initial position is the slice's beginning.
         handling: The handler and its policy; a plain function gets the default policy.
-        meter: As for `Runner`, as are `drain_seconds`, `memory_bytes`, `readers` and `executor`.
-        drain_seconds: The time limit for draining.
-        memory_bytes: The memory for records that are not handled yet.
+        meter: The OpenTelemetry meter, as for `Runner`.
+        drain_seconds: The time limit for draining, as for `Runner`.
+        memory_bytes: The maximum memory for records that are not handled yet, as for `Runner`.
         readers: How many shards may be read at the same time.
-        check_seconds: The time between two checks whether the slice is read.
-        executor: Where handlers are called.
+        check_seconds: The number of seconds between two checks of whether the whole slice was read.
+        executor: Calls the handlers, as for `Runner`.
         on_runner_created: Called with the runner before it runs.
 
-    Raises what `run` raises.
+    Raises what `Runner.run` raises.
     """
     counter = SliceCounter(handling if isinstance(handling, Handling) else Handling(handling))
     limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes, "readers": readers}
@@ -263,7 +263,7 @@ def run_until(
     drain_seconds: float = DRAIN_SECONDS,
     look_seconds: float = LOOK_SECONDS,
 ) -> bool:
-    """Run until `should_end`, which is called in a thread of its own, returns True.
+    """Run this runner until `should_end` returns True. A separate thread calls `should_end` again and again.
 
     Returns False if a signal ended the run before `should_end` returned True. Raises what `Runner.run` raises.
     """
@@ -279,7 +279,7 @@ def run_until(
 
     def record_failure(fault: BaseException) -> None:
         faults.append(fault)
-        runner.stop()  # no other thread would stop the run when the slice is read
+        runner.stop()  # without this watcher, nothing would stop the run when the slice is read
 
     faults: list[BaseException] = []
     watcher = spawn("leasehold-slice", watch, record_failure)

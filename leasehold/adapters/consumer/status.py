@@ -6,7 +6,7 @@ be configured. As in LinkedIn's Burrow, a lease is judged by its progress over a
 1. A status is OK only if there is evidence for it, in a row of the table or in our own observations.
 2. If the status cannot be determined, it is UNKNOWN, which does not count as OK.
 3. Time limits are derived from `lease_seconds` and from how often leases are read and annotated
-   (`worker/progress.py:patience`).
+   (`worker/progress.py:tolerated_unread_seconds`).
 
 `MEANINGS` lists the words in order, with the worst one last.
 """
@@ -44,13 +44,13 @@ class LeaseLag:
     """How far the reading of one shard is behind its tip.
 
     Attributes:
-        seconds: An upper bound of the seconds behind the tip of the shard, unless `at_least`; None if unknown.
-        events: The same as a number of events, if the stream counts them (Event Hubs).
+        seconds: The lag in seconds; None if unknown. This is an upper bound, unless `at_least` is true.
+        events: The lag as a number of events, if the stream counts them (Event Hubs).
         end: Whether the tip was recently reached.
         age: The age of the last handled record, in seconds, when the owner wrote its annotation.
         host: The machine of the owner that wrote the annotation.
         moves: How many times the lease has moved from one worker to another, as far as our workers noticed.
-        at_least: Whether `seconds` is a lower bound, because the stream has not responded since.
+        at_least: Whether `seconds` is a lower bound, because the stream has stopped responding.
     """
 
     seconds: float | None = None
@@ -149,7 +149,7 @@ def lags_from_stream(source: Source, leases: Iterable[Lease], lags: Mapping[str,
             event_count = max(0, int(latest_position.sequence) - int(lease.checkpoint.sequence))
             all_lags[lease.key] = LeaseLag(0.0 if not event_count else None, event_count, not event_count)
         if latest_position.sequence != "AT_TIMESTAMP" or lease.checkpoint.sequence == "LATEST":
-            continue  # its events were counted, or a batch would not show its lag
+            continue  # either the events were counted above, or a batch would not show the lag
         reader = source.open(lease, lease.checkpoint)
         try:
             batch = reader.read()
@@ -194,7 +194,7 @@ class Status:
 
     @property
     def number(self) -> int:
-        """The word as a number."""
+        """The word's number in `NUMBERS`."""
         return NUMBERS[self.word]
 
     @property
@@ -203,7 +203,7 @@ class Status:
         return self.word == "OK"
 
     def as_json(self) -> dict[str, Any]:
-        """Return values for `json.dumps`."""
+        """Return the word and the sentence as a dictionary for `json.dumps`."""
         return {"status": self.word, "says": self.says}
 
 
@@ -212,7 +212,7 @@ class LeaseWatch:
     """The observations of one lease over a window of time, used if its owner does not annotate its progress.
 
     Attributes:
-        samples: The time, position and lag at each recent read of the table, over the last `STEPS` steps.
+        samples: The time, position and lag at each recent read of the table, over the last `LAG_STEPS` steps.
         previous_owner_wrote_at: The time at which a previous owner wrote its last annotation. If that worker takes
             the lease again, the annotation remains outdated until it writes a new one.
     """
@@ -242,7 +242,7 @@ class LeaseWatch:
 
     @property
     def unchanged_seconds(self) -> float:
-        """For how many seconds the position has not moved."""
+        """The number of seconds for which the position has not moved."""
         same_position_times = [read_at for read_at, position, _ in self.samples if position == self.samples[-1][1]]
         # Count from the first read of the table in which the lease had this position. Earlier times are unknown.
         return same_position_times[-1] - same_position_times[0] if same_position_times else 0.0
@@ -267,7 +267,7 @@ class GroupWatch:
     at: float = math.inf
 
     def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
-        """Return the window after one more read of the table. `at` is a time of a monotonic clock."""
+        """Return the window after one more read of the table. `at` is the time of that read by a monotonic clock."""
         lease_watches = {
             lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
             for lease in leases
@@ -277,7 +277,7 @@ class GroupWatch:
 
     @property
     def seconds(self) -> float:
-        """For how many seconds the table has been watched."""
+        """The number of seconds for which the table has been watched."""
         return 0.0 if self.at == math.inf else self.at - self.began
 
 
@@ -292,7 +292,7 @@ def statuses_of(
 
     Args:
         leases: The leases.
-        lags: Their lags, by key.
+        lags: The lags of the leases, by key.
         now: The time in seconds since 1970.
         lease_seconds: The lease duration of owners whose rows do not contain it.
         watch: The observations of the table, if it was watched.
@@ -329,10 +329,10 @@ def status_of(
 
     Args:
         lease: The lease.
-        lag: Its lag, from the row or from the stream.
+        lag: The lease's lag, from the row or from the stream.
         now: The time in seconds since 1970.
         lease_seconds: The owner's lease duration, if the row does not contain it.
-        watched_seconds: For how many seconds the table was watched. `lease.idle` was measured during that time.
+        watched_seconds: The number of seconds for which the table was watched. `lease.idle` was measured meanwhile.
         watch: The observations of this lease.
         waits_for_parents: Whether a parent is not done yet, so that the lease must not be read (L12).
         contradiction: The contradiction between table and stream that concerns this lease (L14), or "".
@@ -356,7 +356,7 @@ def status_of(
     ):
         unrenewed_seconds = max(
             unrenewed_seconds, now - progress.at
-        )  # only if its version did not change while we watched
+        )  # only if the lease's version did not change while we watched
     is_recent = progress is not None and now - progress.at <= limit_seconds
     # Report a fault before a missing owner. If a worker could not handle the lease, it leaves the lease without an
     # owner for a while, so the fault is the cause.
@@ -374,8 +374,8 @@ def status_of(
     )
     if progress is None or not (is_recent or written_by_owner):
         return _observed_status(lease, lag, watched_seconds, watch, limit_seconds)
-    # If the lease was renewed while we watched, yet its annotation is old, the owner's clock is behind ours. Its times
-    # are then judged by its own clock.
+    # If the lease was renewed while we watched, yet its annotation is old, the owner's clock is behind ours. The times
+    # in the annotation are then judged by the owner's own clock.
     status = _annotated_status(progress, max(now, progress.at) if is_recent else progress.at, limit_seconds)
     if (
         status.word == "UNREAD"
@@ -430,7 +430,7 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
     is_recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
     was_renewed = watched_seconds > lease.idle + 1.0 or (
         watched_seconds <= 0 < lease.idle <= renews_within
-    )  # by us, or by the store
+    )  # we observed the renewal, or the store reported it
     return (
         is_recent
         or was_renewed
@@ -483,7 +483,7 @@ def _stalled_reason(progress: Progress, now: float) -> str:
 
 
 def _format_utc(time_seconds: float) -> str:
-    return f"{time.strftime('%H:%M:%S', time.gmtime(time_seconds))} UTC"  # not datetime, whose range rows may exceed
+    return f"{time.strftime('%H:%M:%S', time.gmtime(time_seconds))} UTC"  # rows may exceed datetime's range
 
 
 def _lag_text(progress: Progress) -> str:

@@ -1,8 +1,8 @@
 """Runs the children of a daemon, one process for each held shard. One event loop serves all children.
 
 If a child crashes, hangs, closes its pipe or sends an unexpected response, only this child is ended. The caller that
-waits for its response gets a `ChildFault`. The next message for the shard starts another child at the stored
-checkpoint. The caller decides how long to wait before that, and when to give up.
+waits for the child's response gets a `ChildFault`. The next message for the shard starts another child at the stored
+checkpoint. The caller decides how long to wait before the next message, and when to give up.
 
 Rule 1: A shard never has two children. A child is started only after the previous process has ended and its process
 group was killed. No child is started after `close` was called.
@@ -51,8 +51,8 @@ LEASE_MOVING_SECONDS = 30.0
 after the lease has expired."""
 
 SHARD_END_SECONDS = 300.0
-"""How long to wait for the response to `shardEnded` if `timeoutInSeconds` is not set. It is long because some children
-flush all their data before they respond."""
+"""How long to wait for the response to `shardEnded` if `timeoutInSeconds` is not set. The timeout is long because some
+children flush all their data before they respond."""
 
 CHECK_SECONDS = 0.5
 """The interval, in seconds, at which a child that has not responded is checked for its end or a timeout."""
@@ -62,13 +62,13 @@ INCOMPLETE_LINE_SECONDS = 1.0
 """How long an incomplete line of standard error is kept before it is logged."""
 
 MAX_LOGGED_CHARACTERS = 300
-"""The maximum number of characters that are logged of an invalid line."""
+"""The maximum number of characters of an invalid line that are logged."""
 
 WriteCheckpoint = Callable[[Position], Awaitable[CheckpointError | None]]
 """Stores a checkpoint. Returns None on success, or else the name of the error to send to the child."""
 
 _LEVEL_PATTERN = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
-_LEVEL_SEARCH_CHARACTERS = 80  # look for a level only in this many characters, after which the message begins
+_LEVEL_SEARCH_CHARACTERS = 80  # look for a level only in a line's first characters, because the message follows
 
 # The keeper is a shell process that kills orphaned children. It reads a line for each process group that starts (+) or
 # has ended (-). When the daemon exits for any reason, its end of the pipe is closed, and the keeper kills the remaining
@@ -287,7 +287,7 @@ class ChildProcesses:
     Args:
         argv: The program and its arguments.
         max_records: The maximum number of records in a message.
-        timeout_seconds: Kill a child that sends nothing for this long while a response is due; None for never.
+        timeout_seconds: A child that sends nothing for this long while a response is due is killed; None for no limit.
         shard_end_seconds: How long to wait for the response to `shardEnded` if `timeout_seconds` is None.
     """
 
@@ -305,7 +305,7 @@ class ChildProcesses:
         self._locks: dict[str, asyncio.Lock] = {}
         self._closed = False
         self._keeper_process: subprocess.Popen[bytes] | None = None
-        self._keeper_pipe = -1  # our end of its pipe
+        self._keeper_pipe = -1  # our end of the keeper's pipe
 
     @property
     def pids(self) -> dict[str, int]:
@@ -348,7 +348,7 @@ class ChildProcesses:
                     nonlocal sent_count
                     sent_count = child.conversation.send_records(remaining, behind_seconds)
 
-                await self._request_or_end(shard, child, lambda: send_records(records[processed_count:]))  # noqa: B023  called before it returns
+                await self._request_or_end(shard, child, lambda: send_records(records[processed_count:]))  # noqa: B023  used only during this call
                 processed_count += sent_count
                 if processed_count >= len(records):
                     return

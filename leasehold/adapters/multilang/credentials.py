@@ -6,7 +6,7 @@ used. Each has this form:
     Name[|argument…][|key=value…]
 
 A class name may include its package, which is ignored. A class that needs a JVM is rejected. Otherwise, records would
-be read with other credentials than those in the file, perhaps of another account.
+be read with credentials other than those in the file, perhaps those of another account.
 """
 
 import re

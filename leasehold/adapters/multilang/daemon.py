@@ -39,7 +39,7 @@ from leasehold.stores.printable import error_summary, make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.child"))
 
 LEASE_LOST_SECONDS = 5.0
-"""After the worker has drained, how long to wait for children that have lost their leases, before their pipes are
+"""How long to wait, once the worker has drained, for children that have lost their leases. After that, their pipes are
 closed."""
 
 CLOSE_SECONDS = 30.0
@@ -55,7 +55,7 @@ class RecordSearch:
     def __init__(self, attempts: int) -> None:
         self._max_attempts, self._fault_count = attempts, 0
         self._furthest_failure: PositionKey = (0, 0, 0)
-        self._suspect_range: tuple[PositionKey, PositionKey] | None = None  # the first and the last one
+        self._suspect_range: tuple[PositionKey, PositionKey] | None = None  # the first and the last position
         self._dead_lettered_keys = set[PositionKey]()
 
     def split_into_messages(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
@@ -133,7 +133,7 @@ class ChildHandler:
         self._searches: dict[str, RecordSearch] = {}
         self._pending_messages: dict[
             str, Future[None]
-        ] = {}  # by lease key, the message whose response is not awaited yet
+        ] = {}  # by lease key: messages whose response was not awaited yet
         self._lease_losses = set[Future[None]]()
 
     @property
@@ -214,7 +214,7 @@ class ChildHandler:
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
     async def _await_message(self, key: str) -> None:
-        """Wait for the response to a message that was sent without waiting. Raises its fault, if any (rule 1)."""
+        """Wait for the response to a message that was sent without waiting. Raises the message's error (rule 1)."""
         if (message := self._pending_messages.pop(key, None)) is not None:
             await asyncio.wrap_future(message)
 

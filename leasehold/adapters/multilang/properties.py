@@ -32,7 +32,7 @@ from leasehold.stores.printable import did_you_mean, printable
 SupportLevel = Literal["taken", "nearest", "ignored", "unknown"]
 
 POLLING_KEYS = ("maxRecords", "idleTimeBetweenReadsInMillis", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool")
-"""If one of these is set, Java polls. Otherwise it reads by enhanced fan-out."""
+"""If one of these keys is set, Java polls. Otherwise, Java reads by enhanced fan-out."""
 
 OWN_SCHEDULE_REASON = "leasehold schedules these reads itself"
 ONLY_LEADER_REASON = "only Java's leader uses it"
@@ -180,7 +180,7 @@ class MultiLangSettings:
         options: The options of the worker, as in Python.
         max_records: The maximum number of records in a message.
         send_empty: Whether children also get messages for reads without records.
-        timeout_seconds: Kill a child that doesn't respond for this long; None for never.
+        timeout_seconds: A child that doesn't respond for this long is killed; None for no limit.
         support: How each key is supported, in the order of the file.
     """
 
@@ -196,7 +196,7 @@ class MultiLangSettings:
     support: tuple[PropertySupport, ...]
 
     def support_table(self) -> str:
-        """Return the table that is printed at startup, with a line per key. It omits values, which may be secret."""
+        """Return the table that is printed at startup, with a line per key but without values, which may be secret."""
         key_width = max(len(row.key) for row in self.support)
         return "\n".join(f"{row.key:<{key_width}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 

@@ -20,7 +20,7 @@ means the last delivered position. A request for the current checkpoint succeeds
 Rule 3: At `shardEnded`, a request without a number, or for the last delivered record, means the end of the shard.
 Rule 4: There are no checkpoints during `initialize` and `leaseLost`.
 Rule 5: `leaseLost` and `shardEnded` are the last actions. After the status for one of them, or after
-`ConversationBroken`, the daemon sends no further messages and ignores those of the child.
+`ConversationBroken`, the daemon sends no further messages and ignores the child's messages.
 
 Children distinguish errors by name. The names are those of the Java classes.
 """
@@ -41,7 +41,7 @@ FINAL_ACTIONS: tuple[ChildAction, ...] = ("leaseLost", "shardEnded")
 ACTIONS_WITHOUT_CHECKPOINT: tuple[ChildAction, ...] = ("initialize", "leaseLost")
 
 CheckpointError = Literal[
-    "IllegalArgumentException",  # not within the range
+    "IllegalArgumentException",  # the position is out of range
     "InvalidStateException",  # no checkpoint in this state, or the lease table is gone
     "KinesisClientLibDependencyException",  # the store has failed
     "ShutdownException",  # the lease is no longer held
@@ -52,8 +52,8 @@ DEFAULT_MAX_RECORDS = 10_000
 """The default of KCL's `maxRecords`."""
 
 MAX_LINE_BYTES = 2**20
-"""The maximum length of a message. Longer lines of a child are reported as invalid. Valid messages are far shorter,
-because the longest one contains only two numbers."""
+"""The maximum length of a message. Longer lines from a child are reported as invalid. Valid messages are far shorter,
+because even the longest kind contains only two numbers."""
 
 MAX_DIGITS = 200
 """The maximum number of digits of a sequence number in a request. Sequence numbers of Kinesis have 56 digits."""
@@ -70,7 +70,7 @@ class ConversationError(Exception):
 
 @frozen
 class StatusReceived:
-    """The child has completed this action. After one of FINAL_ACTIONS, close its pipe."""
+    """The child has completed this action. After one of FINAL_ACTIONS, close the child's pipe."""
 
     action: ChildAction
 
@@ -84,7 +84,7 @@ class CheckpointRequested:
 
 @frozen
 class InvalidLine:
-    """The child wrote a line that is not a message of the protocol, or is a status although no action was pending."""
+    """The child wrote a line that is not a message of the protocol, or a status although no action was pending."""
 
     line: str
     reason: str
@@ -140,7 +140,7 @@ class Conversation:
         self._shard_ended_sent = False  # whether `shardEnded` was sent
         self._checkpoint_request: tuple[_CheckpointRequest, Position] | None = None
         self._outgoing_messages: list[str] = []
-        # The incomplete line at the end of the received data, and whether that line is already too long.
+        # Keep the incomplete line at the end of the received data, and whether that line is already too long.
         self._incomplete_line, self._line_too_long = b"", False
         self._received_lines = deque[bytes]()
 
@@ -189,7 +189,7 @@ class Conversation:
         self._shard_ended_sent = True
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to write to the child that were added since the last call."""
+        """Return the bytes that must be written to the child and were added since the last call."""
         data, self._outgoing_messages = "".join(self._outgoing_messages), []
         return data.encode("utf-8", "replace")
 
@@ -273,7 +273,7 @@ class Conversation:
         return StatusReceived(action)
 
     def _handle_checkpoint_request(self, request: _CheckpointRequest) -> CheckpointRequested | None:
-        """Respond to the request if no checkpoint must be written. Otherwise return an event for it."""
+        """Respond to the request if no checkpoint must be written. Otherwise, return an event for the request."""
         if not self._initialized or self.pending_action in ACTIONS_WITHOUT_CHECKPOINT:
             self._queue_message(request.make_response("InvalidStateException"))
             return None

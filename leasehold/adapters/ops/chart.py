@@ -65,7 +65,7 @@ def curve(times: Sequence[float], values: Sequence[float], y_label: str, event: 
 def _ticks(values: Sequence[float], steps_max: int) -> list[float]:
     """Return round numbers from 0 up to at least the largest value, in at most `steps_max` steps.
 
-    If all values are whole numbers, so are the returned ones.
+    If all values are whole numbers, so are the returned numbers.
     """
     largest = max(values, default=0) or 1.0
     smallest_power = 0 if all(value == int(value) for value in values) else -3

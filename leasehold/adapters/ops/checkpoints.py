@@ -72,8 +72,8 @@ def without_owner(lease: Lease, position: Position) -> Lease:
         hash_range=lease.hash_range,
         weight=lease.weight,
         epoch=lease.epoch,
-        # Keep only the annotations that say what LATEST means on this row and which stream it belongs to. The workers
-        # will write the others.
+        # Keep only the annotations that contain what LATEST means on this row and which stream the row belongs to.
+        # Workers will write the other annotations again.
         annotations=tuple(
             annotation
             for annotation in lease.annotations
@@ -115,7 +115,7 @@ def live_keys(
 ) -> frozenset[str]:
     """Return the keys of the leases whose owner renewed within `still_seconds`.
 
-    Waits for `still_seconds`, unless the ages of the rows already show that no owner has renewed them.
+    The function waits for `still_seconds`, unless the ages of the rows already show that no owner has renewed them.
     """
     (keys,) = live_keys_by_table([(store, leases)], still_seconds, pause)
     return keys
@@ -126,7 +126,7 @@ def live_keys_by_table(
     still_seconds: float = STILL_SECONDS,
     pause: Callable[[float], object] | None = None,
 ) -> tuple[frozenset[str], ...]:
-    """Return the live keys of each of several tables. The tables are watched together, with a single wait."""
+    """Return the keys of leases with a live owner, for each table. The tables are watched together, with one wait."""
     recent_rows_by_store = [
         (
             store,
@@ -147,7 +147,7 @@ def live_keys_by_table(
 
 
 def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) -> Outcome:
-    """Set the stored lease's checkpoint to that of `lease`, and raise its epoch to the epoch of `lease`.
+    """Set the stored lease's checkpoint to that of `lease`, and raise the stored epoch to that of `lease`.
 
     If the lease has an owner, a first write removes the owner, and a second one sets the checkpoint. The row is never
     deleted. After a crash between the two writes, the lease has its old checkpoint and no owner, and the command can be
@@ -198,7 +198,7 @@ def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
 
 
 def rename_prefix(leases: Iterable[Lease], removed: str, added: str, stream: str | None = None) -> tuple[Lease, ...]:
-    """Return the leases whose keys start with `removed`, and replace the prefix in their keys and their parents' keys.
+    """Return the leases whose keys start with `removed`, with this prefix replaced in their own and parents' keys.
 
     Args:
         leases: The leases.
@@ -214,7 +214,7 @@ def rename_prefix(leases: Iterable[Lease], removed: str, added: str, stream: str
     def rename(lease: Lease) -> Lease:
         key = renamed_key(lease.key)
         # The shard's id has no prefix. A store that has no field for the shard's id returns the lease key instead,
-        # prefix included.
+        # including the prefix.
         shard = lease.key.removeprefix(removed) if lease.shard == lease.key else lease.shard
         prefix = key.removesuffix(shard).removesuffix(":") if removed or added else lease.stream
         parents = tuple(map(renamed_key, lease.parents))
@@ -294,7 +294,7 @@ def needs_write(move: Move) -> bool:
 
 
 def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
-    """Read the rows again and return the moves. A move is refused if the table lacks its checkpoint or a later one."""
+    """Read the rows again and return the moves. A move is refused unless its row has that checkpoint or a later one."""
     moves = tuple(moves)
     counts_owners = target.capabilities.counts_owners
     rows = {lease.key: lease for lease in target.get([move.lease.key for move in moves if needs_write(move)])}

@@ -1,6 +1,6 @@
 """Explains which actions each worker would take now and by which rules, and why a lease has its owner.
 
-`plans` computes the plan of each worker, `story` explains one lease, and SENTENCES describes every rule in a sentence.
+`plans` computes the plan of each worker, `story` explains one lease, and `RULE_SENTENCES` has a sentence for each rule.
 
 `rules_between` determines by which rule each lease changed its owner between two reads of a table. It computes the new
 owner's plan from the earlier read. If that plan doesn't explain the move, some owners may have died or left in between,
@@ -78,7 +78,7 @@ def rules_between(table_before: WatchedTable, table_after: WatchedTable, config:
     takes_if_freed = (
         {worker: planned_takes(leases_if_freed, worker) for worker in new_owners} if dead_owners else takes_before
     )
-    # The table as if each new worker already owned its first lease, and had held all its leases for a long time.
+    # Change the leases as if each new worker already owned its first lease and had held its leases for a long time.
     first_leases = {lease_after.owner: lease_after.key for _, lease_after in reversed(owner_pairs)}
     initial_owners = {first_leases[owner]: owner for owner in new_owners - {lease.owner for lease in leases_if_freed}}
     leases_if_joined = tuple(
@@ -178,13 +178,13 @@ class WorkerPlan:
 
     Attributes:
         worker: The worker's name.
-        ours: Whether it is a leasehold worker, according to the annotations of its leases. Workers of other libraries
+        ours: Whether this is a leasehold worker, according to the annotations of its leases. Workers of other libraries
             follow other rules.
-        held: The number of unfinished leases that it holds.
-        share: The number of unfinished leases that it should hold.
-        actions: Its actions, without renewals.
-        loads: The throughput of its leases, and the mean throughput of all workers, both in bytes per second. None if
-            the rules balance the number of leases first.
+        held: The number of unfinished leases that the worker holds.
+        share: The number of unfinished leases that the worker should hold.
+        actions: The worker's actions, without renewals.
+        loads: The throughput of the worker's leases, and the mean throughput of all workers, both in bytes per second.
+            None if the rules balance the number of leases first.
     """
 
     worker: str
@@ -252,20 +252,20 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
     """Return the plan of every worker in the table or in `extra_workers`, sorted by name.
 
     Each plan is computed as if it were the worker's first turn. Some rules choose leases at random, so the actual
-    worker may choose other leases than its plan shows.
+    worker may choose leases other than those in its plan.
     """
     live_leases = without_dead_owners(table.leases, config)
     put_aside_by_key = {
         lease.key: progress for lease in live_leases if (progress := put_aside_progress(lease, table.at)) is not None
     }
-    # Add the workers that left a lease to others, because they may hold no leases.
+    # Add the workers that left a lease to other workers, because they may hold no leases themselves.
     extra_workers = (*extra_workers, *{progress.owner for progress in put_aside_by_key.values()})
     worker_names = {worker for lease in live_leases for worker in (lease.owner, lease.next_owner) if worker} | set(
         extra_workers
     )
     our_names, target_shares = our_workers(table.leases), shares(live_leases, config.rules.groups, extra_workers)
     unfinished_leases = [lease for lease in live_leases if not lease.ended]
-    # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
+    # Compute the load of each worker if M13 lets lease counts differ to balance loads. Otherwise, leave `loads` empty.
     loads: dict[str | None, int] = {}
     if (
         config.rules.weighs_loads
@@ -301,7 +301,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
 
 
 def put_aside_progress(lease: Lease, now: float) -> Progress | None:
-    """Return the progress written by the worker that left this free lease to others, or None if none did."""
+    """Return the progress written by the worker that left this free lease to others, or None if no worker did so."""
     progress = None if lease.owner is not None or lease.ended else progress_of(lease)
     return progress if progress is not None and progress.is_put_aside(now, 0.0) else None
 
@@ -330,11 +330,11 @@ class LeaseStory:
 
     Attributes:
         lease: The lease.
-        past: Sentences about its owner, from its row.
-        should: Which worker should hold it, and why.
-        moves: A sentence about when it would move.
-        status: Its status at the last read of the table.
-        reading: Sentences about how its shard is read.
+        past: Sentences about the lease's owner, according to the lease's row.
+        should: A sentence about which worker should hold the lease, and why.
+        moves: A sentence about when the lease would move.
+        status: The lease's status at the last read of the table.
+        reading: Sentences about how the lease's shard is read.
         lag: How far the lease is behind.
     """
 

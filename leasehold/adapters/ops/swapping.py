@@ -42,8 +42,8 @@ LOOK_SECONDS = 1.0
 """The time between two reads of the tables."""
 
 SETTLE_SECONDS = 10.0
-"""A time that is longer than any request of a worker. After this time, workers that had not read the direction "closed"
-have finished creating leases in FROM."""
+"""A time that is longer than any request of a worker takes. After this time, workers that had not read the direction
+"closed" have finished creating leases in FROM."""
 
 
 def open_joined(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
@@ -84,8 +84,8 @@ class SwapProgress(LeasePlaces):
     """The progress of a swap.
 
     Attributes:
-        unaware: The owners in FROM that have not announced that they know TO, each with whether it is one of our
-            workers (not of the KCL or an SDK).
+        unaware: The owners in FROM that have not announced that they know TO. Each is paired with a flag that is true
+            for our own workers and false for workers of the KCL or an SDK.
     """
 
     unaware: tuple[tuple[str, bool], ...]
@@ -106,7 +106,7 @@ def read_control(tables: tuple[Store, Store]) -> Lease:
 
 
 def swap_ended_at(tables: tuple[Store, Store]) -> float | None:
-    """Return when the swap from FROM ended, in seconds since 1970, or None if the row that it left lacks the time."""
+    """Return when the swap from FROM ended, in seconds since 1970, or None if FROM contains no such time."""
     moved_at = next((row.annotation(MOVED_AT) or "" for row in tables[FROM].get([CONTROL_KEY])), "")
     return float(moved_at) if moved_at.isascii() and moved_at.isdigit() else None
 
@@ -192,7 +192,7 @@ def end_swap(
     finished_row = Lease(
         CONTROL_KEY, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}"))
     )
-    tables[FROM].write(CreateLease(finished_row))  # is rejected if an earlier run of the command has written the row
+    tables[FROM].write(CreateLease(finished_row))  # rejected if an earlier run has already written the row
     tables[TO].write(DeleteLease(read_control(tables)))
 
 

@@ -45,7 +45,7 @@ from leasehold.stores.swap import (
 )
 
 LOOK_SECONDS = 1.0
-"""The time between two reads. It is short enough to notice every renewal of a lease with a duration of 10 seconds."""
+"""The time between two reads. This is short enough to notice every renewal of a lease with a duration of 10 seconds."""
 
 UNKNOWN_LAG, EMPTY_HISTORY = LeaseLag(), History()
 IN_OTHER_TABLE = Status("UNKNOWN", "a swap moves it, or has moved it, to another table: --to TO shows both")
@@ -77,7 +77,7 @@ class WatchedTable:
     Attributes:
         leases: The leases sorted by key, each with the time for which it has been unchanged.
         history: The history of the owners that the watch has collected.
-        seconds: For how many seconds the table was watched.
+        seconds: The number of seconds for which the table was watched.
         malformed: The rows that cannot be read as leases.
         at: When the table was last read, in seconds since 1970.
         statuses: The status of each lease at that time, by key.
@@ -155,9 +155,9 @@ class TableWatch:
     Args:
         store: The table.
         lease_seconds: The fleet's lease duration, for rows that don't contain it.
-        limit: After how many seconds without a renewal an owner counts as dead.
-        source: The stream. If given, it is asked for the lag of leases whose rows do not contain a lag.
-        clock: Returns monotonic seconds.
+        limit: An owner that has not renewed for more than this many seconds counts as dead.
+        source: The stream. If given, it is queried for the lag of leases whose rows do not contain a lag.
+        clock: Returns the time of a monotonic clock, in seconds.
         wall: Returns seconds since 1970.
     """
 

@@ -1,1 +1,1 @@
-"""Streams to read from, behind one protocol."""
+"""The sources from which workers read records, all with the same interface."""

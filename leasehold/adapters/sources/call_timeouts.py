@@ -45,13 +45,15 @@ PENDING_CHECK_SECONDS = 0.25
 
 
 class TimedClients:
-    """The clients of one service, one per timeout, because in libraries such as boto3 a timeout applies to all calls.
+    """The clients of one service, one per timeout.
+
+    In libraries such as boto3, a client uses the same timeout for all calls, so each timeout needs a client of its own.
 
     Args:
         make_client: Creates a client with the given read timeout in seconds.
         timeouts: The timeouts in seconds, shortest first.
-        subscription_timeouts: The timeouts for the events of a subscription.
-        clock: Returns seconds.
+        subscription_timeouts: The timeouts for the events of a subscription, in seconds, shortest first.
+        clock: Returns the time in seconds.
         start: Runs a function in the background, by default in a new thread.
     """
 
@@ -76,7 +78,7 @@ class TimedClients:
         self.start = start or (lambda work: spawn("leasehold-kinesis", work, _log_lost_response))
         self.pending_calls = Semaphore(MAX_PENDING_CALLS)
 
-    def client_with_timeout(self, timeout: float) -> Any:  # noqa: ANN401  each service has its own
+    def client_with_timeout(self, timeout: float) -> Any:  # noqa: ANN401  the type depends on the service
         """Return the client with this timeout, creating it when it is first needed."""
         with self._lock:
             if timeout not in self._clients_by_timeout:
@@ -146,7 +148,7 @@ class CallTimeouts:
         """
         return CallTimeouts(self._clients, self._clients.subscription_timeouts, quick_responses=math.inf)
 
-    def call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  each operation has its own
+    def call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  the type depends on the operation
         """Make the call and wait for its response.
 
         Raises:
@@ -181,7 +183,7 @@ class CallTimeouts:
             self._steps = {name: max(index, own_step + 1) for name, index in self._steps.items()}
         return self.timeout_for(operation)
 
-    def try_call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  as above
+    def try_call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  the type depends on the operation
         """Make the call as `call` does, but in the background if its timeout is not the shortest one (rule 2).
 
         Raises:
@@ -223,7 +225,7 @@ def datetime_at_position(position: Position) -> datetime:
     """Return the time of a position AT_TIMESTAMP.
 
     Raises:
-        SourceError: If the time is outside datetime's range, because a row may contain any number.
+        SourceError: If the time is outside datetime's range. A row may contain any number.
     """
     try:
         return datetime.fromtimestamp(position.sub / 1000, UTC)
@@ -239,7 +241,7 @@ class Backoff:
     Args:
         min_wait: The shortest wait in seconds.
         max_wait: The longest wait in seconds.
-        uniform: Returns a random number between two numbers.
+        uniform: Returns a random number between its two arguments.
     """
 
     def __init__(

@@ -18,7 +18,8 @@ from boto3.dynamodb.types import TypeDeserializer
 class Change:
     """A change of an item.
 
-    Numbers are `decimal.Decimal`, sets are sets, bytes are bytes.
+    Among the attribute values, numbers are of type `decimal.Decimal`, sets are Python sets, and binary values are
+    bytes.
 
     Attributes:
         event: INSERT, MODIFY or REMOVE.
@@ -61,8 +62,8 @@ def decode_change(data: bytes) -> Change:
 
 
 _MILLISECONDS_FROM = 10**11
-"""Times of at least this number are in milliseconds, as Kinesis Data Streams for DynamoDB sends them. Smaller ones are
-in seconds."""
+"""Times at or above this number are in milliseconds, as Kinesis Data Streams for DynamoDB sends them. Smaller numbers
+are in seconds."""
 
 
 class _JsonDeserializer(TypeDeserializer):

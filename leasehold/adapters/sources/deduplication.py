@@ -183,8 +183,8 @@ def _record_row(runs: _WritingRuns, tag: Tag, *, is_in_span: bool) -> None:
 class SeenRows:
     """The rows of each query that a shard's reader has read, kept separately for each piece of the hash key space.
 
-    It also counts the rows that may be duplicates but cannot be dropped safely (R3). These are the rows of a new run
-    whose batch is not higher than the highest batch of the other runs.
+    `SeenRows` also counts the rows that may be duplicates but cannot be dropped safely (R3). These are the rows of a
+    new run whose batch is not higher than the highest batch of the other runs.
 
     Attributes:
         pieces: The last hash key of each piece, in ascending order, with the queries whose rows were read there.
@@ -201,7 +201,7 @@ class SeenRows:
         return any(queries for _, queries in self.pieces)
 
     def check_duplicate(self, tag: Tag, hash_key: Callable[[], int], position: Position) -> bool:
-        """Return whether the record with this tag is a duplicate. If it is not a duplicate, remember it as read.
+        """Return whether the record with this tag is a duplicate. If it is not, remember that its row was read.
 
         Args:
             tag: The tag of the record.
@@ -380,8 +380,8 @@ class Trail(NamedTuple):
 
     Attributes:
         before: The state before the first row.
-        new_rows: For each row, the rows that were added to the state: the row itself, and the dropped rows just before
-            it.
+        new_rows: For each row of the sequence, the rows that were added to the state. These are the row itself and the
+            dropped rows just before it.
     """
 
     before: SeenRows
@@ -392,7 +392,7 @@ class Trail(NamedTuple):
         return self._state_before(row + 1).token
 
     def starting_at_row(self, row: int) -> "Trail":
-        """Return the trail of the rows from this one on."""
+        """Return the trail of this row and all later ones."""
         return Trail(self._state_before(row), self.new_rows[row:])
 
     def select_rows(self, selected: Sequence[bool | None]) -> "Trail":
@@ -422,5 +422,5 @@ class Tokens(NamedTuple):
         return self.values[row]
 
     def starting_at_row(self, row: int) -> "Tokens":
-        """Return the tokens of the rows from this one on."""
+        """Return the tokens of this row and all later ones."""
         return Tokens(self.values[row:])

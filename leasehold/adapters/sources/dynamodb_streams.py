@@ -140,7 +140,7 @@ class ChangePoller(Poller):
         return super()._needs_new_iterator(error)
 
     def _restart_or_raise(self, error: ClientError | None) -> None:
-        """Restart at the oldest record. Raise Trimmed if a sequence number is known and `rewind` is not set."""
+        """Restart at the oldest record, or raise Trimmed if a sequence number is known and `rewind` is not set."""
         sequence_number = self._last_read or (self._start.sequence if self._start.numbered else None)
         if sequence_number is not None and not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, sequence_number)) from error
@@ -149,7 +149,7 @@ class ChangePoller(Poller):
             "shard %s: %s no longer exists; starting at TRIM_HORIZON", self._shard, sequence_number or "its start"
         )
 
-    def _make_batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
+    def _make_batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's type stubs are not a dependency
         new_records = records = tuple(map(convert_record, response["Records"]))
         skip_through, since = self._skip_through, self._since_seconds
         # Drop only leading records. Records are in order of time, so all records after the first one to keep are kept.
@@ -193,7 +193,7 @@ def convert_record(row: Mapping[str, Any]) -> Record:
     partition key.
 
     Raises:
-        KeyError, TypeError, ValueError: If the row has another structure.
+        KeyError, TypeError, ValueError: If the row does not have the structure of a stream record.
     """
     details = row["dynamodb"]
     sequence_number, created_at = details["SequenceNumber"], details.get("ApproximateCreationDateTime")
@@ -241,10 +241,11 @@ class TableStream(PolledStream):
         clients: The clients of DynamoDB Streams, which all threads share.
         name: The name of a table, to read its current stream, or the ARN of a stream.
         tables: The clients of DynamoDB, to look up the table's stream.
-        rewind: See `PolledStream`.
-        poll_seconds: See `PolledStream`.
-        max_records: See `PolledStream`.
-        clock: See `PolledStream`.
+        rewind: Whether a shard whose checkpoint was trimmed restarts at its oldest record; otherwise it is not read.
+        poll_seconds: The seconds between two requests for a shard; None for the default pace of `PollPace`.
+        max_records: The maximum number of records per request; None for the service's limit.
+        clock: Returns the time of a monotonic clock, in seconds. The service's responses relate this clock to the time
+            of day.
     """
 
     service = STREAMS
@@ -267,20 +268,20 @@ class TableStream(PolledStream):
         self._incarnation = ""
 
     def arn(self, _stream: str) -> str:
-        """Return the ARN of the stream listed last.
+        """Return the ARN of the most recently listed stream.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         return self._request_name()
 
     def incarnation(self) -> str:
-        """Return `account:table:creation time` of the stream listed last.
+        """Return `account:table:creation time` of the most recently listed stream.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         if not self._incarnation:
             self.shards()
@@ -290,8 +291,8 @@ class TableStream(PolledStream):
         """List all shards, reading every page of DescribeStream.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         self._find_current_stream()
         with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
@@ -337,7 +338,7 @@ class TableStream(PolledStream):
         return self._arn
 
     def _find_current_stream(self) -> None:
-        """Look up the table's current stream. It changes when streaming is disabled and enabled again."""
+        """Look up the table's current stream. A table gets a new one when streaming is disabled and enabled again."""
         if is_arn(self.name):
             return
         with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
@@ -371,16 +372,19 @@ def convert_shards(listed_shards: Sequence[Mapping[str, Any]]) -> tuple[Shard, .
 
 
 def parse_region(name: str, options: Mapping[str, str]) -> str | None:
-    """Return the region of a table or ARN, or None for the environment's. Raises ValueError if the name is neither."""
+    """Return the region of a table or ARN, or None to use the environment's region.
+
+    Raises ValueError if the name is neither the name of a table nor the ARN of a stream.
+    """
     if not is_arn(name):
         if "/" in name or "," in name:
             raise ValueError("source URL: it must name one table: dynamodb-streams://TABLE, or the ARN of a stream")
         return options.get("region")
     arn_parts = name.split(":", 5)
     if (
-        len(arn_parts) < 6  # noqa: PLR2004  its form
+        len(arn_parts) < 6  # noqa: PLR2004  the form of an ARN
         or arn_parts[2] != "dynamodb"
-        or arn_parts[5].count("/") != 3  # noqa: PLR2004  its form
+        or arn_parts[5].count("/") != 3  # noqa: PLR2004  the form of an ARN
         or "/stream/" not in arn_parts[5]
     ):
         raise ValueError(

@@ -17,7 +17,7 @@ from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.errors import LeaseholdError, SourceError, SourceUnavailable
 from leasehold.stores.printable import error_summary
 
-if TYPE_CHECKING:  # needs boto3, which is an extra
+if TYPE_CHECKING:  # needs boto3, which is an optional dependency
     from leasehold.adapters.sources.changes import Change
 
 
@@ -29,10 +29,10 @@ class Record(NamedTuple):
 
     Attributes:
         data: The payload, de-aggregated.
-        sequence_number: A decimal string.
+        sequence_number: The sequence number as a decimal string.
         sub_sequence_number: The record's index in its aggregated record, starting at 0.
-        partition_key: None if the stream has none.
-        explicit_hash_key: A decimal string, or None.
+        partition_key: The partition key; None if the stream has none.
+        explicit_hash_key: The explicit hash key as a decimal string, or None.
         arrived: When the record arrived, in seconds since 1970 by the service's clock, or None if unknown.
         aggregated: Whether the record was part of an aggregated record.
         token: The token of the record's position. It contains the offset (Event Hubs), and the deduplication state if
@@ -63,7 +63,7 @@ class Record(NamedTuple):
     @property
     def change(self) -> "Change":
         """The DynamoDB item change that the data contains. Raises ValueError if the data is not a change."""
-        from leasehold.adapters.sources.changes import decode_change  # noqa: PLC0415  needs boto3, which is an extra
+        from leasehold.adapters.sources.changes import decode_change  # noqa: PLC0415  needs boto3, which is an optional dependency
 
         return decode_change(self.data)
 
@@ -103,13 +103,13 @@ class RejectionCounter:
         return isinstance(rejection, TransientRejection) and self._count <= REJECTION_RETRIES
 
     def reset(self) -> None:
-        """Start counting again, after a response."""
+        """Reset the count, because the source has responded."""
         self._count = 0
 
 
 SETTLE_SECONDS = 5.0
-"""How many seconds after a given time we assume that all records that arrived before it can be read. Some can be read
-only later than their time of arrival suggests, because the servers' clocks differ."""
+"""The delay, in seconds, after which we assume that all records that arrived before a given time can be read. Some
+become readable later than their time of arrival suggests, because the servers' clocks differ."""
 
 InColumns = Callable[[Sequence[Record]], Any]
 
@@ -129,12 +129,12 @@ class Batch:
         in_columns: Converts some of the records into a `pyarrow.RecordBatch`; None if the source has no columns.
         fault: Why there was no response, or "". A batch with a fault does not count as a read.
         disconnected_seconds: How long the reader had no connection before this read, if the source allows only one
-            connection per shard (Event Hubs). Another reader may have been connected in the meantime. It is infinity if
-            another reader took over the connection, and 0 for other sources.
+            connection per shard (Event Hubs). Another reader may have been connected in the meantime. The value is
+            infinity if another reader took over the connection, and 0 for other sources.
         token: The token of the end of the shard, if this batch ends it (`Position.token`).
-        answered: Whether the service has responded since the last read. If it has not, `fault` may still be "". If it
-            has responded and there is a `fault`, the response was an error, such as throttling, that another worker
-            would get as well.
+        answered: Whether the service has responded since the last read. If the service has not responded, `fault` may
+            still be "". If it has responded and `fault` is not "", the response was an error, such as throttling, that
+            another worker would get as well.
         possible_duplicates: The number of records that are kept, but may be duplicates written by a Spark sink.
     """
 
@@ -193,7 +193,7 @@ class Batch:
         return evolve(self, records=kept_records, read_to=self.end)
 
 
-def import_and_call_rows_of(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an extra
+def import_and_call_rows_of(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an optional package
     """Import a module and call its `rows_of`. Raises a ModuleNotFoundError that names the extra to install."""
     try:
         module = import_module(module_name)  # imports pyarrow
@@ -249,11 +249,11 @@ class IdentifiedSource(Protocol):
     def incarnation(self) -> str:
         """Return `<stream>:<creation time in seconds since 1970>`, or "" if that is unknown.
 
-        It is called after a listing.
+        This method is called after a listing.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
 
 
@@ -283,8 +283,8 @@ class SliceableSource(Protocol):
             until: Seconds since 1970, by the service's clock if it has one.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
 
 
@@ -299,8 +299,8 @@ class Source(Protocol):
         """List all shards, unfiltered.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
 
     def gone(self, shard: str) -> bool:

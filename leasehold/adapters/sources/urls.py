@@ -28,7 +28,7 @@ from leasehold.adapters.sources.protocol import Source
 from leasehold.errors import SourceError
 from leasehold.stores.urls import AWS_OPTIONS, Scheme, Schemes, check_endpoint, session_argument, split_url
 
-if TYPE_CHECKING:  # an extra brings it
+if TYPE_CHECKING:  # boto3 is an optional dependency
     from boto3 import Session
 
 
@@ -55,13 +55,13 @@ def open_source(url: str, *, session: "Session | None" = None) -> Source:
     """Return the source at this URL, without calling the service yet.
 
     Args:
-        url: The URL, as described above.
+        url: The URL, as described in the docstring of this module.
         session: The boto3 session with the credentials for an AWS URL. By default they are those that the URL names, or
             those of the environment.
 
     Raises:
         ValueError: If the URL is wrong. The message never repeats the URL, which may contain a secret.
-        SourceError: If the source cannot be used as asked.
+        SourceError: If the source cannot be opened, for example because a package is not installed.
 
     Examples:
         >>> from leasehold.adapters import open_source
@@ -74,7 +74,7 @@ def open_source(url: str, *, session: "Session | None" = None) -> Source:
 
 
 def source_address(url: str) -> tuple[str, str, Mapping[str, str]]:
-    """Split the URL of a source into scheme, place and options.
+    """Split the URL of a source into scheme, location and options.
 
     Raises:
         ValueError: If the URL is wrong. The message never repeats the URL.

@@ -1,4 +1,4 @@
-"""Keys as terminals send them."""
+"""Tests that keys are read one by one from a terminal, whose settings are restored afterwards."""
 
 import os
 import pty
@@ -27,7 +27,7 @@ def test_every_terminal_sequence_is_read_as_its_key(sent: str, keys: tuple[str, 
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """Return both ends of a terminal: the user's and the program's."""
+    """Return the file descriptors of both ends of a terminal: the user's end and the program's end."""
     person, program = pty.openpty()
     yield person, program
     os.close(person)
@@ -35,7 +35,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 def test_keys_are_read_one_by_one(terminal: tuple[int, int]) -> None:
-    """No key waits for Enter, and no long sequence is split."""
+    """A key is read without waiting for Enter, and a character of several bytes is not split."""
     person, program = terminal
     with open_terminal_keys(program) as keys:
         os.write(person, b"s")
@@ -48,7 +48,7 @@ def test_keys_are_read_one_by_one(terminal: tuple[int, int]) -> None:
 
 
 def failing(program: int) -> None:
-    """Run a program that fails while keys are read. Ctrl-C is still a signal, and nothing is echoed."""
+    """Fail while keys are read. The error contains the terminal's settings for echo, line input and Ctrl-C."""
     with open_terminal_keys(program):
         now = termios.tcgetattr(program)[3]
         raise RuntimeError([bool(now & flag) for flag in (termios.ECHO, termios.ICANON, termios.ISIG)])

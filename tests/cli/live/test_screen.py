@@ -1,4 +1,4 @@
-"""What the live view draws, and the command on a terminal of its own."""
+"""Tests of the screens that the live view draws, and of the command on a terminal."""
 
 import os
 import pty
@@ -38,7 +38,7 @@ READING = WatchedTable(
 
 
 def shown(view: LiveView, reading: WatchedTable = READING, width: int = 100, height: int = 20) -> list[str]:
-    """Return the lines of a screen without the frame."""
+    """Return the lines that the view draws on a screen of this size."""
     console = Console(width=width, record=True, force_terminal=False)
     console.print(draw_view(reading, view, width, height))
     return console.export_text().splitlines()
@@ -81,13 +81,13 @@ def test_the_help_lists_every_key() -> None:
 
 
 class Person:
-    """A user at a terminal who reads what is shown and presses keys."""
+    """A user at a terminal who reads the output and presses keys."""
 
     def __init__(self, terminal: int) -> None:
         self.read, self._terminal, self._seen = "", terminal, 0
 
     def awaits(self, text: str) -> None:
-        """Read until this text is shown after the text awaited before."""
+        """Read until this text appears after the text that was awaited before."""
         while text not in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.read[self._seen :]):
             self._more(text)
         self._seen = len(self.read)
@@ -107,13 +107,13 @@ class Person:
         os.write(self._terminal, keys.encode())
 
 
-# The terminal must be the session's own, or Ctrl-C would be a character.
+# The terminal must be the controlling terminal of the session. Otherwise, Ctrl-C would not send a signal.
 LAUNCH = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
 
 
 @contextmanager
 def before_a_terminal(*arguments: str) -> Iterator[tuple[Person, "subprocess.Popen[bytes]"]]:
-    """Run the command on a terminal of 100 by 24; afterwards the terminal must be as it was."""
+    """Run the command on a terminal of 100 by 24 characters. Afterwards, the terminal's settings must be restored."""
     person, program = pty.openpty()
     termios.tcsetwinsize(program, (24, 100))
     before = termios.tcgetattr(program)
@@ -133,7 +133,7 @@ def before_a_terminal(*arguments: str) -> Iterator[tuple[Person, "subprocess.Pop
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[SqliteStore]:
-    """Return two leases of two workers, in a file."""
+    """Return a store in a file that contains two leases of two workers."""
     store = SqliteStore(str(tmp_path / "l.db"))
     create_lease_with_owner(store, Lease("s-0", owner="east-1"))
     create_lease_with_owner(store, Lease("s-1", owner="west-1"))

@@ -37,13 +37,13 @@ def test_numbers_sort_descending_and_empty_cells_last() -> None:
 
 
 def test_a_style_stays_with_its_row() -> None:
-    """The lease without an owner is red, wherever it is sorted."""
+    """The row of the lease without an owner is red in every sort order."""
     assert arrange_rows(CELLS, pressed("s", "s")).styles == (((3, 1), "red"),)
     assert arrange_rows(CELLS, pressed("/", "b", "o", "b")).styles == ()
 
 
 def test_a_filter_applies_while_it_is_typed_in_any_case() -> None:
-    """While a filter is typed, q is a character and does not quit."""
+    """While the user types a filter, `q` is part of the filter and does not quit."""
     typing = pressed("/", "q", "backspace", "a", "n", "left", "n")
     assert (typing.filter_text, typing.typing, rows(typing)) == ("ann", True, ["s-0", "s-3"])
     applied = pressed("enter", view=typing)
@@ -67,7 +67,7 @@ def test_the_chosen_row_stays_within_the_rows_shown() -> None:
 
 
 def test_a_lease_opens_and_closes() -> None:
-    """Closing a lease keeps the filter."""
+    """Closing the page of a lease keeps the filter."""
     opened = pressed("/", "a", "enter", "down", "enter")
     assert (opened.page, opened.selected) == ("lease", "s-3")
     assert pressed("up", view=opened) == evolve(opened, selected="s-0")

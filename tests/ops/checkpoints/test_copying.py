@@ -1,4 +1,4 @@
-"""Which leases copying and resetting write, and how they handle a store that changes during the run."""
+"""Tests which leases a copy or a reset writes, and what happens if the store changes in the meantime."""
 
 from collections.abc import Callable
 from functools import partial
@@ -48,7 +48,7 @@ def leases(*checkpoints: Position, owner: str | None = None) -> tuple[Lease, ...
 
 
 def decisions_and_reasons(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
-    """Return the decision and its reason for each lease."""
+    """Return the decision for each lease, and the reason for it."""
     return [(move.do, move.why) for move in moves]
 
 
@@ -74,7 +74,7 @@ def test_copying_never_moves_a_checkpoint_back_within_a_record() -> None:
 
 
 def test_a_copied_lease_is_complete_and_unowned() -> None:
-    """A new fleet does not wait for old workers to expire, and reads no child before its parents."""
+    """A new fleet does not have to wait until the old leases expire, and reads no child shard before its parents."""
     lease = Lease(
         "orders:s-1",
         stream="orders",
@@ -95,7 +95,7 @@ def test_a_copied_lease_is_complete_and_unowned() -> None:
 
 
 def test_prefixes_are_removed_and_added_in_keys_and_parents() -> None:
-    """A lease must not name a parent that is missing in its table, or it would be read before that parent."""
+    """If a lease named a parent that is missing in its table, its shard would be read before that parent."""
     prefixed_lease = Lease("orders:s-1", stream="orders", shard="s-1", parents=("orders:s-0",))
     other_lease = Lease("bills:s-1")
     plain_lease = Lease("s-1", parents=("s-0",))
@@ -129,7 +129,7 @@ def test_a_lease_created_during_the_copy_is_not_overwritten() -> None:
 
 
 def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
-    """A dead fleet's names on its leases do not block the copy, and a live owner keeps its leases."""
+    """Leases that still name a dead owner do not block the copy, and a live owner keeps its leases."""
     store = MemoryStore()
     rows = [create_owned_lease(store, key=key) for key in ("alive", "dead", "let-go")] + [
         create_unowned_lease(store, key="free")
@@ -146,7 +146,7 @@ def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
 
 
 def test_old_and_unowned_leases_are_not_watched() -> None:
-    """Resetting a stopped fleet does not take almost a minute."""
+    """A reset of a stopped fleet does not watch the leases for almost a minute."""
     unchanged_leases = (
         Lease("old", owner="ann", idle=41.0),
         Lease("free"),
@@ -158,7 +158,7 @@ def test_old_and_unowned_leases_are_not_watched() -> None:
 
 
 def test_a_reset_can_move_either_way() -> None:
-    """Moving back needs another write than moving forward, and a start position is neither."""
+    """A checkpoint that moves back is written in another way than one that moves forward."""
     stored = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
     assert decisions_and_reasons(checkpoint_moves.planned_resets(stored, AT_10, {"4"})) == [
         ("forward", ""),
@@ -192,7 +192,7 @@ def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
 
 
 class Killed(BaseException):
-    """Raised where the process of a test is killed."""
+    """Raised at the point at which the simulated process is killed."""
 
 
 @define
@@ -221,7 +221,7 @@ class StoreThatDies:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("owner", [None, "ann"])
 def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None, *, after: bool) -> None:
-    """No lease is ever missing, because the fleet would create it again, perhaps at LATEST, and skip its records."""
+    """No lease is ever missing. The fleet would create a missing lease again, perhaps at LATEST, and skip records."""
     for writes in count(1):
         store = MemoryStore()
         rows = [
@@ -245,7 +245,7 @@ def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None,
 
 
 def test_a_second_reset_to_latest_pins_the_lease_again() -> None:
-    """The lease begins at the LATEST of this reset, not at that of the fleet's first start, days ago."""
+    """The lease begins at the tip as of this reset, not at the tip as of the fleet's first start days ago."""
     store = MemoryStore()
     stored = expect_applied(
         store.write(CreateLease(Lease("0", checkpoint=AT_9, annotations=((LATEST_MS, "5"), ("other", "x")))))
@@ -270,7 +270,7 @@ class SourceAtNoon:
 
 
 def test_a_copied_lease_continues_its_fencing_number() -> None:
-    """Systems that remember the old fleet's numbers do not reject the fleet in its new store."""
+    """Systems that remember the fencing numbers of the old fleet do not reject those from the new store."""
     source, target = MemoryStore(), MemoryStore()
     source_lease = expect_applied(source.write(CreateLease(Lease("0", checkpoint=AT_9, epoch=502))))
     tokens = [source_lease.epoch]
@@ -292,7 +292,7 @@ def test_a_copied_lease_continues_its_fencing_number() -> None:
 
 
 def test_a_second_copy_raises_an_outdated_fencing_number() -> None:
-    """A second copy, after the fleet went on renewing, must not be reported as done with an outdated number."""
+    """If the fleet continued after the first copy, the second copy must also raise the number in the target."""
     source = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
     stored = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
     assert decisions_and_reasons(checkpoint_moves.planned_copies(source, stored, ())) == [("raise", ""), ("same", "")]
@@ -303,7 +303,7 @@ def test_a_second_copy_raises_an_outdated_fencing_number() -> None:
 
 
 class StoreLosingCreations(MemoryStore):
-    """A store in which no creation of a lease gets a response."""
+    """A store that sends no response to the creation of a lease."""
 
     def write(self, write: Write) -> Outcome:
         """Raise OutcomeUnknown for a creation; apply every other write."""
@@ -313,7 +313,7 @@ class StoreLosingCreations(MemoryStore):
 
 
 def test_an_unknown_outcome_is_not_reported_as_a_rejection() -> None:
-    """The user learns that the write may have been applied."""
+    """The error tells the user that the write may have been applied."""
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     with pytest.raises(OutcomeUnknown, match="no answer about 0"):
         checkpoint_moves.copy_lease(StoreLosingCreations(), move)

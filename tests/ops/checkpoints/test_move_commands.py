@@ -1,4 +1,4 @@
-"""`copy-leases` and `reset` from the command line, across stores and clouds."""
+"""Tests `copy-leases` and `reset` as commands, also between stores of different clouds."""
 
 import json
 from contextlib import closing
@@ -33,13 +33,13 @@ SHARDS = (
 
 @pytest.fixture
 def new_table() -> tuple[str, MemoryStore]:
-    """Return the URL of a new table of this process."""
+    """Return the URL of a new in-memory table, and its store."""
     name = uuid4().hex
     return f"memory://{name}", MemoryStore(name)
 
 
 def filled(url: str, leases: tuple[Lease, ...]) -> Store:
-    """Return the store at this URL, with these leases in it."""
+    """Create these leases in the store at this URL, and return the store."""
     store = open_store(url)
     for lease in leases:
         expect_applied(store.write(CreateLease(lease)))
@@ -47,13 +47,13 @@ def filled(url: str, leases: tuple[Lease, ...]) -> Store:
 
 
 def ran(app: Any, *arguments: str) -> tuple[int, str]:  # noqa: ANN401  typer's own application
-    """Return the exit status and everything that was printed."""
+    """Run a command, and return its exit status and everything that it printed."""
     result = CliRunner().invoke(app, arguments)
     return result.exit_code, result.output
 
 
 def run_copy(*arguments: str) -> tuple[int, list[tuple[str, str]]]:
-    """Return the exit status and the result for each lease."""
+    """Run `copy-leases`, and return its exit status and the result for each lease."""
     status, output = ran(copy_leases.app, *arguments, "--json")
     return status, [(lease["key"], lease["do"]) for lease in json.loads(output)["leases"]]
 
@@ -198,7 +198,7 @@ def test_a_reset_accepts_times_and_named_positions(
 def test_a_reset_shifts_each_lease_from_its_own_position(
     new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shards that are hours apart are not all set to one time, which would read some of them again from far back."""
+    """Shards may be hours apart. If all were set to the same time, some would be read again from far back."""
     url, store = new_table
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
     note = Progress(1_699_999_990.0, "a", arrived=1_699_990_000.0).note
@@ -216,7 +216,7 @@ def test_a_reset_shifts_each_lease_from_its_own_position(
 def test_a_reset_plan_is_not_applied_to_leases_that_moved_since(
     new_table: tuple[str, MemoryStore], tmp_path: Path
 ) -> None:
-    """A worker may go on between the review of a dry run and the reset; its work must not be repeated unnoticed."""
+    """If a worker continues between a dry run and the reset, the reset must not repeat its work unnoticed."""
     url, store = new_table
     filled(url, SHARDS)
     plan = tmp_path / "plan.json"
@@ -311,7 +311,7 @@ def test_a_living_owners_lease_is_reset_only_if_forced(
 def test_leases_of_a_living_fleet_are_copied_only_if_forced(
     new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy is refused while a fleet reads FROM, because two fleets could then read one stream."""
+    """A copy is refused while a fleet reads FROM. After a copy, two fleets could read one stream."""
     url, target = new_table
     name = uuid4().hex
     source = MemoryStore(name)
@@ -363,7 +363,7 @@ def test_a_finished_copy_does_not_watch_owners(
 
 
 def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
-    """A table of a swap has only a part of the leases, and a row reset in FROM would count again while TO is read."""
+    """During a swap, each table has only some of the leases, and a row that was reset in FROM would be used again."""
     tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
     filled(tables[0], SHARDS[1:]).close()
     with closing(open_both(*tables)) as swap_store:
@@ -410,7 +410,7 @@ def test_bad_usage_is_reported_and_exits_2(new_table: tuple[str, MemoryStore], a
 
 
 def test_an_unreachable_store_exits_1_and_a_bad_url_2(tmp_path: Path) -> None:
-    """A script can tell a typing error from a store that is down."""
+    """A script can distinguish a typing error from a store that is down."""
     missing = f"sqlite://{tmp_path}/missing.db"
     assert [ran(copy_leases.app, missing, "memory://x")[0], ran(reset.app, missing, "--to", "LATEST")[0]] == [1, 1]
     assert [ran(copy_leases.app, "x://y", "memory://x")[0], ran(reset.app, "x://y", "--to", "LATEST")[0]] == [2, 2]

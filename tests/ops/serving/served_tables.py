@@ -1,4 +1,4 @@
-"""Lease tables for the tests of the served page, with a hostile lease name."""
+"""A lease table and a hostile lease key for the tests of the served page."""
 
 import time
 
@@ -12,7 +12,7 @@ EVIL = '<b>x</b>"\\\n'
 
 
 def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
-    """Return a lease written by one of our workers, which reported this lag."""
+    """Return a lease as one of our workers writes it. The worker has reported the lag `behind`."""
     now = time.time()
     reach = Progress(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
     return Lease(

@@ -1,4 +1,4 @@
-"""Every alarm fires in its own incident, and none fires in a healthy fleet, according to promtool."""
+"""Tests with promtool that each incident fires exactly its own alarms, and that a healthy fleet fires none."""
 
 import json
 import re
@@ -33,14 +33,14 @@ RULES = Path(__file__).parents[3] / "docs" / "alarms" / "prometheus.yml"
 
 
 def series(incident: Incident) -> list[dict[str, str]]:
-    """Return what Prometheus would have scraped, minute by minute, in promtool's format."""
+    """Return the samples that Prometheus would have scraped each minute, in promtool's format."""
     table = ScriptedTable(incident)
     wall_clock = lambda: BEGAN + 60 * table.minute  # noqa: E731  the wall clock of the incident
     watcher = TableWatcher("sqlite:///x", table, Config(), FleetRecord(), every=1.0, wall=wall_clock)
     samples: dict[str, dict[int, str]] = defaultdict(dict)
     for minute in range(MINUTES):
         table.minute = minute
-        with suppress(OutcomeUnknown):  # the server reports that its data is old
+        with suppress(OutcomeUnknown):  # the metrics then show that the data is old
             watcher.look()
         for line in prometheus_text([(watcher.state(), watcher.is_fresh)]).splitlines():
             if not line.startswith("#"):
@@ -76,7 +76,7 @@ def test_each_incident_fires_exactly_its_alarms(incident: Incident, alerts: list
 
 
 def _fires(incident: Incident, alert: str, folder: Path) -> bool:
-    """Return whether promtool reports an alert although it expects none."""
+    """Return whether the alert fires. promtool is told to expect none, and reports a failure if there is one."""
     expected = {"eval_time": f"{MINUTES - 1}m", "alertname": alert, "exp_alerts": []}
     rule_test = {"interval": "1m", "input_series": series(incident), "alert_rule_test": [expected]}
     expected_alerts = folder / f"{alert}.yml"

@@ -1,4 +1,4 @@
-"""Kubernetes's API server accepts the autoscaling examples, and everything that they name exists."""
+"""Tests that Kubernetes accepts the autoscaling examples, and that their options and metrics exist."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[3] / "docs" / "autoscaling"
 
 
 def example(name: str) -> list[dict[str, Any]]:
-    """Return the objects of an example."""
+    """Return the Kubernetes objects of an example."""
     return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
@@ -32,14 +32,14 @@ def scaled() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[KubernetesApi]:
-    """Start the API server of an empty cluster with KEDA's definitions, if the user allows the minutes to build it."""
+    """Run the API server of an empty cluster with KEDA's definitions, if the user has allowed the long build."""
     with tried_on_kubernetes("AUTOSCALING IS") as server:
         yield server
 
 
 @pytest.mark.more
 @pytest.mark.services
-@pytest.mark.timeout(2000)  # @pytest.mark.timeout(2000)  # the API server may have to be built first
+@pytest.mark.timeout(2000)  # the API server may have to be built first
 def test_kubernetes_accepts_the_examples(api: KubernetesApi) -> None:
     objects = example("keda.yml") + example("hpa.yml")
     assert [api.create(kubernetes_object) for kubernetes_object in objects] == [(201, "")] * 5
@@ -56,7 +56,7 @@ def test_kubernetes_accepts_the_examples(api: KubernetesApi) -> None:
     ],
 )
 def test_kubernetes_rejects_a_wrong_example(api: KubernetesApi, field: str, value: object, says: str) -> None:
-    """The API server rejects an example with a deliberate mistake, so its acceptance of the others is evidence."""
+    """The server rejects an example with a deliberate mistake, so its acceptance of the real examples is evidence."""
     wrong_object = deepcopy(scaled())
     wrong_object["metadata"]["name"], wrong_object["spec"][field] = "wrong", value
     status, message = api.create(wrong_object)

@@ -1,4 +1,4 @@
-"""The Grafana dashboard queries only metrics that Prometheus has."""
+"""Tests that the Grafana dashboard queries only metrics that the server exports."""
 
 import json
 import re
@@ -25,14 +25,14 @@ def panel_queries() -> list[str]:
 
 
 def test_every_panel_uses_metrics_that_exist() -> None:
-    """An empty panel would look like good news."""
+    """A panel whose metric does not exist would be empty, and look like good news."""
     metrics_used = {name for query in panel_queries() for name in re.findall(r"leasehold_[a-z_]+", query)}
     assert metrics_used - METRIC_HELP.keys() == set()
     assert len(metrics_used) >= len(METRIC_HELP) - 2
 
 
 def test_panels_do_not_overlap() -> None:
-    """Grafana moves panels that overlap."""
+    """If panels overlapped, Grafana would move them to other places."""
     cells = [
         (x, y)
         for grid_position in (panel["gridPos"] for panel in panels())

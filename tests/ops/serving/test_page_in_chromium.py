@@ -1,4 +1,4 @@
-"""In a browser, the page shows its content at every width, and explains a lease."""
+"""Tests in a browser that the page shows its content at every width, and explains a lease."""
 
 import struct
 import threading
@@ -97,7 +97,7 @@ def test_the_page_sorts_and_filters_by_keyboard_and_keeps_the_focus(chromium: st
 def test_the_page_renders_wide_narrow_and_dark(
     chromium: str, tmp_path: Path, url: str, width: int, *, dark: bool
 ) -> None:
-    """No style leaves the page blank or its text in the background color, and the curve is always drawn."""
+    """The page is not blank, its text has a different color than the background, and the curve is drawn."""
     with closing(Page(chromium, tmp_path, url)) as page:
         page.until(
             "document.querySelectorAll('#leases tr').length > 1 && document.querySelector('#lag polyline') !== null"
@@ -111,7 +111,7 @@ def test_the_page_renders_wide_narrow_and_dark(
     assert (text_color, curve_color) == (
         ("rgb(229, 234, 240)", "rgb(110, 168, 224)") if dark else ("rgb(28, 36, 48)", "rgb(47, 111, 178)")
     )
-    assert len(picture) > 40_000  # assert len(picture) > 40_000  # a picture without data has half of that
+    assert len(picture) > 40_000  # a picture without data has about half this size
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])

@@ -1,4 +1,4 @@
-"""The read-only server shows the table, exports metrics, and rejects requests that it must not answer."""
+"""Tests that the read-only server shows the table, exports metrics, and rejects forbidden requests."""
 
 import http.client
 import json
@@ -42,7 +42,7 @@ ALL = ViewRequest(most=sys.maxsize)
 
 @pytest.fixture
 def store() -> Table:
-    """Return a table of two workers, one of them far behind, with a lease whose name is markup."""
+    """Return a table with two workers, one of which is far behind. The key of one lease contains markup."""
     table = Table()
     rows = [held("s-0", "a", 12.5, 3), held("s-1", "a"), held("s-2", "a"), held("s-3", "b"), held(EVIL, "b")]
     for row in rows:
@@ -76,7 +76,7 @@ def port(watcher: TableWatcher) -> Iterator[int]:
 
 
 def fetch(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-    """Return status, headers and text of a response."""
+    """Send a request, and return the status, the headers and the text of the response."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
@@ -141,12 +141,12 @@ def test_explanations_are_those_of_the_command(port: int) -> None:
 
 
 def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int) -> None:
-    """A page from an hour ago is not taken for the current state."""
+    """If the table cannot be read, the server is unhealthy, so no one mistakes an old page for the current state."""
     assert [fetch(port, path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
     store.down = True
     watcher.start()
     while not watcher.last_state.trouble:
-        time.sleep(0.01)  # time.sleep(0.01)  # the thread reads the table at once, and then notifies the pages
+        time.sleep(0.01)  # the thread reads the table at once, and then notifies the pages
     status, _, text = fetch(port, "/healthz")
     expected_group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
     assert (status, json.loads(text)) == (503, {"ok": False, "groups": [expected_group]})
@@ -160,7 +160,7 @@ def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int
 
 
 def test_metrics_cover_every_lease_and_the_fleet(port: int) -> None:
-    """A lease's name cannot forge a line of the metrics."""
+    """The key of a lease cannot inject a line into the metrics."""
     text = fetch(port, "/metrics")[2]
     store = 'store="memory://x"'
     for line in (
@@ -195,7 +195,7 @@ def test_metrics_show_whether_a_lag_is_a_lower_bound() -> None:
 
 
 def test_a_foreign_host_header_is_rejected(port: int) -> None:
-    """A page on the web cannot read the fleet through a name that it points at this machine."""
+    """A foreign web page cannot read the fleet's data through a host name that it resolves to this machine."""
     assert fetch(port, "/leases.json", Host="evil.example")[0] == 400
     assert fetch(port, "/leases.json", Host=f"localhost:{port}")[0] == 200
 
@@ -223,7 +223,7 @@ def test_a_page_receives_an_event_after_each_read(store: Table, watcher: TableWa
 
 
 def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
-    """Return the first event that a page receives, and its size in bytes."""
+    """Request a view, and return its first event and the event's size in bytes."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request("GET", f"/view{query}")
         line = connection.getresponse().readline()
@@ -255,7 +255,7 @@ def test_an_unknown_view_is_rejected(port: int, query: str) -> None:
 
 
 def test_an_event_does_not_grow_with_the_number_of_leases(store: Table, watcher: TableWatcher, port: int) -> None:
-    """An event for a large table used to be 230,000 bytes long."""
+    """A table with a thousand leases gives a small event by default. It used to have 230,000 bytes."""
     for number in range(1000):
         create_lease_with_owner(
             store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number)
@@ -268,7 +268,7 @@ def test_an_event_does_not_grow_with_the_number_of_leases(store: Table, watcher:
 
 
 def test_a_page_distinguishes_no_lag_from_an_unknown_lag(port: int) -> None:
-    """A lease at the end of its shard does not look like one whose owner is silent."""
+    """A lag of zero does not look like the unknown lag of a lease whose owner is silent."""
     lags = {row["key"]: row.get("seconds") for row in seen(port, "?sort=key")[0]["rows"]}
     assert (lags["s-0"], lags["s-1"], lags["s-9"]) == (12.5, 0.0, None)
 
@@ -300,7 +300,7 @@ def test_the_history_survives_a_restart_of_the_server(tmp_path: Path) -> None:
 
 
 def test_an_unread_table_has_no_metrics() -> None:
-    """Metrics that were never measured are left out, because a zero would keep an alarm silent."""
+    """Values that were never measured are left out, because a zero would prevent an alarm."""
     unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
     lines = prometheus_text([(unread.state(), unread.is_fresh)]).splitlines()
     assert [line for line in lines if line[0] != "#"] == ['leasehold_up{store="x"} 0', 'leasehold_status{store="x"} 3']
@@ -397,7 +397,7 @@ def test_a_page_at_every_address_is_reachable_by_ipv4(tmp_path: Path, monkeypatc
 
 
 def test_a_locked_history_neither_stops_reads_nor_loses_moves(store: Table, tmp_path: Path) -> None:
-    """An error of the history used to end the watcher, and the page showed old data without any sign of it."""
+    """The watcher must survive an error of the history. Otherwise, the page would show old data as if it were new."""
     path = tmp_path / "moves.db"
     with (
         closing(FleetRecord(str(path))) as record,
@@ -434,12 +434,12 @@ def test_a_slowly_read_table_is_fresh_between_two_reads(store: Table) -> None:
 
 
 class Odd(Table):
-    """A table whose first reads fail with exceptions that no store may raise."""
+    """A table whose first reads raise exceptions that a store must not raise."""
 
     faults: tuple[BaseException, ...] = (MemoryError(), ZeroDivisionError("odd"))
 
     def list(self) -> Listing:
-        """Raise the next fault, and list the leases once there is none."""
+        """Raise the next fault, or list the leases if no faults are left."""
         if self.faults:
             fault, *rest = self.faults
             self.faults = tuple(rest)
@@ -459,7 +459,7 @@ def test_a_watcher_survives_any_exception_of_a_read() -> None:
 
 
 def test_an_incomplete_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection without a complete request is closed, so descriptors do not run out."""
+    """A connection without a complete request is closed, so that file descriptors do not run out."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
     incomplete_requests = (
         b"",
@@ -490,7 +490,7 @@ def test_an_incomplete_request_after_a_response_is_closed(port: int, monkeypatch
 
 
 def test_connections_are_limited_and_a_later_request_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients cannot use up all descriptors, which the process needs to read its tables."""
+    """Clients cannot use up all file descriptors, because the process also needs some to read its tables."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.CONNECTIONS_MAX", 5)
     with ExitStack() as stack:
         connections = [
@@ -506,7 +506,7 @@ def test_connections_are_limited_and_a_later_request_is_served(port: int, monkey
 
 
 def test_the_time_limit_spares_the_stream_of_an_open_page(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit applies to requests; the page depends on a response that goes on for hours."""
+    """The limit applies only to requests, because an open page depends on a response that lasts for hours."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.1)
     with closing(socket.create_connection(("127.0.0.1", port), timeout=1.0)) as connection:
         connection.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -515,7 +515,7 @@ def test_the_time_limit_spares_the_stream_of_an_open_page(port: int, monkeypatch
 
 
 def receive_until_closed(connection: socket.socket) -> bytes:
-    """Return what arrives until the other end closes; a reset counts as a close."""
+    """Return the data that arrives until the other end closes or resets the connection."""
     received = b""
     with suppress(ConnectionError):
         while received_part := connection.recv(65536):
@@ -524,7 +524,7 @@ def receive_until_closed(connection: socket.socket) -> bytes:
 
 
 def test_a_saved_page_contains_all_that_the_served_one_requests(watcher: TableWatcher) -> None:
-    """No lease's name can end the script element that has the data."""
+    """The key of a lease cannot end the script element that contains the data."""
     page = saved_page([watcher])
     assert (page.count("<script"), page.count("</script>"), page.count("src="), page.count("stylesheet")) == (
         2,

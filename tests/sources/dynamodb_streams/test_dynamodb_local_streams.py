@@ -1,4 +1,4 @@
-"""Workers read a table's stream from Amazon's DynamoDB Local, with their leases in the same service."""
+"""Workers read the stream of a table in Amazon's DynamoDB Local, which also stores their leases."""
 
 from uuid import uuid4
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services]
 def test_next_worker_resumes_a_table_stream_after_the_checkpoint(
     start: Position, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """This confirms on Amazon's own service what the other tests assume about our stand-in."""
+    """Amazon's own service behaves here as the stand-in does that the other tests use."""
     name = f"orders-{uuid4().hex[:8]}"
     dynamodb_local_client.create_table(
         TableName=name,
@@ -55,7 +55,7 @@ def test_next_worker_resumes_a_table_stream_after_the_checkpoint(
 
     put_before = put("before")
     read_by_first = read("a", put_before if start == TRIM_HORIZON else [])
-    # The times of DynamoDB Local are truncated to minutes, so LATEST may start up to a minute early.
+    # DynamoDB Local truncates times to minutes, so LATEST may start up to a minute early.
     assert start == LATEST or read_by_first == put_before
     put_between = put("between")
     assert read("b", put_between) == put_between

@@ -1,4 +1,4 @@
-"""A table's stream is disabled and enabled again while workers that share a lease table read it."""
+"""The stream of a table is disabled and enabled again while workers read it."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
-    """Leases of the former stream stay until its records are read (L14)."""
+    """The leases of the old stream stay, so that its records can still be read by its ARN (L14)."""
     clock_offset = [0.0]
     table, store = TableStreams(open_shard_count=2, clock=lambda: time.time() + clock_offset[0]), MemoryStore()
     with run_table_server(table) as endpoint:
@@ -56,7 +56,7 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
         unread_keys = put("left")
         table.disable_stream()
         former_url = current_url.replace("orders", table.arn)
-        clock_offset[0] = 2.0  # a table cannot get two streams in the same second
+        clock_offset[0] = 2.0  # A table cannot get two streams in the same second.
         table.enable_stream()
         new_keys = put("new")
         assert read("b", current_url, lambda _, worker: worker.discovery.leases_unusable) == set()
@@ -67,7 +67,7 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
 
 
 def test_new_group_reads_a_disabled_stream() -> None:
-    """The records of a disabled stream can be read for a day, although none of its shards is open (L4)."""
+    """The records of a disabled stream can still be read for a day, although all of its shards are closed (L4)."""
     table, received = TableStreams(open_shard_count=2), set[str]()
     for n in range(20):
         table.put(f"i-{n}", {})

@@ -1,4 +1,4 @@
-"""Reads a table's stream through boto3, from a stand-in that has the service's limits."""
+"""The stream of a table is read through boto3 from a stand-in that has the limits of the service."""
 
 import json
 import logging
@@ -36,13 +36,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def table(clock: Clock) -> TableStreams:
-    """A table with one open shard."""
+    """Return a table whose stream has one open shard."""
     return TableStreams(open_shard_count=1, clock=clock)
 
 
 @pytest.fixture
 def url(table: TableStreams, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield the URL of the table's stream, with credentials that are only for tests."""
+    """Yield the URL of the table's stream, and set credentials that are only for tests."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     with run_table_server(table) as endpoint:
@@ -56,7 +56,7 @@ def opened(url: str) -> TableStream:
 
 
 def only_shard(table: TableStreams) -> str:
-    """Return the id of the table's only shard."""
+    """Return the id of the only shard of the table's stream."""
     (shard,) = table.shards
     return shard
 
@@ -72,7 +72,7 @@ def keys(batch: Batch) -> list[str]:
 
 
 def read_all(poller: ChangePoller) -> list[Record]:
-    """Return all records up to the end of a closed shard."""
+    """Return all records of a closed shard, up to its end."""
     records: list[Record] = []
     while True:
         batch = poller.read()
@@ -101,13 +101,13 @@ def test_change_decodes_whole_to_python_values(table: TableStreams, url: str) ->
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"dynamodb":{"Keys":{"id":{"X":"a"}}},"eventName":"x"}'])
 def test_data_that_is_no_change_is_rejected(data: bytes) -> None:
-    """The error names the record and the cause, which errors of boto3 or JSON do not."""
+    """The error names the record and the cause. The errors of boto3 or `json` would not."""
     with pytest.raises(ValueError, match="is not a change of a DynamoDB item"):
         _ = Record(data, "1").change
 
 
 def test_change_from_kinesis_data_streams_also_decodes() -> None:
-    """Such records have times in milliseconds, no sequence number, and a different key in `userIdentity`."""
+    """In Kinesis, a change has its time in milliseconds, no sequence number, and another key in `userIdentity`."""
     change = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
     identity = {"principalId": "dynamodb.amazonaws.com"}
     data = json.dumps({"eventName": "REMOVE", "userIdentity": identity, "dynamodb": change}).encode()
@@ -128,14 +128,14 @@ def test_every_page_of_shards_is_listed_with_parents(table: TableStreams, url: s
 
 
 def test_shard_with_a_child_is_closed_although_its_page_is_stale(table: TableStreams, url: str) -> None:
-    """A listing that contradicts itself would prevent the creation and deletion of leases (L2)."""
+    """If the listing contradicted itself, no leases would be created or deleted (L2)."""
     table.stale_seconds = 60.0
     table.end_open_shards()
     assert [shard.open for shard in opened(url).shards()] == [False, True]
 
 
 def test_shard_is_gone_only_if_the_stream_no_longer_has_it(table: TableStreams, url: str) -> None:
-    """A lease is deleted only when its shard is gone (L10)."""
+    """A closed shard is not gone while the stream has it, so its lease must not be deleted (L10)."""
     first_shard = only_shard(table)
     table.end_open_shards()
     source = opened(url)
@@ -168,13 +168,13 @@ def test_reader_starts_after_its_checkpoint(table: TableStreams, url: str) -> No
 def test_latest_includes_the_current_second(
     table: TableStreams, url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Record times are truncated to seconds, so LATEST includes every record of the second in which it is resolved."""
+    """The times of records are truncated to seconds, so LATEST includes all records of the second of its resolution."""
     table.put("old", {})
     clock.now += 10.7
     table.put("same second", {})
     table.put("new", {})
     source = opened(url)
-    # The Date header of the stand-in is this machine's time, without milliseconds.
+    # The Date header of the stand-in contains the machine's time without milliseconds, so set the time here.
     monkeypatch.setattr(TableStream.__base__, "latest", lambda _self, _lease: at_timestamp(1_800_000_010_700))
     start = source.latest(Lease(only_shard(table)))
     assert start == at_timestamp(1_800_000_010_000)
@@ -182,7 +182,7 @@ def test_latest_includes_the_current_second(
 
 
 def test_start_time_is_kept_if_the_service_has_no_iterator_for_it(table: TableStreams, url: str, clock: Clock) -> None:
-    """A worker that starts at LATEST also works with older services and DynamoDB Local."""
+    """Workers can also start at LATEST with older services and DynamoDB Local, which have no iterators for a time."""
     clock.now += 7
     table.put("old", {})
     clock.now += 7
@@ -213,7 +213,7 @@ def test_start_within_the_minute_of_a_change_includes_it(table: TableStreams, ur
 
 
 def test_expired_iterator_is_replaced_at_the_same_position(table: TableStreams, url: str, clock: Clock) -> None:
-    """A handler may need more time than the 15 minutes for which an iterator is valid."""
+    """An iterator is valid for 15 minutes, and a handler may take longer than that."""
     table.put("a", {})
     poller = reader(opened(url), only_shard(table))
     assert keys(poller.read()) == ["a"]
@@ -225,7 +225,7 @@ def test_expired_iterator_is_replaced_at_the_same_position(table: TableStreams, 
 
 @pytest.mark.parametrize("asked_at", ["iterator", "records"])
 def test_trimmed_checkpoint_error_says_what_to_do(table: TableStreams, url: str, asked_at: str) -> None:
-    """With `if_trimmed`, reading continues and the loss is logged."""
+    """With the option `if_trimmed`, the reader continues with the oldest record."""
     for key in "abcd":
         table.put(key, {})
     source, shard = opened(url), only_shard(table)
@@ -245,7 +245,7 @@ def test_trimmed_checkpoint_error_says_what_to_do(table: TableStreams, url: str,
 
 
 def test_reader_that_has_read_nothing_survives_trimming(table: TableStreams, url: str) -> None:
-    """A reader that starts at the oldest record gets no error if that record expires."""
+    """If the oldest record expires before the first read, a reader that starts there gets no error."""
     table.put("a", {})
     table.put("b", {})
     poller = reader(opened(url), only_shard(table))
@@ -257,19 +257,19 @@ def test_reader_that_has_read_nothing_survives_trimming(table: TableStreams, url
 
 @pytest.mark.parametrize("number", ["7", "1" * 41, "9" * 129])
 def test_impossible_sequence_number_is_a_lasting_fault(table: TableStreams, url: str, number: str) -> None:
-    """boto3 rejects such a number before it sends a request, so a retry can't help."""
+    """boto3 rejects an impossible number before it sends a request, so a retry can't help."""
     with pytest.raises(Trimmed, match=f"its checkpoint {number} no longer exists"):
         reader(opened(url), only_shard(table), Position(number)).read()
 
 
 def test_throttling_is_retried_and_a_denial_is_an_error(table: TableStreams, url: str) -> None:
-    """If the service is busy, the request is retried.
+    """If the service is busy, the read is retried later.
 
     If a permission is missing, the error names DynamoDB, not Kinesis.
     """
     table.put("a", {})
     poller = reader(opened(url), only_shard(table))
-    # boto3 itself retries once.
+    # Each fault is repeated because boto3 itself retries once.
     table.refuse += ["LimitExceededException"] * 2 + ["InternalServerError"] * 2 + ["AccessDeniedException"]
     throttled_batch, failed_batch = poller.read(), poller.read()
     assert throttled_batch.fault.startswith("DynamoDB Streams throttled a request for stream 'arn:aws:dynamodb:")
@@ -288,10 +288,10 @@ def test_missing_permission_is_named(table: TableStreams, url: str, denied: str)
 
 
 def test_response_without_the_required_fields_is_rejected(table: TableStreams, url: str) -> None:
-    """A record without a sequence number could never be checkpointed."""
+    """A record without a valid sequence number could never be checkpointed."""
     table.put("a", {})
     row: dict[str, Any] = table.shards[only_shard(table)].rows[0]["dynamodb"]
-    number, row["SequenceNumber"] = row["SequenceNumber"], "\u0661" * 21  # digits, but not ASCII ones
+    number, row["SequenceNumber"] = row["SequenceNumber"], "\u0661" * 21  # digits that are not ASCII
     poller = reader(opened(url), only_shard(table))
     assert "cannot be read" in poller.read().fault
     row["SequenceNumber"] = number
@@ -299,7 +299,7 @@ def test_response_without_the_required_fields_is_rejected(table: TableStreams, u
 
 
 def test_tip_is_reached_only_after_several_empty_responses(table: TableStreams, url: str) -> None:
-    """A single response may be empty even if more records follow."""
+    """A single empty response does not show the tip, because more records may follow."""
     poller = reader(opened(url), only_shard(table))
     assert [poller.read().behind_seconds for _ in range(EMPTY_RESPONSES_AT_TIP)] == [
         *[None] * (EMPTY_RESPONSES_AT_TIP - 1),
@@ -310,7 +310,7 @@ def test_tip_is_reached_only_after_several_empty_responses(table: TableStreams, 
 def test_recreated_stream_is_another_stream(
     table: TableStreams, url: str, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Leases of the former stream are kept, although its shards are no longer listed (L14)."""
+    """The new stream has a new incarnation, so that the leases of the old one are kept (L14)."""
     source = opened(url)
     former = source.incarnation()
     assert former == "123456789012:orders:1800000000"

@@ -1,4 +1,4 @@
-"""One process with local event hubs for all these tests, and a separate hub for each test."""
+"""One process with local event hubs for all tests in this folder, and a separate hub for each test."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[Executor]:
-    """Close sources while the next tests run, because the client needs a second to close each."""
+    """Return an executor that closes sources while the next tests run, because each close takes a second."""
     with ThreadPoolExecutor() as pool:
         yield pool
 

@@ -1,4 +1,4 @@
-"""Steps of tests with a hub: send events, receive with the official client, and read with our reader."""
+"""Steps of tests with an event hub: send events, receive them with the official client, read them with our reader."""
 
 import threading
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 20.0
 
 @define(slots=False)
 class HubSteps:
-    """One hub, and the sources opened on it."""
+    """One hub, and the sources that were opened for it."""
 
     hubs: LocalHubs
     hub: str
@@ -73,7 +73,7 @@ class HubSteps:
 
 
 def collect(reader: PartitionReader, count: int) -> list[Record]:
-    """Read at least this many records, and return all records that were read."""
+    """Read until at least this many records have arrived, and return all records that were read."""
     records: list[Record] = []
 
     def has_enough() -> bool:
@@ -85,7 +85,7 @@ def collect(reader: PartitionReader, count: int) -> list[Record]:
 
 
 def fault(reader: PartitionReader) -> Batch:
-    """Return the empty batch by which a reader reports a temporary fault."""
+    """Read until the reader reports a temporary fault, and return the empty batch by which it does so."""
     return until(lambda: (batch := reader.read()).wait_seconds > IDLE_SECONDS_MAX and not batch.records and batch)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Errors explain how to fix the hub's configuration, and contain no secret."""
+"""Error messages explain how to fix the configuration of the hub, and contain no secrets."""
 
 import asyncio
 import gc
@@ -70,7 +70,7 @@ def test_unusable_url_names_the_field(
 
 
 def test_default_group_removed_by_a_shell_is_pointed_out() -> None:
-    """`"…?group=$Default"` arrives as `group=`, so the error message suggests single quotes."""
+    """A shell turns `"…?group=$Default"` into `group=`, so the error message suggests single quotes."""
     with pytest.raises(ValueError, match="single quotes around a URL"):
         open_source("eventhubs://place/hub?group=")
 
@@ -90,7 +90,7 @@ def test_scheme_opens_the_source_with_its_options(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
-    """Errors end up in logs, and most of a mistyped key is still the key."""
+    """Error messages end up in logs, and even a mistyped connection string contains most of the key."""
     with pytest.raises(ValueError, match="not an Event Hubs connection string") as raised:
         access_by_connection_string(secret, "place", "hub", "$Default")
     assert "hidden" not in f"{raised.value!r}{raised.value.__cause__!r}{ACCESS!r}"
@@ -109,13 +109,13 @@ def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
     ],
 )
 def test_offset_is_preferred_if_there_is_one(position: Position, start: EventPosition) -> None:
-    """Some SDKs have written `no offset` into checkpoints. If it were used as an offset, nothing would be read."""
+    """Some SDKs have written `no offset` into checkpoints. If that were used as an offset, nothing would be read."""
     assert starting_event_position(position) == start
 
 
 @pytest.mark.parametrize("position", [LATEST, SHARD_END])
 def test_reader_start_is_always_resolved(position: Position) -> None:
-    """LATEST is resolved first, so that a restart does not skip events that arrived in between."""
+    """LATEST must be resolved before a reader is opened. Otherwise, a restart would skip events."""
     with pytest.raises(ValueError, match=position.sequence):
         starting_event_position(position)
 
@@ -146,7 +146,7 @@ class _ErrorWithCondition(EventHubError):
     ],
 )
 def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], message: str) -> None:
-    """Temporary faults are retried, and lasting ones stop the shard."""
+    """Temporary faults are retried, and lasting faults stop the shard."""
     explanation = translate_error(error, ACCESS, "3")
     assert isinstance(explanation, SourceUnavailable) == (kind is SourceUnavailable)
     with pytest.raises(SourceError, match=message):
@@ -209,31 +209,31 @@ def test_quota_errors_and_outages_are_retried(event_hub: HubSteps, monkeypatch: 
 
 @pytest.mark.services
 def test_missing_websocket_package_is_reported(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK would treat the missing package as a temporary fault and retry forever."""
+    """The SDK itself treats the missing package as a temporary fault, and would retry forever."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(SourceError, match="aiohttp"):
         event_hub.source(transport="websockets").shards()
 
 
 class Feed:
-    """A link that returns these events, and then has this fault."""
+    """A replacement for `PartitionReceiver` that returns `events` once, and reports `fault`."""
 
     events: ClassVar[list[Record]] = []
     fault: ClassVar[BaseException | None] = None
 
     def __init__(self, *_args: object, **_kwargs: object) -> None:
-        """Open nothing."""
+        """Open no link."""
 
     def take_events(self) -> list[Record]:
         events, self.events[:] = [*self.events], []
         return events
 
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing, because there is no link."""
 
 
 def test_link_reports_how_long_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker can check who owns the partition before it dispatches the first events of a late link."""
+    """After a long gap, the worker can check who owns the lease before it dispatches events."""
     monkeypatch.setattr(poller, "PartitionReceiver", Feed)
     now = [100.0]
     reader = poller.PartitionReader(
@@ -259,7 +259,7 @@ def test_link_reports_how_long_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_backoff_grows_to_its_limit_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events reset the backoff after faults. An idle partition is polled at most every half second."""
+    """The waits after faults and after empty reads grow up to a limit. Events reset them."""
     monkeypatch.setattr(poller, "PartitionReceiver", Feed)
     monkeypatch.setattr(poller, "random", SimpleNamespace(uniform=lambda _least, most: most))
     reader = poller.PartitionReader(cast("Any", None), ACCESS, "0", TRIM_HORIZON, epoch=0, prefetch=10)
@@ -297,7 +297,7 @@ def test_receiver_does_not_wait_for_space_that_was_made_before_it_waits() -> Non
 
 
 def test_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice ends only after its last events have had time to arrive."""
+    """A slice ends five seconds late, because its last events need time to arrive."""
     times = iter([104.999, 105.0])
     enqueued = datetime.fromtimestamp(99, UTC)
     properties = {"is_empty": False, "last_enqueued_sequence_number": 7, "last_enqueued_time_utc": enqueued}
@@ -335,7 +335,7 @@ def test_request_timeout_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_close_waits_for_links_to_close() -> None:
-    """Links are closed before the process ends, so that the next owner need not steal them."""
+    """Links are closed before the process ends, so that the next owner does not have to displace them."""
     started, closed = threading.Event(), threading.Event()
 
     async def close_slowly() -> None:
@@ -354,7 +354,7 @@ def test_close_waits_for_links_to_close() -> None:
 
 
 def test_link_whose_close_is_unanswered_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request is pending after the loop is closed."""
+    """When the loop is closed, no coroutine is still pending."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.2)
     started = threading.Event()
 
@@ -391,7 +391,7 @@ def test_link_that_never_closes_does_not_block_close(
     assert started.wait(20.0)
     loop.close()
     until(lambda: not thread.is_alive())
-    caplog.set_level(logging.CRITICAL, "asyncio")  # asyncio logs that a task was still pending
+    caplog.set_level(logging.CRITICAL, "asyncio")  # asyncio logs that a task is still pending.
     del loop
     gc.collect()
 
@@ -408,7 +408,7 @@ def test_link_that_never_closes_does_not_block_close(
     ],
 )
 def test_repeated_fault_has_the_same_message(text: str, shown: str) -> None:
-    """Object addresses and tracking ids are removed, so that a lasting fault is logged only once."""
+    """Object addresses and tracking ids are removed from messages, so that a lasting fault is logged only once."""
     access = Access("ns", "hub", "$Default")
     assert str(translate_error(EventHubError(text), access)) == f"event hub 'hub' in ns: {shown}"
 
@@ -416,7 +416,7 @@ def test_repeated_fault_has_the_same_message(text: str, shown: str) -> None:
 def test_failed_connection_logs_no_lines_about_forgotten_objects(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """While a proxy is down, no lines with object addresses are logged at each try. Other faults are logged."""
+    """While a proxy is down, asyncio must not log unclosed objects at each attempt. Other faults are still logged."""
 
     async def report() -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""With the real client, our reader loses no record if it is resumed, displaced, disconnected or throttled."""
+"""A reader with the real client loses no record if it is resumed, displaced, disconnected or throttled."""
 
 import gc
 import logging
@@ -14,11 +14,11 @@ from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shar
 pytestmark = pytest.mark.services
 
 LOOKUPS = min(32, (os.cpu_count() or 1) + 4)
-"""The number of threads that an event loop may start for name lookups, for any number of partitions."""
+"""The maximum number of threads that an event loop starts for name lookups, whatever the number of partitions."""
 
 
 def test_record_has_what_a_handler_and_a_checkpoint_need(event_hub: HubSteps) -> None:
-    """Other SDKs need the token in order to resume from a checkpoint."""
+    """The token must be the event's offset, because other SDKs resume from a checkpoint by the offset."""
     event_hub.send(["a", "b"])
     records = collect(event_hub.reader(), 2)
     event = records[1].event
@@ -40,13 +40,13 @@ def test_reader_resumes_right_after_the_checkpoint(event_hub: HubSteps) -> None:
 
 
 def test_event_before_the_checkpoint_is_dropped_despite_its_offset(event_hub: HubSteps) -> None:
-    """Other SDKs have stored offsets that do not match their sequence numbers."""
+    """The sequence number counts, because other SDKs have stored offsets that do not match their sequence numbers."""
     event_hub.send(["a", "b", "c", "d"])
     assert texts(collect(event_hub.reader(Position("1", 0, "-1")), 2)) == ["c", "d"]
 
 
 def test_batch_reports_how_far_it_was_read(event_hub: HubSteps) -> None:
-    """The worker checkpoints `read_to`, so it must never be after the last record that was read."""
+    """The worker checkpoints `read_to`, which must therefore never be after the last record that was read."""
     event_hub.send(["a", "b", "c"])
     reader = event_hub.reader()
     batch = until(lambda: (batch := reader.read()).records and batch)
@@ -69,7 +69,7 @@ def test_reading_from_a_time_includes_that_time(event_hub: HubSteps) -> None:
 
 
 def test_latest_is_a_number_or_the_start_of_an_empty_partition(event_hub: HubSteps) -> None:
-    """Events that arrive after LATEST was resolved and before the first read are not skipped."""
+    """The events that arrive between the resolution of LATEST and the first read are not skipped."""
     event_hub.send(["old", "older"])
     source = event_hub.source()
     full, empty = source.latest(Lease("0", checkpoint=LATEST)), source.latest(Lease("1", checkpoint=LATEST))
@@ -92,7 +92,7 @@ def test_stolen_link_is_reported_and_not_stolen_back(event_hub: HubSteps) -> Non
 
 
 def test_last_reader_of_equal_epoch_wins_and_resumes(event_hub: HubSteps) -> None:
-    """All official processors use epoch 0, so the newer owner must get the link."""
+    """All official processors use epoch 0, so of two readers with this epoch, the newer one must get the link."""
     event_hub.send(["a"])
     first_reader = event_hub.reader()
     collect(first_reader, 1)
@@ -101,7 +101,7 @@ def test_last_reader_of_equal_epoch_wins_and_resumes(event_hub: HubSteps) -> Non
     fault(first_reader)
     event_hub.send(["b"])
     assert texts(collect(second_reader, 1)) == ["b"]
-    # After its wait, the first reader continues right after the last record that it returned.
+    # After its wait, the first reader continues directly after the last record that it returned.
     assert texts(collect(first_reader, 1)) == ["b"]
     assert fault(second_reader).wait_seconds == 10.0
 
@@ -111,8 +111,8 @@ def test_last_reader_of_equal_epoch_wins_and_resumes(event_hub: HubSteps) -> Non
 def test_broken_link_is_reopened_without_loss_or_repetition(
     event_hub: HubSteps, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The service routinely detaches links because of upgrades, throttling or idleness."""
-    caplog.set_level(logging.CRITICAL, "azure.eventhub")  # a captured traceback would keep that socket alive
+    """The service routinely detaches links, for example because of upgrades, throttling or idleness."""
+    caplog.set_level(logging.CRITICAL, "azure.eventhub")  # A captured traceback would keep that socket alive.
     event_hub.hubs.add_partitions(event_hub.hub, 1)
     partitions = ("0", "1", "2")
     for partition in partitions:
@@ -141,7 +141,7 @@ def test_slow_handler_bounds_the_buffered_records(event_hub: HubSteps) -> None:
     source = event_hub.source(prefetch="20")
     slow_reader, quick_reader = (source.open(Lease(partition), TRIM_HORIZON) for partition in ("0", "1"))
     until(event_hub.readers)
-    # After the other partition was read completely, this one would be too, if its buffer were not bounded.
+    # By the time the quick reader has read its partition, an unbounded buffer would contain all of the other partition.
     assert texts(collect(quick_reader, 400)) == numbers
     assert event_hub.readers()[0]["sent"] <= 4 * 20
     assert texts(collect(slow_reader, 400)) == numbers

@@ -1,4 +1,4 @@
-"""A rising owner level keeps former owners out, and a position that the hub does not know is an error."""
+"""A rising owner level keeps former owners out. A position that the hub does not know is an error."""
 
 import logging
 from uuid import uuid4
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.services
 
 
 def open_reader(event_hub: HubSteps, lease: Lease) -> PartitionReader:
-    """Open the reader of the lease's owner."""
+    """Open a reader for this lease, at its checkpoint."""
     return event_hub.plain.open(lease, lease.checkpoint)
 
 
@@ -32,7 +32,7 @@ def levels(event_hub: HubSteps) -> list[int | None]:
 
 
 def assert_shut_out(event_hub: HubSteps, reader: PartitionReader, level: int) -> None:
-    """Assert that the reader fails at each try, gets no events, and does not disturb other readers."""
+    """Assert that the reader fails at each attempt, gets no events, and does not displace the reader at `level`."""
     event_hub.send(["more"])
     for _ in range(2):
         batch = fault(reader)
@@ -60,7 +60,7 @@ def test_former_owner_is_shut_out_by_the_next_owners_level(event_hub: HubSteps) 
 def test_fence_holds_after_a_copy_into_another_layout(
     event_hub: HubSteps, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copied lease keeps its epoch, so the owner level of the new fleet is above that of the old one."""
+    """A copied lease keeps its epoch, so the owner levels of the new fleet are higher than those of the old one."""
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     event_hub.send(["a"])
     source, target = MemoryStore(), open_store(f"azblob://devstoreaccount1/fence-{uuid4().hex}?prefix=fleet")
@@ -84,7 +84,7 @@ def test_fence_holds_after_a_copy_into_another_layout(
 
 
 def test_restarted_level_waits_until_the_old_fleet_is_gone(event_hub: HubSteps) -> None:
-    """The Azure SDKs' blobs cannot store an epoch, so a reader that is shut out reports it, and reads later."""
+    """Blobs of the Azure SDKs store no epoch, so new owners start at level 0, and read once the old fleet is gone."""
     event_hub.send(["a"])
     former_reader = event_hub.reader(epoch=502)
     collect(former_reader, 1)
@@ -96,7 +96,7 @@ def test_restarted_level_waits_until_the_old_fleet_is_gone(event_hub: HubSteps) 
 
 
 def test_reader_without_a_level_is_rejected_while_an_owner_reads(event_hub: HubSteps) -> None:
-    """The local hub rejects such a reader, as the service does."""
+    """The local hub rejects a reader without a level while an owner reads, as the service does."""
     owner_reader = event_hub.reader(epoch=3)
     event_hub.send(["a"])
     collect(owner_reader, 1)
@@ -132,7 +132,7 @@ def test_checkpoint_after_the_partition_end_is_an_error_with_advice(
 
 
 def test_events_past_retention_are_reported_as_lost(event_hub: HubSteps, caplog: pytest.LogCaptureFixture) -> None:
-    """The service starts at the oldest event that it still has, so the reader logs how many events were lost."""
+    """The service continues with the oldest event that it still has, so the reader logs how many events were lost."""
     caplog.set_level(logging.ERROR, "leasehold.event_hubs")
     event_hub.send(["a", "b", "c", "d"])
     first_record = collect(event_hub.reader(), 4)[0]

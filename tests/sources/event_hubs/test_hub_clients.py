@@ -1,4 +1,4 @@
-"""The local hub works with the real `azure-eventhub` client, on which all other tests here rely."""
+"""The local hub works with the real `azure-eventhub` client. The other tests in this folder rely on that."""
 
 import pytest
 from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
@@ -73,7 +73,7 @@ def test_wrong_key_is_rejected(event_hub: HubSteps) -> None:
 
 
 def test_impossible_orders_are_errors(event_hub: HubSteps) -> None:
-    """A test that detaches a nonexistent reader fails instead of passing by mistake."""
+    """Orders that make no sense are rejected, so that a test with a wrong order fails instead of passing by mistake."""
     with pytest.raises(ServiceError, match="partition 9"):
         event_hub.hubs.detach_readers(event_hub.hub, "9")
     with pytest.raises(ServiceError, match="KeyError"):

@@ -1,4 +1,4 @@
-"""The partitions of all hubs have the same ids, so the stream name of a lease identifies its hub."""
+"""All hubs have partitions with the same ids, so the stream name of a lease identifies its hub."""
 
 import pytest
 from hub_steps import HubSteps
@@ -22,7 +22,7 @@ CONFIG = Config(lease_seconds=10.0, initial_position=LATEST)
 
 
 def started_worker(event_hub: HubSteps, store: Store, clock: Clock, **options: str) -> Worker:
-    """Return a new worker of this hub, after the rows of a new group have waited long enough for an owner (L13)."""
+    """Return a new worker of this hub, after it has waited for possible owners and created the leases (L13)."""
     worker = Worker(
         store=store, source=event_hub.source(**options), me="ann", config=CONFIG, scheduler=ThreadScheduler(clock)
     )
@@ -33,7 +33,7 @@ def started_worker(event_hub: HubSteps, store: Store, clock: Clock, **options: s
 
 
 def turn(event_hub: HubSteps, store: Store, **options: str) -> Listing:
-    """Return the table after a new worker of this hub has started."""
+    """Start a new worker of this hub, and return the rows of the table afterwards."""
     return started_worker(event_hub, store, Clock(), **options).store.list()
 
 
@@ -60,7 +60,7 @@ def test_table_of_shards_is_rejected_for_partitions(event_hub: HubSteps) -> None
 
 
 def test_partitions_added_under_latest_are_read_from_their_start(event_hub: HubSteps) -> None:
-    """Events that arrive in a new partition before it is listed are read (L6)."""
+    """Events that arrive in a new partition before it is listed are read, too (L6)."""
     event_hub.hubs.add_partitions(event_hub.hub, 18)
     event_hub.send(["old"])
     clock = Clock()

@@ -1,4 +1,4 @@
-"""The local hub's side of a connection, tested with an AMQP engine instead of an SDK."""
+"""The local hub's side of a connection, tested with a bare AMQP engine instead of an SDK."""
 
 import asyncio
 import base64
@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-# The engine is compiled from C when it is installed. The local hub needs it.
+# The local hub needs this AMQP engine, which is compiled from C when it is installed.
 pytest.importorskip("proton", reason="python-qpid-proton was not built: no C compiler", exc_type=ImportError)
 
 from proton import Connection, Link, Message, Transport
@@ -23,7 +23,7 @@ HEARTBEAT = bytes.fromhex("0000000802000000")
 
 
 class Wire:
-    """The socket of a connection to the hub. It stores the bytes that the hub writes, and reports heartbeats."""
+    """The transport of a connection to the hub. It stores the bytes that the hub writes, and notices heartbeats."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -38,11 +38,11 @@ class Wire:
         return False
 
     def close(self) -> None:
-        """Do nothing, because nothing is open."""
+        """Do nothing, because there is no real socket."""
 
 
 class Client:
-    """An AMQP engine that talks to a hub."""
+    """A client that consists of an AMQP engine and is connected to a hub in memory."""
 
     def __init__(self, wire: Wire, idle_seconds: float | None = None) -> None:
         self._wire, self._read = wire, 0
@@ -56,7 +56,7 @@ class Client:
         self.connection.open()
 
     def talk(self) -> None:
-        """Pass bytes both ways until neither side has more to send."""
+        """Pass bytes in both directions until neither side has more to send."""
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(pending) or b""
             self._engine.pop(len(data))
@@ -81,7 +81,7 @@ def _status(token: Message) -> int:
 
 @pytest.mark.parametrize("mode", [Link.SND_SETTLED, Link.SND_UNSETTLED, Link.SND_MIXED])
 def test_link_is_settled_as_its_client_requests(mode: int) -> None:
-    """Go's client needs settled reply links from `$cbs` and `$management`, and disconnects otherwise."""
+    """Go's client disconnects unless the reply links of `$cbs` and `$management` are settled as it requests."""
 
     async def attach_link() -> tuple[int, int]:
         client = Client(Wire())
@@ -99,7 +99,7 @@ def test_link_is_settled_as_its_client_requests(mode: int) -> None:
 
 
 def test_silent_hub_sends_heartbeats() -> None:
-    """The clients for Go, Java and JavaScript disconnect from a hub that sends nothing for a while."""
+    """Without heartbeats, the clients for Go, Java and JavaScript would disconnect from a silent hub."""
 
     async def wait_for_heartbeats() -> bool:
         wire = Wire()
@@ -118,7 +118,7 @@ def test_silent_hub_sends_heartbeats() -> None:
 
 @pytest.mark.parametrize("resource", ["amqp%3A%2F%2Flocalhost%2Fhub", "amqp%3a%2f%2flocalhost%2fhub"])
 def test_token_resource_is_checked_as_it_was_signed(resource: str) -> None:
-    """Go's client escapes the resource in lower case, and its token is accepted nevertheless."""
+    """The token of Go's client, which escapes the resource in lower case, must be accepted, too."""
     assert _status(_token(resource)) == 202
     assert _status(_token(resource, "another")) == 401
     assert _status(_token("amqp%3a%2f%2flocalhost%2fhub&sr=more")) == 401

@@ -1,4 +1,4 @@
-"""Events are converted to records, whatever their sender put into them."""
+"""Events are converted to records, whatever their senders put into them."""
 
 from typing import Any, cast
 
@@ -13,9 +13,9 @@ NOTED: dict[bytes, Any] = {b"x-opt-sequence-number": 17, b"x-opt-offset": b"4096
 
 
 def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData:  # noqa: ANN401  any type
-    """Return an event as it arrives."""
+    """Return an event as the client receives it."""
     message = AmqpAnnotatedMessage(**body, annotations=NOTED | (annotations or {}))
-    return EventData._from_message(cast("Any", None), message)  # noqa: SLF001  the client's own way
+    return EventData._from_message(cast("Any", None), message)  # noqa: SLF001  the client creates events like this
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_unusual_key_or_time_stops_nothing() -> None:
 
 
 def test_event_without_a_sequence_number_is_rejected() -> None:
-    """Such an event could not be checkpointed, and the checkpoints of later events would skip it."""
+    """An event without a sequence number could not be checkpointed, and checkpoints of later events would skip it."""
     with pytest.raises(SourceError, match="sequence number"):
         convert_event(event({b"x-opt-sequence-number": None}, data_body=[b""]))

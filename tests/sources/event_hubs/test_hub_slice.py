@@ -1,6 +1,6 @@
-"""A slice of an event hub, read with the real client.
+"""A slice of an event hub is read with the real client.
 
-Each partition ends at the slice's end, an empty one immediately.
+Each partition ends at the end of the slice. An empty partition ends immediately.
 """
 
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.services
 
 
 def read(event_hub: HubSteps, time_slice: Slice, partition: str, start: Position) -> list[str]:
-    """Return the events of a partition in this slice, after its reader has ended."""
+    """Read a partition until the slice ends, and return the bodies of its events."""
     reader = time_slice.source(event_hub.plain).open(Lease(partition), start)
     bodies: list[str] = []
 

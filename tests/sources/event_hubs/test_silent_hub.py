@@ -1,4 +1,4 @@
-"""A hub that hangs is reported within a minute. A quiet hub gets few requests and its status stays OK."""
+"""A hub that hangs is reported within a minute. A quiet hub gets few requests, and its status stays OK."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ LEASE_SECONDS = 30.0
 
 
 class QuietLink:
-    """A link without faults that returns the events put on it."""
+    """A link without faults that returns the events in `events`."""
 
     events: ClassVar[list[Record]] = []
     opened: ClassVar[int] = 0
@@ -42,12 +42,12 @@ class QuietLink:
         return events
 
     def close(self) -> None:
-        """Do nothing, since nothing is open."""
+        """Do nothing, because there is no real link."""
 
 
 @define
 class Service:
-    """Replaces the event loop and the service. It responds immediately with a sequence number, or hangs."""
+    """A replacement for the event loop and the service. It responds at once with the last sequence number, or hangs."""
 
     last: int = 0
     hangs: bool = False
@@ -56,7 +56,7 @@ class Service:
     answers: list["Future[int]"] = field(factory=list)
 
     def start_coroutine(self, work: Coroutine[Any, Any, int]) -> "Future[int]":
-        """Return the response, or a future that never completes."""
+        """Return a future with the response, or one that never completes."""
         work.close()
         self.requests += 1
         response: Future[int] = Future()
@@ -79,7 +79,7 @@ class RequestingService(Service):
 
 @define
 class World:
-    """One partition, its reader, the annotations of its owner, and an observer of the lease's row."""
+    """One partition with its reader, the annotations of its owner, and the row of its lease."""
 
     service: Service = field(factory=Service)
     now: float = 1000.0
@@ -99,7 +99,7 @@ class World:
         return EPOCH + self.now
 
     def live(self, seconds: float) -> Iterator[Status]:
-        """Read when a read is due, annotate the row as owners do, and yield the row's status at every step."""
+        """Read when a read is due, annotate the row as its owner does, and yield the row's status at every step."""
         for _ in range(round(seconds / STEP_SECONDS)):
             self.now += STEP_SECONDS
             if self.due <= self.now:
@@ -116,7 +116,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world with a quiet link."""
+    """Return a world with a quiet link."""
     monkeypatch.setattr(poller, "PartitionReceiver", QuietLink)
     QuietLink.events[:], QuietLink.opened = [], 0
     return World()
@@ -124,7 +124,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.mark.parametrize("after", range(0, 60, 7))
 def test_hanging_hub_is_reported_after_a_minute_and_recovers(world: World, after: int) -> None:
-    """A link without events is no proof of progress, so a hanging hub does not show lag 0."""
+    """A link without events does not prove that there are none, so a hanging hub must not show a lag of 0."""
     assert {status.word for status in world.live(100 + after)} == {"OK"}
     world.service.hangs = True
     *_, last_status = world.live(61)
@@ -142,14 +142,14 @@ def test_quiet_hub_stays_ok_and_is_rarely_asked(world: World) -> None:
 
 
 def test_quiet_hub_delays_a_read_no_longer_than_a_response_takes(world: World) -> None:
-    """A worker with a short `lease_seconds` keeps its leases while its link waits (D1)."""
+    """A worker must keep its leases while a quiet link waits for events, even with short `lease_seconds` (D1)."""
     waits = [0.0 if world.meter.silent_since is None else world.now - world.meter.silent_since for _ in world.live(300)]
     assert max(waits) <= STEP_SECONDS
 
 
 @pytest.mark.parametrize("idle_seconds", [0, 100])
 def test_hanging_hub_is_awaited_soon(world: World, idle_seconds: int) -> None:
-    """Waiting begins seconds after an event, or on an idle hub after a request for the properties."""
+    """The wait for a response begins seconds after an event or, on an idle hub, with a request for the properties."""
     if idle_seconds:
         list(world.live(idle_seconds))
     world.service.hangs = True
@@ -158,7 +158,7 @@ def test_hanging_hub_is_awaited_soon(world: World, idle_seconds: int) -> None:
 
 
 def test_hub_with_traffic_gets_no_requests(world: World) -> None:
-    """Events prove that the hub responds."""
+    """No requests are needed, because the events prove that the hub responds."""
     for number in range(1, 60):
         QuietLink.events.append(Record(b"", str(number)))
         assert {status.word for status in world.live(4)} <= {"OK"}
@@ -166,7 +166,7 @@ def test_hub_with_traffic_gets_no_requests(world: World) -> None:
 
 
 def test_link_that_misses_existing_events_is_reopened(world: World) -> None:
-    """The properties of the partition show that events exist, although the link receives none."""
+    """The link is reopened because the partition's properties show events that the link has not received."""
     list(world.live(40))
     world.service.last = 3
     *_, last_status = world.live(100)
@@ -199,7 +199,7 @@ def test_event_during_a_request_does_not_reopen_the_link(world: World) -> None:
 
 
 def test_rejected_request_for_properties_is_retried(world: World) -> None:
-    """A busy service may also reject the request for properties."""
+    """A busy service may reject the request for properties."""
     list(world.live(24))
     world.service.refusal = OSError("busy")
     *_, last_status = world.live(80)
@@ -223,7 +223,7 @@ def test_closed_reader_leaves_no_pending_request(world: World) -> None:
 def test_stopped_hub_is_reported_and_read_again_once_it_resumes(
     event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real client reports no error for a connection on which nothing arrives."""
+    """The real client reports no error for a connection on which nothing arrives, so the reader must notice it."""
     monkeypatch.setattr(poller, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(poller, "PROBE_SECONDS", (1.0, 1.0))
     monkeypatch.setattr(poller, "PROBE_TIMEOUT_SECONDS", 0.5)
@@ -243,7 +243,7 @@ def test_stopped_hub_is_reported_and_read_again_once_it_resumes(
 
 
 def test_last_read_time_is_when_the_hub_last_responded(world: World) -> None:
-    """On a quiet link, only an event or a response about this partition advances the time of the last read."""
+    """On a quiet link, only an event or a response about this partition counts as a read."""
     list(world.live(100))
     for _ in world.live(60):
         progress = world.meter.progress(world.now, world.wall())

@@ -1,4 +1,4 @@
-"""AMQP over websockets to a local hub, through a gateway, for networks that allow only port 443."""
+"""AMQP over websockets to a local hub, as in networks that allow only port 443. A gateway translates the protocol."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ PATH = "/$servicebus/websocket"
 
 @contextmanager
 def gateway(hub_port: int) -> Iterator[tuple[int, list[str]]]:
-    """Run a gateway from websockets to AMQP. Yield its port and the protocols that clients have requested."""
+    """Run a gateway from websockets to AMQP. Yield its port, and a list of the protocols that clients requested."""
     protocols: list[str] = []
 
     async def relay(request: web.Request) -> web.WebSocketResponse:
@@ -47,18 +47,18 @@ def gateway(hub_port: int) -> Iterator[tuple[int, list[str]]]:
 
 
 async def _relay_from_hub(from_hub: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
-    with suppress(ConnectionError):  # the client disconnected first
+    with suppress(ConnectionError):  # The client may disconnect first.
         while data := await from_hub.read(65536):
             await socket.send_bytes(data)
         await socket.close()
 
 
 @pytest.mark.services
-@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client disables TLS for this host, as the test needs
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client disables TLS for this host
 def test_partition_is_read_over_websockets(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     event_hub.send(["a", "b", "c"])
     with gateway(event_hub.hubs.service.port) as (port, protocols):
-        # The client always uses port 443 for websockets, which needs root privileges here.
+        # The client always uses port 443 for websockets, which a test without root privileges cannot open.
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port)
         source = event_hub.source(transport="websockets")
         assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
@@ -75,7 +75,7 @@ def test_partition_is_read_over_websockets(event_hub: HubSteps, monkeypatch: pyt
 def test_partition_is_read_through_an_http_proxy(
     event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    """The proxy comes from the URL or the environment, and NO_PROXY is respected."""
+    """The proxy is taken from the URL or the environment, and NO_PROXY is respected."""
     event_hub.send(["a", "b"])
     with gateway(event_hub.hubs.service.port) as (port, protocols):
         without_proxy = setting == "NO_PROXY"
@@ -130,7 +130,7 @@ def test_environment_proxy_is_read_with_its_credentials(
     ],
 )
 def test_no_proxy_is_read_in_its_usual_forms(monkeypatch: pytest.MonkeyPatch, no_proxy: str, *, direct: bool) -> None:
-    """NO_PROXY may name a host, a domain, or a host or domain with a port."""
+    """NO_PROXY may name a host or a domain, each with or without a port, or be `*`."""
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
     monkeypatch.delenv("no_proxy", raising=False)

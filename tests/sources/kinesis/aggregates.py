@@ -8,12 +8,12 @@ LAST = 2**128 - 1
 
 
 def md5(data: bytes) -> bytes:
-    """Return the digest that is used both by the aggregate format and for hash keys."""
+    """Return the MD5 digest, which both the aggregate format and hash keys use."""
     return hashlib.md5(data, usedforsecurity=False).digest()
 
 
 def varint(number: int, *, padding: int = 0) -> bytes:
-    """Return a varint with `padding` redundant bytes."""
+    """Return the number as a varint with `padding` redundant bytes."""
     parts = [number & 0x7F]
     while number := number >> 7:
         parts.append(number & 0x7F)
@@ -56,7 +56,7 @@ def record(key: int | None, data: bytes | None, hash_key: int | None = None, ext
 
 
 def sealed(body: bytes) -> bytes:
-    """Return the body, preceded by the magic bytes and followed by the digest."""
+    """Return an aggregated record: the magic bytes, the body, and the digest of the body."""
     return MAGIC + body + md5(body)
 
 
@@ -65,5 +65,5 @@ def hash_of(key: str) -> int:
 
 
 def text(raw: bytes) -> str:
-    """Return bytes as base64 for a JSON line."""
+    """Return the bytes as base64, for a JSON line."""
     return base64.b64encode(raw).decode()

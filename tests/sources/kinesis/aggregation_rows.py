@@ -20,6 +20,6 @@ Rows = list[tuple[str, str | None, bytes]]
 
 
 def packed(rows: Rows, limit: int = 1 << 20) -> tuple[Aggregate, Rows]:
-    """Pack rows up to the first one that does not fit. Return the aggregate and the rows in it."""
+    """Pack rows into an aggregate up to the first row that does not fit. Return the aggregate and the rows in it."""
     aggregate = Aggregate(limit)
     return aggregate, list(takewhile(lambda row: aggregate.add(row[2], row[0], row[1]), rows))

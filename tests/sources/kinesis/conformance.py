@@ -1,6 +1,6 @@
-"""Writes conformance.jsonl, which contains the KCL jar's result for every crafted case.
+"""Writes conformance.jsonl, which contains the result of the KCL's jar for every crafted case.
 
-Run it after adding a case: `python tests/sources/kinesis/conformance.py`.
+After adding a case, run `python tests/sources/kinesis/conformance.py`.
 """
 
 import base64
@@ -17,7 +17,7 @@ TABLE = Path(__file__).with_name("conformance.jsonl")
 
 
 def read() -> Iterator[tuple[Case, tuple[kcl_jar.KclRecord, ...]]]:
-    """Yield each stored case with the records that the KCL keeps for it."""
+    """Yield each stored case, with the records that the KCL keeps of it."""
     for line in TABLE.read_text().splitlines():
         row = json.loads(line)
         kept = tuple(

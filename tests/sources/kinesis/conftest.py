@@ -1,4 +1,4 @@
-"""A client of the local Kinesis, and a stream that tests can write to."""
+"""A client of the local Kinesis service, and a stream that tests can write to."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -12,7 +12,7 @@ from leasehold.adapters.sources.kinesis.producer.producer import create_producer
 
 @pytest.fixture
 def client(kinesis_url: str) -> Iterator[KinesisClient]:
-    """A client that does not retry."""
+    """Yield a client that does not retry requests."""
     client = create_producer_client("eu-west-1", kinesis_url, 8)
     yield client
     client.close()
@@ -20,7 +20,7 @@ def client(kinesis_url: str) -> Iterator[KinesisClient]:
 
 @pytest.fixture
 def stream(client: KinesisClient) -> str:
-    """A stream of two shards."""
+    """Create a stream with two shards, and return its name."""
     name = f"produced-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=2)
     client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)

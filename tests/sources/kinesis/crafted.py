@@ -8,7 +8,7 @@ from attrs import frozen
 
 @frozen
 class Case:
-    """One Kinesis record and its shard's hash range, with the expected reason and number of dropped records."""
+    """A Kinesis record and its shard's hash range, with the expected reason and number of dropped user records."""
 
     name: str
     data: bytes

@@ -1,4 +1,4 @@
-"""A scripted SubscribeToShard service that frames events as Kinesis does, byte for byte."""
+"""A scripted SubscribeToShard service, which frames events byte for byte as Kinesis does."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ class Silence:
 
 @frozen
 class Cut:
-    """The connection breaks in the middle of an event."""
+    """A break of the connection in the middle of an event."""
 
 
 @frozen
@@ -54,7 +54,7 @@ class Garbled:
 
 @frozen
 class Held:
-    """Nothing arrives until `until` is set or the reader disconnects."""
+    """A pause in which nothing arrives until `until` is set or the reader disconnects."""
 
     until: Event = field(factory=Event)
 
@@ -65,7 +65,7 @@ Script = Rejection | Silence | list[Step]
 
 @define
 class Service:
-    """Responds to each operation from its script, in order, and records the requests."""
+    """Responds to SubscribeToShard requests with the scripts, in order, and to other operations with `others`."""
 
     scripts: list[Script]
     others: dict[str, Callable[[dict[str, Any]], Any]]
@@ -80,7 +80,7 @@ class Service:
 def event(
     *numbers: int, continuation: int | None = None, behind_ms: int = 0, data: bytes = b"data", **more: object
 ) -> EventBody:
-    """Return an event with records with these sequence numbers. The next subscription may start at `continuation`."""
+    """Return an event that contains records with these numbers. The next subscription may start at `continuation`."""
     rows = [
         {
             "SequenceNumber": str(number),
@@ -97,7 +97,7 @@ def event(
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the current script on a loopback port."""
+    """An HTTP server for a `Service` on a loopback port."""
 
     daemon_threads = True
     service: Service
@@ -121,7 +121,7 @@ def frame(kind: str, name: str, payload: bytes, content_type: str = "application
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handles one connection."""
+    """Handles the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
     server: Server
@@ -195,7 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
                     self._detect_disconnect()
 
     def _detect_disconnect(self) -> None:
-        # The reader sends nothing more on this connection, so a read returns only when the reader has disconnected.
+        # The reader sends nothing more on this connection, so the connection becomes readable only when the reader
+        # disconnects.
         if select([self.connection], [], [], 0.01)[0]:
             raise ConnectionAbortedError
 

@@ -1,4 +1,4 @@
-"""A Kinesis client whose PutRecords is throttled, partly rejected, or left without a response, as drawn from a seed."""
+"""A Kinesis client whose PutRecords requests are throttled, partly rejected or left unanswered at random."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ class Faulty:
 
     def __init__(self, client: KinesisClient, rate: float, seed: int = 1) -> None:
         self._client, self._rate = client, rate
-        self._chance = random.Random(seed)  # noqa: S311  repeatable on purpose
+        self._chance = random.Random(seed)  # noqa: S311  the seed makes it reproducible
         self._faults = cycle(("throttled", "partly refused", "lost", "lost but written"))
         self.happened: Counter[str] = Counter()
         self.doubtful: list[dict[str, Any]] = []
@@ -30,7 +30,7 @@ class Faulty:
         return getattr(self._client, name)
 
     def put_records(self, *, StreamName: str, Records: Rows) -> Any:  # noqa: ANN401, N803  the client's signature
-        """Fail at random, in the ways in which the service may fail."""
+        """Pass the request on, or inject one of the faults that the service may have."""
         fault = next(self._faults) if self._chance.random() < self._rate else "none"
         self.happened[fault] += 1
         if fault == "throttled":

@@ -1,4 +1,4 @@
-"""Compares the records that our worker and a Java KCL worker dispatch from a stream that was produced with faults.
+"""Compares the records that our worker and Java KCL workers dispatch from a stream that was written despite faults.
 
 `LEASEHOLD_DYNAMODB_LOCAL=1 python tests/sources/kinesis/flights_read_back.py` sends all flights of a year through
 requests that fail, to eight shards, then sixteen, then eight again, and has both workers read everything.
@@ -35,9 +35,9 @@ from leasehold_lab.demo.stage import Tail
 from leasehold_lab.judge.events import ReadingEvent, RecordPlace, parse_event
 from leasehold_lab.standins.services import run_kinesis_local
 
-SILENCE_SECONDS = 240  # on a busy machine a KCL worker starts slowly
+SILENCE_SECONDS = 240  # On a busy machine, a KCL worker starts slowly.
 Content = dict[str, dict[RecordPlace, tuple[str, str]]]
-"""Partition key and SHA-1 of each user record by shard, in the order of their first dispatch."""
+"""For each shard, the partition key and the SHA-1 of each user record by its place, in the order of dispatch."""
 
 
 @frozen
@@ -54,7 +54,7 @@ def java_missing() -> str:
 
 
 def readable_records(records: Iterable[Stored]) -> Content:
-    """Return the stream's records, except aggregates that landed on a wrong shard."""
+    """Return the user records of the stream, except those in aggregates that landed on a wrong shard."""
     content: Content = {}
     for stored_record in records:
         for user in deaggregate(
@@ -67,7 +67,7 @@ def readable_records(records: Iterable[Stored]) -> Content:
 
 
 def read_by_ours(places: Places, stream: str, count: int, folder: Path) -> Content:
-    """Return the user records that our worker dispatches if it decides as the KCL does."""
+    """Return the user records that our worker dispatches if it drops misplaced records as the KCL does."""
     source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={places.kinesis}"
     command = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
     settings = ("--initial-position", "TRIM_HORIZON", "--lease-seconds", "3", "--events", "--worker", "ours")
@@ -77,7 +77,8 @@ def read_by_ours(places: Places, stream: str, count: int, folder: Path) -> Conte
 def read_by_java(places: Places, stream: str, count: int, folder: Path, version: str) -> Content:
     """Return the user records that a polling Java KCL worker with its own table dispatches."""
     kcl_arguments = (places.kinesis, places.dynamodb, stream, f"{stream}-kcl-{version}")
-    # kinesis-local also lists the children of shards that are open at the horizon, and then the KCL does not start.
+    # The KCL does not start with the shard list of kinesis-local, which includes children of the shards at
+    # TRIM_HORIZON, so create the first leases here.
     store = open_store(f"dynamodb://{kcl_arguments[3]}?region=eu-west-1&endpoint={places.dynamodb}", create=True)
     for shard in open_url(stream, {"region": "eu-west-1", "endpoint": places.kinesis}).shards():
         if not shard.parents:
@@ -118,7 +119,7 @@ def size(content: Content) -> int:
 
 
 def in_order(content: Content) -> dict[str, list[tuple[RecordPlace, str, str]]]:
-    """Return each shard's user records, for comparing two results including their order."""
+    """Return the user records of each shard as a list, so that a comparison of two results includes the order."""
     return {shard: [(place, *fields) for place, fields in rows.items()] for shard, rows in content.items()}
 
 

@@ -1,4 +1,4 @@
-"""Checks that reading mutated aggregated records causes no crash, no hang and no excessive memory use.
+"""Checks that reading mutated aggregated records causes no crash, hang or excessive memory use.
 
 `python tests/sources/kinesis/fuzz_aggregation.py 1000000` reads a million of them;
 with `--jar`, the KCL's jar reads them too and every result is compared.
@@ -62,8 +62,8 @@ _MUTATIONS: tuple[Callable[[bytes, Chance], bytes], ...] = (_flip, _cut, _remove
 
 
 def mutated(count: int, seed: int) -> Iterator[Case]:
-    """Yield crafted cases with one to four changes. Nine in ten get a valid digest, so that they are parsed."""
-    chance = random.Random(seed)  # noqa: S311  repeatable on purpose
+    """Yield crafted cases with random changes. Nine in ten get a valid digest, so that they are parsed."""
+    chance = random.Random(seed)  # noqa: S311  the seed makes it reproducible
     seed_cases = [case for case in cases() if len(case.data) <= _LARGEST_SEED]
     for _ in range(count):
         seed_case = chance.choice(seed_cases)
@@ -75,7 +75,7 @@ def mutated(count: int, seed: int) -> Iterator[Case]:
 
 
 def read(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
-    """Return the reason and the records that we keep for a case if we decide as the KCL does."""
+    """Return the reason and the records that we keep of a case if misplaced records are dropped as by the KCL."""
     user_records = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     kept = tuple(
         (u.partition_key or "", u.explicit_hash_key, u.data, u.sub_sequence_number, user_records.aggregated)
@@ -85,13 +85,13 @@ def read(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
 
 
 def differences(buffers: tuple[Case, ...]) -> list[Case]:
-    """Return the cases for which the KCL's jar has a different result."""
+    """Return the cases for which the result of the KCL's jar differs from ours."""
     answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in buffers)
     return [case for case, kept in zip(buffers, answers, strict=True) if read(case)[1] != kept]
 
 
 def oversized_cases() -> Iterator[Case]:
-    """Yield records of up to 10 MiB that would exhaust a reader that is slow or needs much memory."""
+    """Yield records of up to 10 MiB, which a slow or wasteful reader could not handle."""
     yield Case("a length of 2**40", sealed(b"\x1a" + varint(2**40) + b"x"), "bad-proto")
     yield Case(
         "a million keys",

@@ -1,4 +1,4 @@
-"""The KCL's own AggregatorUtil, run from its published jar, as the reference for an aggregate's contents."""
+"""The KCL's own AggregatorUtil, run from its published jar, as the reference for the contents of aggregates."""
 
 import base64
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 KclRecord = tuple[str, str | None, bytes, int, bool]
-"""Partition key, explicit hash key, data, sub-sequence number, aggregated."""
+"""Partition key, explicit hash key, data, sub-sequence number, and whether the record was in an aggregate."""
 
 _HERE = Path(__file__).resolve()
 _PROGRAM = _HERE.parents[2] / "java" / "deaggregate"
@@ -16,12 +16,12 @@ _JARS = _HERE.parents[3] / ".local" / "java" / "deaggregate"
 
 
 def missing() -> str:
-    """Return which tools for running the jar are missing here, or an empty string."""
+    """Return the names of the missing tools that are needed to run the jar, or an empty string."""
     return ", ".join(tool for tool in ("java", "mvn") if shutil.which(tool) is None)
 
 
 def jars() -> Path:
-    """Return the folder of the jars. The first call downloads them."""
+    """Return the folder of the jars. The first call downloads the jars."""
     if not (_JARS / "complete").exists():
         fetch = ["mvn", "-q", "-B", "-f", str(_PROGRAM / "pom.xml"), "dependency:copy-dependencies"]
         subprocess.run([*fetch, f"-DoutputDirectory={_JARS}"], check=True, timeout=280)
@@ -30,7 +30,7 @@ def jars() -> Path:
 
 
 def kcl_records(aggregates_with_ranges: Iterable[tuple[bytes, int, int]]) -> list[tuple[KclRecord, ...]]:
-    """Return, for each (data, first, last), the records that the KCL dispatches."""
+    """Return the user records that the KCL dispatches for each aggregate, given as (data, first and last hash key)."""
     lines = [f"{base64.b64encode(data).decode()} {first} {last}" for data, first, last in aggregates_with_ranges]
     command = ["java", "-cp", f"{jars()}{os.sep}*", str(_PROGRAM / "Deaggregate.java")]
     completed = subprocess.run(

@@ -41,11 +41,11 @@ class RecordingClient(AcceptingShard):
 
 
 def producing(client: object, **settings: Any) -> Producer:  # noqa: ANN401  any setting
-    """Return a producer on this client."""
+    """Return a producer that uses this client."""
     return Producer(cast("Any", client), "orders", Settings(**({"linger_seconds": 0.0} | settings)))
 
 
 def rejection(code: str) -> ClientError:
-    """Return the service's rejection of a whole request."""
+    """Return the error with which the service rejects a whole request."""
     response: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
     return ClientError(response, "PutRecords")

@@ -1,7 +1,7 @@
 """Aggregated records written by the KPL itself.
 
-Origin: awslabs/kinesis-aggregation, python/test/test_deagg.py (Apache License 2.0). That project's Java sample
-producer made them with the KPL, and a stream returned them.
+Origin: awslabs/kinesis-aggregation, python/test/test_deagg.py (Apache License 2.0). The sample producer of that project
+wrote them to a stream with the KPL.
 """
 
 import base64

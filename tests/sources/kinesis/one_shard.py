@@ -1,4 +1,4 @@
-"""A stream of one shard whose responses the tests script."""
+"""Clients of a stream with one shard, for tests of producers."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ SHARD = {
 
 
 class OneShard:
-    """A client of a stream with one shard. Its writes raise an error that no real client raises."""
+    """A client of a stream with one shard. Its writes raise an exception that no real client raises."""
 
     def describe_stream_summary(self, **_: object) -> dict[str, Any]:
         return {"StreamDescriptionSummary": {}}
@@ -23,7 +23,7 @@ class OneShard:
 
 
 class AcceptingShard(OneShard):
-    """The same client, except that its writes succeed."""
+    """A client of a stream with one shard. Its writes succeed."""
 
     def put_records(self, **request: object) -> dict[str, Any]:
         rows = cast("list[object]", request["Records"])

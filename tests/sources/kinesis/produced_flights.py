@@ -1,4 +1,4 @@
-"""Produces a year of flights while the stream is resharded and requests fail, then judges the result."""
+"""Produces a year of flights while the stream is resharded and requests fail, and then compares the stored records."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 60
 
 
 def flights(count: int = ROWS) -> Iterator[tuple[str, bytes]]:
-    """Yield the aircraft and the line of the first flights. Each line is unique."""
+    """Yield the aircraft and the CSV line of each of the first `count` flights. Each line is unique."""
     for number, row in enumerate(flight_rows(count)):
         yield row["tailnum"], ",".join((str(number), *row.values())).encode()
 
@@ -38,12 +38,12 @@ class Stored:
 
 @frozen
 class Verdict:
-    """How the stored rows differ from those that were sent.
+    """The differences between the stored rows and those that were sent.
 
-    lost, extra   rows sent and not found, found and not sent
+    lost, extra   rows that were sent but not found, and rows that were found but not sent
     disordered    keys whose rows, by first occurrence, are not in the order in which they were sent
-    twice         rows found more than once
-    unexplained   those of them that were never in a request without a response
+    twice         rows that were found more than once
+    unexplained   rows that were found more than once and were never in a request without a response
     misreported   rows that are not where the producer reported them
     dropped       aggregates that a reader leaves out because they landed on a wrong shard
     """
@@ -64,7 +64,7 @@ def produce(
     rate: float,
     pending: int,
 ) -> tuple[str, Faulty, list[RecordFuture], Producer]:
-    """Send all rows while changing the shard count at even intervals."""
+    """Send all rows, and change the shard count at even intervals in the meantime."""
     stream = f"flights-{uuid4().hex[:8]}"
     client.create_stream(StreamName=stream, ShardCount=shards[0])
     _active(client, stream)
@@ -100,7 +100,7 @@ def _active(client: KinesisClient, stream: str) -> None:
 
 
 def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
-    """Return all records of the stream, shard by shard, older shards first."""
+    """Yield all records of the stream, shard by shard, beginning with the oldest shard."""
     for shard in sorted(client.list_shards(StreamName=stream)["Shards"], key=lambda shard_row: shard_row["ShardId"]):
         name, keys = shard["ShardId"], shard["HashKeyRange"]
         hash_range = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
@@ -116,7 +116,7 @@ def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
 
 
 def judge(rows: list[tuple[str, bytes]], records: list[Stored], faulty: Faulty, futures: list[RecordFuture]) -> Verdict:
-    """Compare the stored records with those that were sent."""
+    """Compare the stored records with the rows that were sent."""
     written: list[tuple[str, bytes, tuple[str, str, int]]] = []
     dropped = 0
     for stored_record in records:

@@ -1,4 +1,4 @@
-"""An in-memory stream that splits and merges, and a reader that reads it as the KCL does."""
+"""An in-memory stream whose shards can be split and merged, and which can be read as the KCL reads it."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from leasehold.balancer.model import HASH_KEYS, Shard
 
 @define
 class Stream:
-    """Shards, oldest first, and what was written to each: (sequence number, data, partition key)."""
+    """Shards, oldest first, and the records written to each of them: (sequence number, data, partition key)."""
 
     shards: list[Shard] = field(factory=lambda: [Shard("s0", hash_range=HASH_KEYS)])
     logs: dict[str, list[tuple[str, bytes, str]]] = field(factory=dict)
@@ -58,7 +58,7 @@ class Stream:
         ]
 
     def read(self) -> Iterator[tuple[str, str, int, str, bytes]]:
-        """Return all records as the KCL reads them, parents first."""
+        """Yield all user records as the KCL reads them, with the records of parents first."""
         for shard in self.shards:
             for sequence, data, key in self.logs.get(shard.id, []):
                 for user in deaggregate(data, key, None, shard.hash_range, misplaced="drop"):

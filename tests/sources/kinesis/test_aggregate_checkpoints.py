@@ -1,4 +1,4 @@
-"""A worker stops within an aggregate and the next worker continues there. Reading goes past misplaced aggregates."""
+"""A worker stops within an aggregate, and the next worker continues there. Reading goes past misplaced aggregates."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,14 +30,14 @@ RecordFields = tuple[str, int, bytes]
 
 
 def aggregate(key: str, count: int) -> bytes:
-    """Return an aggregate of user records of one key."""
+    """Return an aggregate of `count` user records with this key."""
     aggregate_builder = Aggregate(1 << 20)
     assert all(aggregate_builder.add(b"%d" % number, key) for number in range(count))
     return aggregate_builder.encode()
 
 
 def put(client: KinesisClient, stream: str, *records: bytes) -> list[str]:
-    """Put these records into the second of two shards in order. Return their sequence numbers."""
+    """Put these records into the second of two shards, in order, and return their sequence numbers."""
     rows = [
         client.put_record(StreamName=stream, Data=data, PartitionKey="a", ExplicitHashKey=str(2**128 - 1))
         for data in records
@@ -53,7 +53,7 @@ def source(kinesis_url: str, stream: str) -> Source:
 
 @pytest.fixture
 def store(source: Source, tmp_path: Path) -> Store:
-    """Return a table with the lease of the second shard."""
+    """Return a lease table that contains only the lease of the second shard."""
     store = open_store(f"sqlite:///{tmp_path}/leases.db", create=True)
     shard = source.shards()[1]
     store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
@@ -108,7 +108,7 @@ def test_half_processed_aggregate_is_finished_by_the_next_worker(
 def test_read_position_passes_misplaced_aggregates_and_is_checkpointed(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
-    """Misplaced aggregates at the end of a shard are not read again after each start, and the backlog falls to zero."""
+    """Misplaced aggregates at the end of a shard are checkpointed, so that they are not read again after each start."""
     first_number, misplaced_number = put(client, stream, aggregate(HERE, 2), aggregate(ELSEWHERE, 5))
     received, checkpoints = list[RecordFields](), list[Position]()
     handled = Event()

@@ -1,4 +1,4 @@
-"""Aggregated records are encoded exactly as by the KPL, and decode to the original records."""
+"""Aggregated records are encoded exactly as the KPL encodes them, and decode to the original records."""
 
 import pytest
 from aggregation_rows import ROWS, Rows, packed
@@ -48,7 +48,7 @@ def test_aggregate_size_is_exact_and_within_the_limit(rows: Rows, limit: int) ->
 @settings(deadline=None)
 @given(ROWS, st.integers(30, 2000))
 def test_only_records_that_do_not_fit_are_rejected(rows: Rows, limit: int) -> None:
-    """Other encoders close aggregates early near the limit."""
+    """An aggregate is filled up to its limit, whereas other encoders close it a little earlier."""
     _, packed_rows = packed(rows, limit)
     if len(packed_rows) < len(rows):
         one_more, _ = packed(rows[: len(packed_rows) + 1])
@@ -56,7 +56,7 @@ def test_only_records_that_do_not_fit_are_rejected(rows: Rows, limit: int) -> No
 
 
 def test_rejected_record_leaves_no_trace() -> None:
-    """The key table does not contain the key of a record that did not fit."""
+    """If a record did not fit, its key is not in the key table either."""
     aggregate, _ = packed([("a", None, b"1"), ("b", None, b"2")], limit=60)
     encoded_before = aggregate.encode()
     assert not aggregate.add(b"x" * 60, "c", "7")
@@ -76,7 +76,7 @@ def test_view_reports_the_encoded_fields() -> None:
 
 
 def test_forwarded_record_keeps_its_own_keys() -> None:
-    """A stream whose service distributes records itself has no partition keys, and can still be read."""
+    """Streams whose service assigns records to shards itself have no partition keys, but can still be read."""
     assert list(deaggregate(b"x", None)) == [UserRecord(b"x", None, None, 0)]
     assert list(deaggregate(b"x", "k", "5")) == [UserRecord(b"x", "k", "5", 0)]
 
@@ -101,7 +101,7 @@ def test_hostile_record_is_read_within_limits() -> None:
 
 @pytest.mark.more
 def test_kcl_reads_mutated_records_as_we_do() -> None:
-    """Mutations cover gaps between the crafted cases."""
+    """The mutated records cover gaps between the crafted cases."""
     if tools := missing():
         pytest.skip(f"the KCL jar is not run: no {tools}")
     assert differences(tuple(mutated(50_000, seed=7))) == []

@@ -1,4 +1,4 @@
-"""Arrow columns contain the same data as the records, whichever code builds them."""
+"""Arrow columns contain the same data as the records, whichever implementation builds them."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -24,7 +24,7 @@ Row = tuple[int, int, str | None, str | None, bytes]
 
 @pytest.fixture(autouse=True, scope="module")
 def measuring() -> Iterator[None]:
-    """Use the code that measures aggregates, which is otherwise used only if it is compiled."""
+    """Use the implementation that measures aggregates first, which is otherwise used only if it is compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregation_arrow, "_CAN_USE_SPANS", True)
         yield
@@ -33,7 +33,7 @@ def measuring() -> Iterator[None]:
 def one_by_one(
     records: list[bytes], keys: list[str], hash_range: HashRange | None, misplaced: Misplaced = "keep"
 ) -> list[Row]:
-    """Return the rows that `deaggregate` gives, record by record."""
+    """Return the rows that `deaggregate` returns for each record."""
     return [
         (index, user.sub_sequence_number, user.partition_key, user.explicit_hash_key, user.data)
         for index, (data, key) in enumerate(zip(records, keys, strict=True))
@@ -44,7 +44,7 @@ def one_by_one(
 def together(
     records: list[bytes], keys: list[str], hash_range: HashRange | None, misplaced: Misplaced = "keep"
 ) -> list[Row]:
-    """Return the rows of one Arrow batch with all records."""
+    """Return the rows of one Arrow batch that contains all records."""
     batch = deaggregate_to_arrow(records, keys, hash_range, misplaced=misplaced)
     batch.validate(full=True)
     return [tuple(row.values()) for row in batch.to_pylist()]
@@ -87,20 +87,20 @@ def test_mutated_records_decode_alike() -> None:
 
 
 def test_every_small_size_decodes_alike() -> None:
-    """Several bytes are copied at once, and short values are stored in another place than long ones."""
+    """Small sizes matter because several bytes are copied at once, and Arrow stores short values inline."""
     rows: Rows = [("k" * size + "é", None, bytes(range(1, size))) for size in range(1, 42)]
     record = packed(rows)[0].encode()
     assert together([record, record], ["a", "b"], None) == one_by_one([record, record], ["a", "b"], None)
 
 
 def test_batch_beyond_arrows_offsets_is_rejected() -> None:
-    """Arrow's offsets have 32 bits."""
+    """The limit exists because Arrow's offsets have 32 bits."""
     with pytest.raises(ValueError, match="records: 2147483648 bytes in one batch; at most 2147483647 fit"):
         deaggregate_to_arrow([bytes(1 << 20)] * 2048)
 
 
 def test_keys_beyond_arrows_offsets_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If one long key is used by many small user records, the keys take more bytes than the records."""
+    """If many small user records share one long key, their keys need more bytes than the records."""
     record = packed([("k" * 100, None, b"")] * 50)[0].encode()
     monkeypatch.setattr(aggregation_arrow, "_MAX_BYTES", 5000)
     with pytest.raises(ValueError, match="records: 5000 bytes of partition keys in one batch; at most 4999 fit"):

@@ -1,4 +1,4 @@
-"""The columns of a batch match the records that other handlers get."""
+"""The columns of a batch contain the same data as the records that other handlers get."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ ROWS: list[dict[str, Any]] = [
 
 @frozen
 class Canned:
-    """A client that responds with these rows."""
+    """A client whose GetRecords returns these rows."""
 
     rows: list[dict[str, Any]]
 
@@ -37,7 +37,7 @@ class Canned:
 
 
 def read(*rows: dict[str, Any]) -> tuple[Batch, InColumns]:
-    """Read these rows with a worker's poller.
+    """Read these rows with the poller of a worker.
 
     Return the batch, and the function that converts its records to columns.
     """
@@ -61,7 +61,7 @@ def test_columns_match_records() -> None:
 
 
 def test_columns_of_some_records_are_theirs_alone() -> None:
-    """After a failure, a handler gets columns with only the remaining records."""
+    """After a failure, a handler gets only the remaining records, as columns as well."""
     batch, in_columns = read(*ROWS)
     assert in_columns(tuple(batch.records)[1:]) == in_columns(batch.records).slice(1)
     assert in_columns(batch.records[1:]) == in_columns(batch.records).slice(1)
@@ -81,7 +81,7 @@ def test_missing_pyarrow_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_only_the_columns_module_needs_pyarrow() -> None:
-    """Workers and producers of leasehold[aws] or [azure] start without the pyarrow extra."""
+    """Workers and producers that were installed with leasehold[aws] or [azure] must start without pyarrow."""
     names = ("kinesis.streams", "kinesis.fan_out", "kinesis.producer", "event_hubs.poller")
     modules = (f"leasehold.adapters.sources.{name}" for name in names)
     code = "import sys; sys.modules['pyarrow'] = None; import " + ", ".join(modules)

@@ -1,4 +1,4 @@
-"""The client for reading: its timeouts, its retries, and how it parses times."""
+"""The boto3 client for reading: its timeouts, its retries, and how it parses times."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ ARRIVED = 1_767_312_000.25
 
 
 def test_record_time_is_parsed_as_utc_without_a_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than half of the time that boto3 needs for a record is spent on looking up the time zone."""
+    """boto3 itself looks up the local time zone, which takes more than half of the time that it needs for a record."""
     monkeypatch.setattr(clients, "CborHooks", None)
     record = {"SequenceNumber": "5", "Data": base64.b64encode(b"data").decode(), "PartitionKey": "k"}
     body = {"Records": [{**record, "ApproximateArrivalTimestamp": ARRIVED}], "NextShardIterator": "i-2"}
@@ -34,7 +34,7 @@ def test_record_time_is_parsed_as_utc_without_a_local_time_zone(monkeypatch: pyt
         return AWSResponse(request.url, 200, HTTPHeaders(), Raw(json.dumps(body).encode()))
 
     client = create_reading_client("eu-west-1", None)
-    # The stubs do not allow a handler of this event to respond instead of the service.
+    # The cast is needed because the type stubs do not allow a handler of this event to return a response.
     client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", respond))
     (row,) = client.get_records(ShardIterator="i-1")["Records"]
     arrived = row["ApproximateArrivalTimestamp"]
@@ -72,7 +72,7 @@ def test_closed_source_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_transient_failure_is_retried_once_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One retry saves the poller a wait. More retries would block a thread inside boto3."""
+    """A single retry may save the poller a wait. More retries would block a thread inside boto3 for too long."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
     requests: list[str] = []
 
@@ -93,7 +93,7 @@ def test_every_time_format_is_parsed(timestamp: object) -> None:
 
 
 def test_timed_out_call_is_not_retried_by_the_client() -> None:
-    """A retry would block the reading thread for another timeout."""
+    """A retry would block the reading thread until another timeout."""
     requests: list[str] = []
 
     def raise_timeout(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
@@ -118,7 +118,7 @@ def test_timed_out_call_is_not_retried_by_the_client() -> None:
     ],
 )
 def test_record_time_is_in_seconds_in_every_encoding(timestamp: object, seconds: float | None) -> None:
-    """A record may lack a time, and the unit of the time depends on the encoding."""
+    """The unit of a record's time depends on the encoding, and the time may be missing."""
     assert parse_record_time(timestamp) == seconds
 
 
@@ -136,12 +136,12 @@ def test_unknown_option_value_is_rejected(options: dict[str, str], says: str) ->
 
 
 def test_shard_that_cannot_be_asked_about_is_not_gone() -> None:
-    """If the service is too busy to respond, the shard's lease and checkpoint are kept."""
+    """If the service is too busy to respond, the lease and the checkpoint of the shard must be kept."""
     kinesis = create_reading_client("eu-west-1", None)
     with Stubber(kinesis) as stub:
         stub.add_client_error("get_shard_iterator", "LimitExceededException")
         stub.add_response(
             "list_shards", {"Shards": [], "ResponseMetadata": {"HTTPHeaders": {}}}
-        )  # the listing does not have the shard either
+        )  # The listing does not contain the shard.
         with pytest.raises(SourceUnavailable):
             KinesisSource(kinesis, "orders").gone("shardId-000000000000")

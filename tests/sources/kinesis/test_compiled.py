@@ -1,4 +1,4 @@
-"""The compiled codec gives the same results as plain Python."""
+"""The compiled codec returns the same results as the one in plain Python."""
 
 import struct
 import sys
@@ -35,10 +35,10 @@ def forms() -> Iterator[Forms]:
 
 
 def test_codec_compiles_in_an_isolated_build(forms: Forms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wheels are built in isolation, where a failed compilation of the codec only logs a warning."""
+    """Wheels are built in isolation. If the compilation fails there, the build only logs a warning."""
     assert "compiled" in forms
     monkeypatch.setattr(hatch_build, "CHECKED", (*hatch_build.CHECKED, "--no-site-packages"))
-    assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 2  # plus the shared module and the C module
+    assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 2  # and the shared and the C module
 
 
 def _said(user_records: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has its own classes

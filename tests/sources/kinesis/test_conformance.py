@@ -1,4 +1,4 @@
-"""Our deaggregation gives the same results as the KCL's, case by case."""
+"""Our deaggregation returns the same results as that of the KCL, case by case."""
 
 import conformance
 import kcl_jar
@@ -25,7 +25,7 @@ def _ours(case: Case) -> tuple[kcl_jar.KclRecord, ...]:
 
 @pytest.mark.parametrize(("case", "kept"), TABLE, ids=[case.name for case, _ in TABLE])
 def test_user_records_that_the_kcl_keeps_are_kept(case: Case, kept: tuple[kcl_jar.KclRecord, ...]) -> None:
-    """One of our workers processes the same records as a Java worker in its group."""
+    """Our workers must process the same records as the Java workers in their group."""
     assert _ours(case) == kept
 
 

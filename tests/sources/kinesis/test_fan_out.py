@@ -1,4 +1,4 @@
-"""Reads a shard by enhanced fan-out, through boto3, from a scripted service."""
+"""A shard is read by enhanced fan-out through boto3 from a scripted service."""
 
 import logging
 import time
@@ -40,7 +40,7 @@ CHILD = {
 
 @define
 class Stage:
-    """A scripted service, with readers that are closed at the end of the test."""
+    """A scripted service, its client, and the readers that must be closed at the end of the test."""
 
     service: Service
     client: "KinesisClient"
@@ -48,13 +48,13 @@ class Stage:
     readers: list[FanOut] = field(factory=list)
 
     def consumer(self, name: str = ARN) -> StreamConsumer:
-        """Return a consumer of the stream."""
+        """Return a registered consumer of the stream, or one that will be registered under this name."""
         return StreamConsumer(self.client, "orders", name, self.clock)
 
     def reader(
         self, start: Position = TRIM_HORIZON, consumer: StreamConsumer | None = None, *, rewind: bool = False
     ) -> FanOut:
-        """Return a reader of the stream's one shard."""
+        """Return a reader of the only shard of the stream."""
         reader = FanOut(
             self.client,
             "orders",
@@ -71,9 +71,9 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[tuple[Server, "KinesisClient"]]:
-    """A server without a script, and a client for it."""
+    """Yield a server without a script, and a client for it."""
     with serving() as server:
-        # With CBOR, the client would fall back to JSON and log a warning in the test that happens to run first.
+        # The service speaks JSON only. A client with CBOR would log a warning in the first test that uses it.
         client = create_reading_client("eu-west-1", server.url, wire="json")
         yield server, client
         client.close()
@@ -81,7 +81,7 @@ def running() -> Iterator[tuple[Server, "KinesisClient"]]:
 
 @pytest.fixture
 def staged(running: tuple[Server, "KinesisClient"]) -> Iterator[Callable[..., Stage]]:
-    """Return a function that creates a stage with one script per subscription."""
+    """Yield a function that creates a stage with one script for each subscription."""
     server, client = running
     stages: list[Stage] = []
 
@@ -94,7 +94,7 @@ def staged(running: tuple[Server, "KinesisClient"]) -> Iterator[Callable[..., St
     readers = [reader for stage in stages for reader in stage.readers]
     for reader in readers:
         reader.close()
-    # Wait, because a request still in transit would consume the first script of the next test.
+    # Wait until the readers have ended, because a pending request would consume the first script of the next test.
     until(
         lambda: all(
             feed is None or feed.has_ended
@@ -105,7 +105,7 @@ def staged(running: tuple[Server, "KinesisClient"]) -> Iterator[Callable[..., St
 
 
 def next_batch(reader: FanOut) -> Batch:
-    """Return the next batch that has records, a wait, a lag or the shard's end."""
+    """Return the next batch with records, a long wait, a known lag, or the end of the shard."""
     deadline = time.monotonic() + 30
     while True:
         batch = reader.read()
@@ -153,11 +153,11 @@ def test_reader_resumes_inside_an_aggregate(staged: Callable[..., Stage]) -> Non
 
 
 def test_expired_subscription_is_renewed_without_a_gap(staged: Callable[..., Stage]) -> None:
-    """The service ends a subscription after five minutes. The next subscription neither repeats nor skips records."""
+    """The service ends each subscription after five minutes. The next one neither repeats nor skips records."""
     stage = staged([event(5, 6, continuation=6), event(continuation=8)], [event(8, continuation=8), Held()])
     reader = stage.reader()
     first = next_batch(reader)
-    next_batch(reader)  # no records, but the position advanced
+    next_batch(reader)  # This batch has no records, but advances the position.
     until(lambda: reader.read().records == () and reader._subscription is None, "its time is up")  # noqa: SLF001  not visible elsewhere
     stage.clock.now += 5
     assert [numbers(first), numbers(next_batch(reader))] == [[("5", 0), ("6", 0)], [("8", 0)]]
@@ -165,7 +165,7 @@ def test_expired_subscription_is_renewed_without_a_gap(staged: Callable[..., Sta
 
 
 def test_record_repeated_at_a_renewal_is_dropped(staged: Callable[..., Stage]) -> None:
-    """A renewed subscription starts AT the last record, so the reader drops this record."""
+    """A renewed subscription starts at the last record and includes it, so the reader drops this record."""
     stage = staged([event(5, 6, continuation=6)], [event(6, 7, continuation=7), Held()])
     reader = stage.reader()
     next_batch(reader)
@@ -203,7 +203,7 @@ def test_unreadable_event_is_requested_again(staged: Callable[..., Stage]) -> No
 
 
 def test_subscription_with_an_unreadable_event_is_closed(staged: Callable[..., Stage]) -> None:
-    """Closing it frees its thread and connection, and lets the next subscription succeed."""
+    """Closing the subscription frees its thread and its connection, and lets the next subscription succeed."""
     invalid_event = event(6, continuation=6)
     invalid_event.body["Records"][0]["PartitionKey"] = 7
     stage = staged([invalid_event, Held()])
@@ -212,7 +212,7 @@ def test_subscription_with_an_unreadable_event_is_closed(staged: Callable[..., S
 
 
 def test_short_subscription_is_not_renewed_within_five_seconds(staged: Callable[..., Stage]) -> None:
-    """The service rejects another subscription within five seconds."""
+    """The service would reject another subscription within five seconds."""
     stage = staged([event(continuation=5)], [event(6, continuation=6), Held()])
     reader = stage.reader()
     next_batch(reader)
@@ -244,7 +244,7 @@ def test_subscription_that_ends_before_it_begins_is_retried(staged: Callable[...
 
 
 def test_stolen_subscription_is_not_stolen_back_at_once(staged: Callable[..., Stage]) -> None:
-    """An owner that has not yet noticed the loss of its lease does not compete with the new owner."""
+    """A former owner that has not noticed the loss of its lease must not compete with the new owner."""
     stage = staged([event(5, continuation=5), Fault("ResourceInUseException")], [event(6, continuation=6), Held()])
     reader = stage.reader()
     assert [numbers(next_batch(reader)), numbers(next_batch(reader))] == [[("5", 0)], []]
@@ -319,7 +319,7 @@ def test_shard_with_children_is_read_to_its_last_record(staged: Callable[..., St
 
 @define
 class Counted:
-    """An event stream that counts the events read from it."""
+    """An event stream that counts the events that were read from it."""
 
     events: int
     read: int = 0
@@ -335,19 +335,19 @@ class Counted:
 
 
 def test_slow_handler_pauses_the_reading() -> None:
-    """At most `MAX_BUFFERED_EVENTS` events are buffered. Then reading pauses until the handler catches up."""
+    """When `MAX_BUFFERED_EVENTS` events are buffered, reading pauses until the handler catches up."""
     stream = Counted(50)
     receiver = SubscriptionReceiver(lambda: cast("Stream", stream))
     buffered_counts: list[int] = []
     received: list[object] = []
     while len(received) < 50:
-        until(lambda: bool(receiver._inbox), "an event waits")  # noqa: SLF001  take() would make room
+        until(lambda: bool(receiver._inbox), "an event waits")  # noqa: SLF001  take_event() would make room
         buffered_counts.append(stream.read - len(received))
         received.append(receiver.take_event())
     assert (received, max(buffered_counts) <= MAX_BUFFERED_EVENTS + 1) == (
         list(range(50)),
         True,
-    )  # the thread has one more event
+    )  # The thread itself holds one more event.
     until(lambda: receiver.has_ended, "its end is seen")
 
 
@@ -371,11 +371,11 @@ def test_close_with_a_full_buffer_ends_the_thread() -> None:
 
 
 def test_thread_that_waits_for_room_is_woken_after_the_receiver_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The receiver is marked as closed before it wakes its thread, so the thread never waits for room again."""
+    """The receiver is marked as closed before it wakes its thread, so that the thread does not wait for room again."""
     acquired = list[None]()
 
     class Handing(Semaphore):
-        """A semaphore whose release returns only when the waiting thread waits again or has ended."""
+        """A semaphore whose `release` returns only once the thread that it wakes waits again or has ended."""
 
         def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
             acquired.append(None)
@@ -433,12 +433,12 @@ def test_if_trimmed_option_starts_at_the_oldest_record(staged: Callable[..., Sta
 
 @define
 class Registry:
-    """The consumers of a stream, as the service describes them."""
+    """The registered consumers of a stream, and the responses of the service about them."""
 
     statuses: list[str]
-    """Statuses that DescribeStreamConsumer returns one after another. The last one repeats, and "" means not found."""
+    """The statuses that DescribeStreamConsumer returns, in order. The last one is repeated. "" means "not found"."""
     registering: Any = None
-    """The response of RegisterStreamConsumer, if not the default."""
+    """The response of RegisterStreamConsumer, or None for the default response."""
     asked: list[str] = field(factory=list)
 
     def operations(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -472,7 +472,7 @@ def test_consumer_is_registered_once_and_awaited(
     for _ in range(2):
         with pytest.raises(SourceUnavailable, match="consumer 'app' of stream 'orders' is not ACTIVE yet"):
             consumer.find_arn()
-        assert reader.read().wait_seconds >= 0.4  # the last check was just now, so no request is sent
+        assert reader.read().wait_seconds >= 0.4  # The consumer was checked just now, so no request is sent.
         stage.clock.now += 1
     assert numbers(next_batch(reader)) == [("5", 0)]
     assert registry.asked == ["describe app", "register app", "describe app", "describe app"]
@@ -480,7 +480,7 @@ def test_consumer_is_registered_once_and_awaited(
 
 
 def test_consumer_is_described_once_a_second(staged: Callable[..., Stage]) -> None:
-    """The service allows twenty DescribeStreamConsumer requests per second and stream, however large the fleet."""
+    """For each stream, the service allows only twenty DescribeStreamConsumer requests per second from all workers."""
     registry = Registry(["CREATING"])
     stage = staged(**registry.operations())
     consumer, request_counts = stage.consumer("app"), []
@@ -539,7 +539,7 @@ def test_full_list_of_consumers_causes_polling_with_one_warning(
     batches = [next_batch(reader) for reader in readers]
     assert [(numbers(batch), batch.wait_seconds) for batch in batches] == [([("5", 0)], 0.5)] * 2
     warnings = [each.message for each in caplog.records if each.levelno == logging.WARNING]
-    # The other warning is that this service speaks JSON.
+    # Another warning may say that this service speaks JSON.
     assert [text for text in warnings if "CBOR" not in text] == warnings[:1]
     assert warnings[0].startswith("stream orders has no room for consumer 'app', so its shards are polled: ")
 
@@ -567,13 +567,13 @@ def test_deregistered_consumer_is_registered_again(staged: Callable[..., Stage])
     ],
 )
 def test_invalid_consumer_is_named(url: str, says: str) -> None:
-    """A wrong `consumer` option is an error when the source is opened, not only when a shard is read."""
+    """A wrong `consumer` option is rejected when the source is opened, and not only when a shard is read."""
     with pytest.raises(ValueError, match=says):
         open_source(url)
 
 
 def test_wait_for_events_starts_short_and_grows_when_idle(staged: Callable[..., Stage]) -> None:
-    """The wait for a pushed event starts at 10 ms and doubles up to 100 ms, so an idle shard uses little CPU time."""
+    """The waits between checks for events grow from 10 ms to 100 ms, so that an idle shard uses little CPU time."""
     stage = staged([Held()])
     reader = stage.reader()
     assert [reader.read().wait_seconds for _ in range(6)] == [0.01, 0.02, 0.04, 0.08, 0.1, 0.1]

@@ -1,4 +1,4 @@
-"""The events of a subscription become rows of a Spark query."""
+"""The records in the events of a subscription become rows of a Spark query."""
 
 from contextlib import closing
 

@@ -1,4 +1,4 @@
-"""Enhanced fan-out from ferrokinesis: order across renewals, a closed shard, and a stream with too many consumers."""
+"""Enhanced fan-out with the service ferrokinesis: renewals, a closed shard, and a stream with too many consumers."""
 
 import time
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
 
 @pytest.fixture
 def stream(client: "KinesisClient") -> str:
-    """A stream of one shard."""
+    """Create a stream with one shard, and return its name."""
     name = f"pushed-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=1)
     active(client, name)
@@ -39,7 +39,7 @@ def stream(client: "KinesisClient") -> str:
 
 
 def active(client: "KinesisClient", stream: str) -> None:
-    """Wait until the stream is active again."""
+    """Wait until the stream is active."""
     summary = client.describe_stream_summary
     until(lambda: summary(StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "it is ACTIVE")
 
@@ -52,14 +52,14 @@ def put(client: "KinesisClient", stream: str, count: int) -> list[str]:
 
 @pytest.fixture
 def reader(client: "KinesisClient", stream: str) -> Iterator[Reader]:
-    """Return a reader of the whole shard."""
+    """Yield a reader that starts at the beginning of the shard."""
     reader = KinesisSource(client, stream, consumer="app").open(Lease(SHARD), TRIM_HORIZON)
     yield reader
     reader.close()
 
 
 def read(reader: Reader, received: list[str]) -> bool:
-    """Read once, and wait as long as the batch demands. Return whether the shard has ended."""
+    """Read once, and wait as long as the batch requires. Return whether the shard has ended."""
     batch = reader.read()
     received += [record.sequence_number for record in batch.records]
     time.sleep(batch.wait_seconds)
@@ -69,7 +69,7 @@ def read(reader: Reader, received: list[str]) -> bool:
 def test_no_record_is_lost_or_repeated_between_subscriptions(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
-    """On a real service, the next subscription starts at the position that the reader requests."""
+    """The service starts each further subscription exactly at the position that the reader requests."""
     positions: list[str] = []
     client.meta.events.register(
         "provide-client-params.kinesis.SubscribeToShard",
@@ -87,7 +87,7 @@ def test_no_record_is_lost_or_repeated_between_subscriptions(
 def test_first_subscription_starts_at_the_requested_position(client: "KinesisClient", stream: str) -> None:
     sent_numbers = put(client, stream, 120)
     received: list[str] = []
-    for number in (sent_numbers[0], sent_numbers[99]):  # the first request of a client is in CBOR
+    for number in (sent_numbers[0], sent_numbers[99]):  # The first request of each client is in CBOR.
         new_client = create_reading_client("eu-west-1", client.meta.endpoint_url)
         reader = KinesisSource(new_client, stream, consumer="app").open(Lease(SHARD), Position(number))
         numbers_read: list[str] = []
@@ -107,7 +107,7 @@ def test_first_subscription_starts_at_the_requested_position(client: "KinesisCli
 def test_closed_shard_is_read_to_its_end_and_names_its_children(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
-    """This service lists the children in every event, and yet the backlog is read to its end."""
+    """The backlog is read to its end although this service lists the children in every event."""
     sent = put(client, stream, 120)
     client.split_shard(StreamName=stream, ShardToSplit=SHARD, NewStartingHashKey=str(1 << 127))
     active(client, stream)
@@ -125,7 +125,7 @@ def test_closed_shard_is_read_to_its_end_and_names_its_children(
 def test_stream_without_room_for_consumers_is_polled(
     client: "KinesisClient", stream: str, reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the limit, a real service returns the error code that the reader expects."""
+    """When a stream has the maximum number of consumers, the service returns the error code that the reader expects."""
     arn = client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamARN"]
     for number in range(20):
         client.register_stream_consumer(StreamARN=arn, ConsumerName=f"other-{number}")

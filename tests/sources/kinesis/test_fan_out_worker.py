@@ -1,4 +1,4 @@
-"""A worker with enhanced fan-out on a scripted service: its metrics, its stop, and the stealing of its lease."""
+"""A worker with enhanced fan-out and a scripted service: its metrics, its stop, and a steal of its lease."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ OTHERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @define
 class RunningWorker:
-    """A running worker, and the events that its handler and its lease caused."""
+    """A running worker, the records that its handler got, and the events of its lease."""
 
     service: Service
     runner: Runner = field(init=False)
@@ -49,7 +49,7 @@ class RunningWorker:
     over: Event = field(factory=Event)
 
     def begin(self, source: KinesisSource) -> None:
-        """Start the worker as the only worker of its group."""
+        """Start the worker, which is the only one in its group."""
         config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
         worker = Worker(store=self.store, source=source, me="a-1", config=config)
         meter = MeterProvider([self.metrics]).get_meter("test")
@@ -58,31 +58,31 @@ class RunningWorker:
         self.thread.start()
 
     def handle(self, delivery: Delivery) -> None:
-        """Record the sequence numbers that were dispatched."""
+        """Record the sequence numbers of the dispatched records."""
         self.handled += [record.sequence_number for record in delivery.records]
         self.records_received.set()
 
     def observe(self, happening: ShardEvent, _holding: Holding) -> None:
-        """Record events of the lease."""
+        """Record an event of the lease."""
         self.happened.append(happening)
         if happening != "initialize":
             self.over.set()
 
     def lease(self) -> Lease:
-        """Its one lease, as stored."""
+        """Return the only lease, as the store has it."""
         return self.store.list().leases[0]
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server without a script."""
+    """Yield a server without a script."""
     with serving() as running:
         yield running
 
 
 @pytest.fixture
 def joined(server: Server) -> Iterator[Callable[[list[Script]], RunningWorker]]:
-    """Return a function that starts a worker on a script."""
+    """Yield a function that starts a worker with these scripts."""
     started: list[RunningWorker] = []
 
     def start(scripts: list[Script]) -> RunningWorker:

@@ -1,4 +1,4 @@
-"""Our worker and a Java KCL worker read the same records from a stream that the producer wrote."""
+"""Our worker and a Java KCL worker read the same records from a stream that our producer has written."""
 
 from pathlib import Path
 

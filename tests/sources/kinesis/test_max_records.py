@@ -35,7 +35,7 @@ def test_request_for_changes_asks_for_the_max_records_of_the_url() -> None:
 
 @pytest.mark.parametrize(("text", "limit"), [("1", 10), ("10", 10), ("1000", ChangePoller.max_records)])
 def test_max_records_within_the_services_limit_is_accepted(text: str, limit: int) -> None:
-    """Both bounds are included."""
+    """Both bounds are themselves valid."""
     assert parse_max_records({"max_records": text}, limit) == int(text)
 
 

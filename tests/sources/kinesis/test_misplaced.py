@@ -1,4 +1,4 @@
-"""Which user records of an aggregate a reader returns if not all of them belong to its shard."""
+"""Which user records of an aggregate a reader returns if some of them do not belong to its shard."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast, get_args
@@ -40,7 +40,7 @@ RANGES = st.tuples(st.integers(0, HASH_KEYS[1]), st.integers(0, HASH_KEYS[1])).m
 
 
 def by_hand(data: bytes, hash_range: HashRange) -> list[UserRecord]:
-    """Return the user records inside the range, up to the first one with an invalid hash key."""
+    """Return the user records inside the range, but none after the first invalid hash key."""
     unfiltered = deaggregate(data, "outer", None, None)
     if not unfiltered.aggregated:
         return list(unfiltered)
@@ -58,7 +58,7 @@ def by_hand(data: bytes, hash_range: HashRange) -> list[UserRecord]:
 
 
 def check(data: bytes, hash_range: HashRange) -> None:
-    """Compare both modes with each other and with the expected records."""
+    """Compare the results of both modes with each other and with the expected records."""
     kept_result, dropping_result = (
         deaggregate(data, "outer", None, hash_range, misplaced=mode) for mode in ("keep", "drop")
     )
@@ -72,7 +72,7 @@ def check(data: bytes, hash_range: HashRange) -> None:
 
 @pytest.mark.parametrize("case", TABLE, ids=[case.name for case in TABLE])
 def test_misplaced_aggregate_yields_the_shards_own_records(case: Case) -> None:
-    """Each record that was delivered is read on exactly one shard."""
+    """Each record of a misplaced aggregate is thus returned by the reader of exactly one shard."""
     check(case.data, (case.first, case.last))
 
 
@@ -85,7 +85,7 @@ def test_any_aggregate_is_filtered_by_user_record(rows: Rows, hash_range: HashRa
 @settings(deadline=None)
 @given(st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=30)), min_size=2, max_size=20), RANGES)
 def test_misplaced_aggregate_is_not_read_lazily(rows: Rows, hash_range: HashRange) -> None:
-    """Compiled code neither returns records of other shards nor renumbers the remaining ones."""
+    """The compiled code must not return records of other shards, and must not renumber the remaining records."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_CAN_LOCATE", True)
         data = packed(rows)[0].encode()
@@ -95,7 +95,7 @@ def test_misplaced_aggregate_is_not_read_lazily(rows: Rows, hash_range: HashRang
 
 @define
 class Kpl:
-    """A producer with an outdated shard map. It counts a record as delivered if it belongs to the shard that stored it.
+    """A producer with an outdated shard map. A record counts as delivered if it belongs to the shard that stored it.
 
     The KPL has done so since 0.15.11, in `succeed_if_correct_shard` of its `retrier.cc`.
     """
@@ -105,7 +105,7 @@ class Kpl:
     known: list[Shard] = field(factory=list)
 
     def put(self, rows: list[tuple[str, bytes]]) -> None:
-        """Write until all records are delivered. Each misplaced aggregate makes it get a new map."""
+        """Write until all records are delivered. After each misplaced aggregate, get a new shard map."""
         waiting = list(rows)
         while waiting:
             self.known = self.known or list(self.stream.open)
@@ -113,7 +113,7 @@ class Kpl:
             self.known = [] if waiting else self.known
 
     def _aggregate(self, shard: Shard, rows: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        """Write the rows that belong to this shard in the old map as one record.
+        """Write the rows that belong to this shard, according to the shard map, as one aggregate.
 
         Return the rows that must be sent again.
         """
@@ -131,13 +131,13 @@ class Kpl:
 
 
 def inside(shard: Shard, key: str) -> bool:
-    """Return whether the key is in the shard's range."""
+    """Return whether the hash of the key is in the shard's range."""
     first, last = shard.hash_range or HASH_KEYS
     return first <= hash_partition_key(key) <= last
 
 
 def read(stream: Stream, misplaced: Misplaced) -> Iterator[tuple[str, bytes]]:
-    """Yield shard and data of each record as a worker reads them, parents first."""
+    """Yield the shard and the data of each user record as workers read them, parents first."""
     for shard in stream.shards:
         for _, data, key in stream.logs.get(shard.id, []):
             for user in deaggregate(data, key, None, shard.hash_range, misplaced=misplaced):
@@ -172,12 +172,12 @@ def test_record_delivered_by_a_kpl_is_read_through_splits_and_merges(
 
 AGGREGATE = packed([("a", None, b"0"), ("b", None, b"1"), ("c", None, b"2"), ("d", None, b"3")])[0].encode()
 LOWER: HashRange = (0, 2**127 - 1)
-"""The hash range of the shard to which records a and c belong; b and d belong to the other shard."""
+"""The hash range of the shard to which records a and c belong. Records b and d belong to the other shard."""
 
 
 @define
 class Canned:
-    """A client whose shard has misplaced aggregates."""
+    """A client whose shard contains `count` misplaced aggregates."""
 
     count: int
 
@@ -197,7 +197,7 @@ class Canned:
 
 
 def poller(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> Poller:
-    """Return a reader of the lower shard."""
+    """Return a poller of the lower shard."""
     return Poller(cast("KinesisClient", Canned(count)), "orders", "s-0", start, LOWER, misplaced=misplaced)
 
 
@@ -207,7 +207,7 @@ def poller(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "k
      (Position("1", 3), [])],
 )  # fmt: skip
 def test_records_keep_their_numbers_within_the_aggregate(start: Position, remaining: list[int]) -> None:
-    """A checkpoint inside a misplaced aggregate refers to the same record for us and for the KCL."""
+    """The numbers are kept so that a checkpoint inside a misplaced aggregate means the same record to the KCL."""
     batch = poller(1, start).read()
     assert [(record.sub_sequence_number, record.data) for record in batch.records] == [
         (sub, b"%d" % sub) for sub in remaining
@@ -216,7 +216,7 @@ def test_records_keep_their_numbers_within_the_aggregate(start: Position, remain
 
 
 def test_misplaced_records_are_kept_by_default_and_can_be_dropped() -> None:
-    """Dropping them does what Java's workers do; keeping them loses no records."""
+    """If misplaced records are kept, none is lost. If they are dropped, workers behave as Java workers do."""
     assert [len(poller(1, misplaced=mode).read().records) for mode in get_args(Misplaced)] == [2, 0]
     assert list(deaggregate(AGGREGATE, "a", None, LOWER)) == [
         UserRecord(b"0", "a", None, 0),
@@ -231,20 +231,20 @@ def test_misplaced_records_are_kept_by_default_and_can_be_dropped() -> None:
 
 
 class RejectedConsumer:
-    """A consumer that the stream has no room for, so the shard is polled."""
+    """A consumer for which the stream has no room, so that its shards are polled."""
 
     def find_arn(self) -> None:
-        """Return None."""
+        """Return None, which stands for a rejected consumer."""
 
 
 def subscribed(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> FanOut:
-    """Return the same reader with enhanced fan-out."""
+    """Return a reader of the lower shard with enhanced fan-out."""
     client, consumer = cast("KinesisClient", Canned(count)), cast("StreamConsumer", RejectedConsumer())
     return FanOut(client, "orders", "s-0", start, LOWER, consumer=consumer, misplaced=misplaced)
 
 
 def in_columns(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> ArrowPoller:
-    """Return the same reader, for Spark."""
+    """Return a reader of the lower shard for Spark."""
     return ArrowPoller(cast("KinesisClient", Canned(count)), "orders", "s-0", start, LOWER, misplaced=misplaced)
 
 

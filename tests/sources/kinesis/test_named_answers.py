@@ -1,4 +1,4 @@
-"""A response is rejected if its records belong to another shard than the requested one."""
+"""A response is rejected if its records come from a shard other than the requested one."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -11,11 +11,11 @@ from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import TRIM_HORIZON
 
 SIX = "49590338271490256608559692538361571095921575989136588898"
-"""A sequence number in shard 6."""
+"""A sequence number that belongs to shard 6."""
 
 
 def read_both(poller: type[Poller], shard: str, **response: Any) -> tuple[Any, Any]:  # noqa: ANN401  a batch of either
-    """Have a reader of this shard read this response, and then the correct one to the same request."""
+    """Let a reader of this shard read this response, and then the correct response to the same request."""
     own_number = str(int(SIX) + (int(shard[-1]) - 6 << 4)) if shard[-1:].isdigit() else SIX
     correct_response = {"Records": [row(own_number)], "NextShardIterator": "next", "MillisBehindLatest": 0}
     responses = iter(
@@ -34,7 +34,7 @@ def read_both(poller: type[Poller], shard: str, **response: Any) -> tuple[Any, A
 
 
 def row(number: str) -> dict[str, Any]:
-    """Return a record with this sequence number."""
+    """Return the row of a record with this sequence number."""
     return {"Data": b"x", "SequenceNumber": number, "PartitionKey": "k", "ApproximateArrivalTimestamp": 1.0}
 
 
@@ -55,10 +55,9 @@ def child(*parents: str) -> dict[str, Any]:
     ids=["records", "end", "records and end"],
 )
 def test_response_about_another_shard_is_rejected(poller: type[Poller], answer: dict[str, Any]) -> None:
-    """Such a response is recognized by its sequence numbers, or by the parents of its child shards.
+    """A response about another shard is recognized by its sequence numbers, or by the parents of its child shards.
 
-    A response that has no records and does not end the shard can't be recognized, but its iterator leads to one that
-    can.
+    A response without records that does not end the shard can't be recognized, but a later one with its iterator can.
     """
     batch, (read_to, requested_iterators) = read_both(poller, "shardId-000000000004", **answer)
     assert (batch.read_to, batch.ended, batch.children) == (None, False, ())
@@ -73,6 +72,6 @@ def test_response_about_another_shard_is_rejected(poller: type[Poller], answer: 
     ids=["its own", "of a local service", "of another name"],
 )
 def test_response_that_names_no_other_shard_is_accepted(poller: type[Poller], shard: str, number: str) -> None:
-    """Only sequence numbers and shard names in the service's own format are checked."""
+    """Sequence numbers and shard names are checked only if they have the format of the service."""
     batch, _ = read_both(poller, shard, Records=[row(number)], ChildShards=[child(shard, "another")])
     assert (batch.read_to.sequence, batch.fault) == (number, "")

@@ -1,4 +1,4 @@
-"""Reads a shard from a stubbed service: where reading starts, how often it polls, and how it handles faults."""
+"""The reading of a shard from a stubbed service: where it starts, how often it polls, and how it handles faults."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ PLACE = {"StreamName": "orders", "ShardId": "s-0"}
 
 @pytest.fixture
 def stub() -> Iterator[Stubber]:
-    """Yield a service that returns scripted responses and checks each request."""
+    """Yield a stub of the service that returns scripted responses and checks each request."""
     with Stubber(boto3.client("kinesis", region_name="eu-west-1")) as stubber:
         yield stubber
         stubber.assert_no_pending_responses()
@@ -67,7 +67,7 @@ def poller(
 
 
 def iterator(stub: Stubber, name: str, **place: object) -> None:
-    """Expect a request for an iterator at this place, and respond with this name."""
+    """Expect a request for an iterator at this place, and return the iterator `name`."""
     stub.add_response("get_shard_iterator", {"ShardIterator": name}, {**PLACE, **place})
 
 
@@ -89,7 +89,7 @@ def answer(
     limit: int = 10_000,
     **more: object,
 ) -> None:
-    """Expect a request for at most `limit` records and respond with these rows."""
+    """Expect a request for at most `limit` records, and respond with these rows."""
     body: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind_ms, **more}
     if next_iterator is not None:
         body["NextShardIterator"] = next_iterator
@@ -102,7 +102,7 @@ def reject(stub: Stubber, code: str, status: int = 400) -> None:
 
 
 def aggregate(*texts: bytes) -> bytes:
-    """Return an aggregated record whose user records share one key."""
+    """Return an aggregated record of user records with these data and the same key."""
     return sealed(keys("k") + b"".join(record(0, text) for text in texts))
 
 
@@ -159,7 +159,7 @@ def test_reader_resumes_inside_an_aggregate(stub: Stubber) -> None:
 def test_whole_aggregate_returns_until_its_last_user_record_is_done(
     stub: Stubber, start: Position, place: dict[str, object], records: list[str]
 ) -> None:
-    """A reader of user records may have stopped within an aggregate, so the whole aggregate is read again."""
+    """If a reader of user records has stopped within an aggregate, the whole aggregate is read again."""
     iterator(stub, "i-1", **place)
     aggregate_data = aggregate(b"a", b"b", b"c")
     answer(stub, "i-1", "i-2", row(5, aggregate_data), row(6, b"d"), row(7, aggregate(b"e", b"f")))
@@ -171,7 +171,7 @@ def test_whole_aggregate_returns_until_its_last_user_record_is_done(
 
 
 def test_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
-    """A checkpoint can pass misplaced aggregates at the end of a shard, so the shard's backlog can fall to zero."""
+    """Dropped aggregates at the end of a shard can be checkpointed, so that the shard's backlog can fall to zero."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
     batch = poller(stub, hash_range=(0, 1)).read()
@@ -194,7 +194,7 @@ def test_expired_iterator_is_replaced_after_the_last_record(stub: Stubber) -> No
 
 
 def test_empty_response_keeps_the_read_position(stub: Stubber) -> None:
-    """An iterator that expires on a quiet shard is replaced after the last record read, not at the start."""
+    """An iterator that expires on a quiet shard is replaced by one after the last record, and not at the start."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, b"a"))
     answer(stub, "i-2", "i-3")
@@ -206,7 +206,7 @@ def test_empty_response_keeps_the_read_position(stub: Stubber) -> None:
 
 
 def test_iterator_that_expires_before_any_read_starts_over(stub: Stubber) -> None:
-    """The new iterator starts at the original position, so records that were already there are not skipped."""
+    """The new iterator starts at the original position, so that no record is skipped."""
     for name in ("i-1", "i-2"):
         iterator(stub, name, ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
         if name == "i-1":
@@ -247,7 +247,7 @@ def test_broken_connection_is_retried_with_the_same_iterator(stub: Stubber, monk
 
 
 def test_late_response_shrinks_requests_up_to_the_tip(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a timeout, requests become smaller, so that reading makes progress on a slow link."""
+    """After a timeout, requests become smaller, so that the reader makes progress on a slow connection."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     reader = poller(stub)
     monkeypatch.setattr(stub.client, "get_records", _raising(ReadTimeoutError(endpoint_url="there")))
@@ -294,7 +294,7 @@ def test_trimmed_checkpoint_stops_the_shard_with_advice(stub: Stubber) -> None:
 def test_if_trimmed_option_continues_after_the_trimmed_records(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(3), row(9))  # the sequence numbers of a recreated stream may be lower
+    answer(stub, "i-1", "i-2", row(3), row(9))  # The sequence numbers of a recreated stream may be lower.
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=True)
     assert record_fields(reader.read().records) == [("3", 0, b"data"), ("9", 0, b"data")]
     assert "s-0: 5 no longer exists; starting at TRIM_HORIZON" in caplog.text
@@ -302,7 +302,7 @@ def test_if_trimmed_option_continues_after_the_trimmed_records(stub: Stubber, ca
 
 @pytest.mark.parametrize("rewind", [False, True])
 def test_position_rejected_in_mid_shard_is_no_trimmed_checkpoint(stub: Stubber, *, rewind: bool) -> None:
-    """Only a shard's first iterator can reveal a trimmed checkpoint. A later rejection never rewinds the shard."""
+    """Only the first iterator can show that the checkpoint was trimmed. A later rejection never rewinds the shard."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(6))
     reject(stub, "ExpiredIteratorException")
@@ -320,7 +320,7 @@ def test_other_invalid_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
 
 
 def test_gap_after_the_checkpoint_is_logged(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
-    """The service resumes after trimmed records without an error, so the reader logs the gap."""
+    """The service continues after trimmed records without an error, so the reader must log the gap."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(9))
     answer(stub, "i-2", "i-3", row(12))
@@ -370,7 +370,7 @@ def test_poll_interval_option_is_honored() -> None:
 
 @pytest.mark.parametrize("rows", [(row(5),), ()], ids=["records", "none"])
 def test_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[str, Any], ...]) -> None:
-    """The last batch contains the child shards, so the worker need not list shards after a reshard."""
+    """The last batch contains the child shards, so that the worker does not have to list the shards after a reshard."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     hash_range = {"StartingHashKey": "0", "EndingHashKey": "9"}
     answer(
@@ -435,7 +435,7 @@ def test_missing_credentials_are_one_clear_error() -> None:
     ],
 )
 def test_unobtainable_credentials_are_named_and_retried(fault: Exception, says: str) -> None:
-    """A worker continues once the user has logged in. Until then, its error does not blame the network."""
+    """The worker continues once the user has logged in. Until then, its error must not blame the network."""
     with pytest.raises(SourceUnavailable) as caught, translate_errors("orders"):
         raise fault
     assert str(caught.value).startswith("no credentials for stream 'orders': ")
@@ -443,7 +443,7 @@ def test_unobtainable_credentials_are_named_and_retried(fault: Exception, says: 
 
 
 def listed(name: str, *parents: str, closed: bool = False) -> dict[str, Any]:
-    """Return a shard as ListShards describes it."""
+    """Return the description of a shard as ListShards returns it."""
     sequence = {"StartingSequenceNumber": "1"} | ({"EndingSequenceNumber": "2"} if closed else {})
     parent_fields = dict(zip(("ParentShardId", "AdjacentParentShardId"), parents, strict=False))
     hash_range = {"StartingHashKey": "0", "EndingHashKey": str(HASH_KEYS[1])}
@@ -476,7 +476,7 @@ def test_latest_is_the_services_time_and_never_later(stub: Stubber) -> None:
 
 
 def test_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber) -> None:
-    """A slice ends only after its last records have had time to arrive."""
+    """A slice ends five seconds late, because its last records need time to arrive."""
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
     times = iter([0.0, 4.999, 5.0])
     stream = source(stub, lambda: next(times))
@@ -484,7 +484,7 @@ def test_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber)
 
 
 def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
-    """If a stream is deleted by mistake, its checkpoints are not deleted."""
+    """If the stream was deleted by mistake, its shards do not count as gone, so that their checkpoints are kept."""
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
     stub.add_response("list_shards", page(listed("s-1")))
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
@@ -500,8 +500,8 @@ def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
 def test_aggregates_are_kept_if_the_service_distributes_records(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch, summary: dict[str, str], expected: list[bytes]
 ) -> None:
-    """In such a stream, a user record's hash key may lie outside its shard's range."""
-    # boto3's service model may not have the field yet, so replace the whole response.
+    """If the service distributes records itself, a user record's hash key may be outside the range of its shard."""
+    # The service model of boto3 may not have this field yet, so replace the whole method.
     monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
     reader = source(stub).open(Lease("s-0", hash_range=(0, 1)), TRIM_HORIZON)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
@@ -510,7 +510,7 @@ def test_aggregates_are_kept_if_the_service_distributes_records(
 
 
 def test_events_contain_the_arn_that_the_service_returns(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions may distinguish streams by ARN. The account is unknown until the service has returned it."""
+    """Functions may distinguish streams by ARN. Until the service has returned the ARN, its account is unknown."""
     arn = "arn:aws:kinesis:eu-west-1:111122223333:stream/orders"
     summary = {"StreamARN": arn, "StreamCreationTimestamp": ARRIVED}
     monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
@@ -526,7 +526,7 @@ def test_events_contain_the_arn_that_the_service_returns(stub: Stubber, monkeypa
 def test_rejected_stream_description_is_not_repeated_for_each_shard(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The account's quota is 20 requests per second."""
+    """The service allows an account only 20 of these requests per second."""
     now, calls = [0.0], list[float]()
 
     def describe(**_: object) -> dict[str, Any]:
@@ -606,7 +606,7 @@ def test_unreadable_response_is_retried_at_the_same_position(stub: Stubber) -> N
 
 
 def test_unreadable_response_leaves_the_checkpoint_unchanged(stub: Stubber) -> None:
-    """User records of an aggregate that were already processed are not dispatched again."""
+    """The user records of an aggregate that were already processed must not be dispatched again."""
     invalid_child = {
         "ShardId": "c",
         "ParentShards": ["s-0"],
@@ -620,13 +620,13 @@ def test_unreadable_response_leaves_the_checkpoint_unchanged(stub: Stubber) -> N
 
 
 def test_start_outside_the_calendar_is_an_error(stub: Stubber) -> None:
-    """A timestamp outside the range of datetime (a row may hold any number) raises an error that a retry can't fix."""
+    """A row may contain a time outside the range of `datetime`, which causes an error that a retry can't fix."""
     with pytest.raises(SourceError, match="leasehold reset"):
         poller(stub, at_timestamp(10**18 - 1)).read()
 
 
 def test_dropped_records_are_reported_first_and_once_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """Only losses are logged as warnings, and the message at the end counts only those that were not yet reported."""
+    """The first loss is logged at once. The message at the end counts only losses that were not logged before."""
     complete = UserRecords((), (), (), (), Reason.AGGREGATED)
     two_dropped, three_dropped = (evolve(complete, reason=Reason.OUT_OF_RANGE, dropped=count) for count in (2, 3))
     drop_counter, reason = DropCounter("s-0"), "out-of-range, because their aggregate went to another shard"

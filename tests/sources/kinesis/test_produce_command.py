@@ -1,4 +1,4 @@
-"""The commands that write to a stream and that deaggregate its records."""
+"""The commands `leasehold produce` and `leasehold deaggregate`."""
 
 import base64
 import json
@@ -117,14 +117,14 @@ def test_line_without_its_key_names_the_requested_key(key: str, line: bytes, mes
     ],
 )
 def test_key_that_is_no_string_is_spelled_as_in_json(value: str, key: str) -> None:
-    """The key does not depend on the language in which the line was written."""
+    """The key has a fixed spelling, so that it does not depend on the program that wrote the line."""
     assert _make_key_function("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
 
 
 def test_rejected_record_is_named_and_all_others_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The command names the line, continues with the next one, and exits with status 1."""
+    """The command names the line of the rejected record, continues with the next line, and exits with status 1."""
 
     def reject_bad_record(data: list[bytes]) -> None:
         if b"bad" in data:
@@ -165,7 +165,7 @@ def test_signal_ends_reading_and_loses_no_line(client: KinesisClient, stream: st
     process.stdin.write(b"one\n")
     process.stdin.flush()
     while not (stored_data := [record.data for record in stored(client, stream)]):
-        pass  # the line is being sent; wait until it is stored
+        pass  # Wait until the line is stored.
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, stored_data, output.split(b",")[0]) == (0, [b"one"], b"1 records written")

@@ -1,4 +1,4 @@
-"""The producer on a stream that splits and merges while requests fail in every way."""
+"""The producer on a stream whose shards are split and merged while requests fail in various ways."""
 
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ FINE = Verdict(lost=0, extra=0, disordered=(), twice=0, unexplained=0, misreport
 
 
 class Altered:
-    """A client with some methods replaced."""
+    """A client some of whose methods are replaced."""
 
     def __init__(self, client: KinesisClient, **methods: Any) -> None:  # noqa: ANN401  any method
         self._client = client
@@ -38,12 +38,12 @@ def patch_client(client: KinesisClient, **methods: Any) -> Any:  # noqa: ANN401 
 
 
 def summary(**fields: object) -> Any:  # noqa: ANN401  a client's method
-    """Return a DescribeStreamSummary response with these fields."""
+    """Return a function that replaces DescribeStreamSummary and responds with these fields."""
     return lambda **_: {"StreamDescriptionSummary": fields}
 
 
 def rejecting_put_records(code: str) -> Any:  # noqa: ANN401  a client's method
-    """Return a PutRecords that rejects every record."""
+    """Return a function that replaces PutRecords and rejects every record."""
     return lambda **request: {"Records": [{"ErrorCode": code, "ErrorMessage": ""}] * len(request["Records"])}
 
 
@@ -91,7 +91,7 @@ def test_each_write_returns_where_its_record_is(client: KinesisClient, stream: s
 
 
 def test_stream_that_distributes_its_records_is_rejected(client: KinesisClient, stream: str) -> None:
-    """Consumers would drop nearly every aggregate of such a stream without an error."""
+    """Consumers of a stream that distributes its records would silently drop nearly every aggregate."""
     distributing_client = patch_client(client, describe_stream_summary=summary(RecordDistributionStrategy="AUTO"))
     with pytest.raises(SourceError, match="distributes its records itself"):
         Producer(distributing_client, stream)
@@ -119,7 +119,7 @@ def test_record_limit_is_the_streams_own(client: KinesisClient, stream: str) -> 
 def test_record_that_the_service_would_reject_is_rejected_at_once(
     client: KinesisClient, stream: str, key: str, hash_key: str | None, message: str
 ) -> None:
-    """An invalid record does not make the request fail that would contain it."""
+    """An invalid record must not get into a request, because the whole request would fail."""
     with Producer(client, stream) as producer, pytest.raises(ValueError, match=message):
         producer.put(b"x", key, hash_key)
 
@@ -159,7 +159,7 @@ def test_lasting_fault_stops_the_producer(client: KinesisClient, stream: str) ->
 
 
 def test_marks_identify_a_duplicate(client: KinesisClient, stream: str) -> None:
-    """A reader can drop the second copy of a record that was sent again because a response was lost."""
+    """If a record was sent again because a response was lost, a reader can recognize and drop the second copy."""
     faulty = Faulty(client, rate=0.5, seed=3)
     producer = Producer(cast("KinesisClient", faulty), stream, Settings(linger_seconds=0, epoch=7), pending_records=20)
     with producer:

@@ -1,4 +1,4 @@
-"""The producer keeps its guarantees through any mixture of splits, merges, rejections and lost responses."""
+"""The producer keeps its guarantees through any sequence of splits, merges, rejections and lost responses."""
 
 from collections import Counter
 from itertools import chain
@@ -70,7 +70,7 @@ class World:
         self.core = ProducerCore(self.listing, Settings(min_bytes=self.least))
 
     def put(self, key: int) -> None:
-        """Put a record with this key."""
+        """Enqueue a record with this key."""
         ticket = len(self.sent)
         self.sent.append((KEYS[key], b"%d" % ticket))
         self.core.enqueue_record(
@@ -90,7 +90,7 @@ class World:
             self.under_way.append(units)
 
     def answer(self, choice: tuple[int, list[str]]) -> None:
-        """Respond to one of the requests, or lose the response."""
+        """Respond to one of the pending requests, or lose the response."""
         if self.under_way:
             request_index, faults = choice
             for unit_index, unit in enumerate(self.under_way.pop(request_index % len(self.under_way))):
@@ -109,17 +109,17 @@ class World:
         return UnitUnknown("ReadTimeoutError")
 
     def land(self, _: object = None) -> None:
-        """Store a request whose response was lost earlier."""
+        """Store a unit late, after its response was lost."""
         if self.late_units:
             self.stream.write(self.late_units.pop(0))
 
     def map(self, fresh: bool) -> None:
-        """Deliver a listing of the shards. If it is not fresh, it is the last one that was."""
+        """Pass a listing of the shards to the producer. If not `fresh`, it is the previous listing."""
         self.listing = listing_of(self.stream) if fresh else self.listing
         self.results += self.core.update_map(self.listing, self.now)
 
     def finish(self) -> None:
-        """Stop all faults, and let the producer send everything."""
+        """Stop injecting faults, and let the producer send all records."""
         self.core.flushing = True
         for _ in range(400):
             self.send(1.0)
@@ -163,17 +163,17 @@ def test_order_holds_and_only_timed_out_records_are_repeated(
 
 
 def new_core(**settings_: Any) -> ProducerCore:  # noqa: ANN401  any setting
-    """Return a producer of a stream with one shard."""
+    """Return the core of a producer for a stream with one shard."""
     return ProducerCore(listing_of(Stream()), Settings(**settings_))
 
 
 def new_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
-    """Return a record that arrives at this time."""
+    """Return an entry for a record that was put at the time `now`."""
     return Entry(ticket, bytes(size), "k", hash_partition_key("k"), None, now, expires)
 
 
 def test_record_lingers_no_longer_than_allowed() -> None:
-    """A record waits to be aggregated, but a single one is sent after the linger time."""
+    """A record waits for others in order to be aggregated, but no longer than the linger time."""
     core = new_core(linger_seconds=0.1)
     core.enqueue_record(new_entry(0))
     assert (core.start_request(0.09), core.next_due_at()) == ((), 0.1)
@@ -189,7 +189,7 @@ def test_full_aggregate_is_sent_at_once() -> None:
 
 
 def test_aggregates_grow_with_the_round_trip() -> None:
-    """A shard has one request at a time, so a distant one needs larger aggregates to reach its full rate."""
+    """A shard has only one request at a time, so a longer round trip needs larger aggregates for the same rate."""
     core = new_core(min_bytes=1000, linger_seconds=0.0)
     sizes = []
     for now in (0.0, 10.0):
@@ -203,7 +203,7 @@ def test_aggregates_grow_with_the_round_trip() -> None:
 
 
 def test_rate_limit_of_a_shard_is_respected() -> None:
-    """Requests above the limit would be rejected, and would also slow down other writers."""
+    """Requests above the rate limit would be rejected, and would slow down other writers, too."""
     core = new_core(linger_seconds=0.0, record_bytes=10 << 20)
     for ticket in range(2):
         core.enqueue_record(new_entry(ticket, size=3 << 20))
@@ -215,7 +215,7 @@ def test_rate_limit_of_a_shard_is_respected() -> None:
 
 
 def test_shard_that_waited_longest_is_served_first() -> None:
-    """Every shard is served, even if others are due again within a round trip."""
+    """Every shard is served, even if other shards are due again within one round trip."""
     count, last = 1_200, HASH_KEYS[1]
     step = (last + 1) // count
     shards = [
@@ -267,12 +267,12 @@ def test_late_records_keep_their_place_if_the_caller_blocks() -> None:
     ],
 )
 def test_listing_with_a_gap_is_rejected(shards: list[Shard]) -> None:
-    """With such a listing, the producer would assign records to a shard that does not accept them."""
+    """With a gap in the listing, the producer would assign records to a shard that does not accept them."""
     assert build_shard_map(shards) is None
 
 
 def test_splitting_shard_is_replaced_by_its_children() -> None:
-    """Two shards never cover the same keys, so aggregates are not misplaced."""
+    """The shard map never contains two shards for the same keys, so that aggregates are not misplaced."""
     halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
     children = [
         Shard(name, parents=("p",), hash_range=hash_range) for name, hash_range in zip("ab", halves, strict=True)

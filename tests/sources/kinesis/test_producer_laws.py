@@ -1,4 +1,4 @@
-"""Every record that a producer accepted gets a result, whatever its data, its client's errors and the way it ends."""
+"""Every record that a producer accepts gets a result, whatever the client raises and however the producer ends."""
 
 import array
 import gc
@@ -34,7 +34,7 @@ SECONDS = 30.0
 
 
 def outcomes(futures: list[RecordFuture]) -> list[str]:
-    """Wait for each record. Return the name of each error's class, or an empty string."""
+    """Wait for the result of each record. Return the class name of each error, or "" for each success."""
     errors = []
     for future in futures:
         try:
@@ -61,7 +61,7 @@ SURROGATE = "\ud800"
     ],
 )
 def test_value_of_the_wrong_type_is_rejected_at_the_call(bad: tuple[Any, Any, Any]) -> None:
-    """A record that cannot be sent is never accepted, so it cannot affect other records."""
+    """A record that could not be sent is not accepted, so that it cannot affect other records."""
     client = RecordingClient()
     producer = producing(client, linger_seconds=60.0)
     first = producer.put(b"first", "k")
@@ -130,7 +130,7 @@ def test_client_exception_fails_only_the_records_of_its_request(error: BaseExcep
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 def test_failed_listing_is_retried(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a split the producer needs a new listing, so it retries until it gets one."""
+    """After a split, the producer needs a new listing, so it retries until it gets one."""
     client = cast("Any", AcceptingShard())
     response_row = {"ShardId": "s-1", "SequenceNumber": "7"}
     monkeypatch.setattr(client, "put_records", lambda **request: {"Records": [response_row] * len(request["Records"])})
@@ -148,7 +148,7 @@ def test_failed_listing_is_retried(error: BaseException, monkeypatch: pytest.Mon
 
 
 def test_failing_log_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer recovers from a fault before it logs it."""
+    """A producer logs a fault only after it has recovered from the fault."""
 
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
@@ -168,7 +168,7 @@ def test_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pyt
     original_method, added = getattr(Aggregate, method), list[bytes]()
     original_add = Aggregate.add
 
-    def add(self: Aggregate, data: bytes, *arguments: Any) -> bool:  # noqa: ANN401  as in the client
+    def add(self: Aggregate, data: bytes, *arguments: Any) -> bool:  # noqa: ANN401  as in the replaced method
         added[:] = [*(added if self.count else ()), data]
         if method == "add" and data == b"bad":
             raise MemoryError
@@ -195,7 +195,7 @@ def test_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pyt
     ids=lambda error: type(error).__name__,
 )
 def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
-    """The other records of its aggregate and of its request are written, and those with the same key in order."""
+    """The other records of the same aggregate and request are written, and records with the same key stay in order."""
 
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
@@ -228,7 +228,7 @@ def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
     ],
 )
 def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
-    """The record is sent again, as if there had been no response."""
+    """If a response cannot be read, its records are sent again, as if there had been no response."""
     client, answers = cast("Any", AcceptingShard()), iter([answer])
 
     def put_records(**request: object) -> object:
@@ -249,7 +249,7 @@ def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
 
 @contextmanager
 def silence() -> Iterator[tuple[RecordingClient, Event]]:
-    """Yield a client that gets no response until the block ends, and an event that is set when a request was sent."""
+    """Yield a client that gets no responses until the block ends, and an event that is set once a request is sent."""
     started, finished = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
@@ -306,7 +306,7 @@ def test_pump_that_ends_settles_the_records_lost_by_its_core(
     future = producer.put(b"a", "k")
 
     def fail() -> float:
-        producer._core._shard_queues.clear()  # noqa: SLF001  as a fault inside it might
+        producer._core._shard_queues.clear()  # noqa: SLF001  as a fault inside the core might
         raise KeyError("lost")
 
     monkeypatch.setattr(producer, "_start_due_requests", fail)
@@ -320,7 +320,7 @@ def test_pump_that_ends_settles_the_records_lost_by_its_core(
 
 
 def test_flush_continues_when_another_one_ends() -> None:
-    """Each flush disables lingering until that flush ends."""
+    """Each flush suspends lingering until it ends, even if another flush ends earlier."""
     started, finished = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
@@ -342,7 +342,7 @@ def test_flush_continues_when_another_one_ends() -> None:
 
 
 def test_full_producer_sends_at_once() -> None:
-    """Lingering records are sent to make room for records that wait to be accepted."""
+    """If the producer is full, lingering records are sent to make room for records that wait to be accepted."""
     client = RecordingClient()
     settings = Settings(linger_seconds=3600.0)
     with Producer(cast("Any", client), "orders", settings, pending_records=3) as producer:
@@ -352,7 +352,7 @@ def test_full_producer_sends_at_once() -> None:
 
 
 def test_block_exit_does_not_hide_the_original_exception() -> None:
-    """The producer's own fault is logged."""
+    """If the block raises an exception, the fault of the producer is only logged."""
     client = cast("Any", OneShard())
     client.put_records = AcceptingShard().put_records
     producer = producing(client)
@@ -367,20 +367,20 @@ def test_block_exit_does_not_hide_the_original_exception() -> None:
 
 
 def test_producer_cannot_be_pickled() -> None:
-    """The error message advises opening a producer in each process."""
+    """The error message recommends opening one producer in each process."""
     with producing(AcceptingShard()) as producer, pytest.raises(TypeError, match="open one in each"):
         pickle.dumps(producer)
 
 
 def error_in_fork(call: Callable[[], object]) -> str:
-    """Call this in a fork of this process. Return the class name of its error, or an empty string."""
+    """Call the function in a fork of this process. Return the class name of the error that it raises, or ""."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001  it is reported
+            except BaseException as error:  # noqa: BLE001  the parent reports it
                 os.write(write_end, type(error).__name__.encode())
         finally:
             os._exit(0)
@@ -406,12 +406,12 @@ DOORS: dict[str, Callable[[Producer, RecordFuture], object]] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("locked", [False, True])
 def test_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) -> None:
-    """A fork has none of its parent's threads, and a lock that one of them held stays locked."""
+    """A forked process has none of the parent's threads, and a lock that such a thread held stays locked forever."""
     client = RecordingClient()
     with producing(client, linger_seconds=3600.0) as producer:
         future = producer.put(b"a", "k")
         if locked:
-            producer._lock.acquire()  # noqa: SLF001  as its own thread might
+            producer._lock.acquire()  # noqa: SLF001  as a thread of the producer might
         try:
             error_name = error_in_fork(lambda: DOORS[door](producer, future))
         finally:
@@ -423,7 +423,7 @@ def test_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) ->
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_old_results_and_new_producers_work_in_a_fork() -> None:
-    """Only calls that need the parent's threads are rejected."""
+    """In a fork, only calls that need the parent's threads are rejected."""
     with producing(AcceptingShard()) as producer:
         future = producer.put(b"a", "k")
         future.result(SECONDS)
@@ -439,7 +439,7 @@ def test_old_results_and_new_producers_work_in_a_fork() -> None:
 def test_process_exit_drains_and_logs_unsent_records(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All producers share one timeout, and each one that could not send everything logs one line."""
+    """All producers share one timeout. Each producer that could not send all its records logs one line."""
     monkeypatch.setattr(module, "EXIT_DRAIN_SECONDS", 0.0)
     with silence() as (client, requested):
         stuck_producer = producing(client)
@@ -500,7 +500,7 @@ os.wait()""",
 @pytest.mark.more
 @pytest.mark.parametrize("end", ENDS)
 def test_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path) -> None:
-    """Records are written once, in whatever way the interpreter ends."""
+    """However the interpreter ends, each record is written exactly once."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path]
     program = tmp_path / "program.py"
     program.write_text(

@@ -1,4 +1,4 @@
-"""If one of a producer's own threads fails, waiting callers get an error instead of waiting forever."""
+"""If one of a producer's own threads fails, callers that wait get an error and do not wait forever."""
 
 import sys
 import threading
@@ -24,7 +24,7 @@ def producing() -> Producer:
 
 
 def test_retained_futures_hold_no_data() -> None:
-    """A caller that checks all results only at the end does not need to have all records in memory."""
+    """A caller may keep all futures until the end without keeping the data of all records in memory."""
     client: Any = AcceptingShard()
     data = bytes(1000)
     references_before = sys.getrefcount(data)
@@ -35,7 +35,7 @@ def test_retained_futures_hold_no_data() -> None:
 
 
 def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer that starts during a split retries the listing for a limited time."""
+    """If a producer starts during a split, the listing may have a gap, so it is retried for a limited time."""
     shard_with_gap = SHARD | {"HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"}}
     listings, waits = [[shard_with_gap], [shard_with_gap], [SHARD]], list[float]()
     clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
@@ -67,7 +67,7 @@ def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pyt
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": halves})
     monkeypatch.setattr(client, "put_records", hang)
     settings = Settings(linger_seconds=0.0, time_to_live_seconds=5.0, on_late="fail")
-    ticking_clock = partial(next, count(0.0, 2.0))  # each reading of the clock advances it by two seconds
+    ticking_clock = partial(next, count(0.0, 2.0))  # Each read of the clock advances it by two seconds.
     with Producer(client, "orders", settings, requests=1, clock=ticking_clock) as producer:
         first = producer.put(b"a", "k", "0")
         assert requested.wait(30.0)
@@ -83,7 +83,7 @@ def test_request_that_ends_its_thread_is_reported() -> None:
 
 
 def test_producer_without_threads_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer starts all its threads before it accepts a record. If it cannot, it leaves no thread running."""
+    """A producer starts all its threads before it accepts a record. If one cannot start, the others end."""
     started, start = list[Thread](), Thread.start
 
     def start_or_raise(thread: Thread) -> None:

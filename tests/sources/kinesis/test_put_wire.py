@@ -1,4 +1,4 @@
-"""A producer's requests in CBOR and in JSON store the same records, each once, with the same results."""
+"""A producer's requests in CBOR and in JSON store the same records, each record once, and have the same results."""
 
 import base64
 import json
@@ -51,12 +51,12 @@ def in_json(body: object, status: int = 200) -> Answer:
 
 
 def written(count: int = 1) -> dict[str, Any]:
-    """Return the response to `count` records that were stored."""
+    """Return the response to a request that stored `count` records."""
     return {"FailedRecordCount": 0, "Records": [THERE] * count, "EncryptionType": "NONE"}
 
 
 def attached(client: "KinesisClient", *answers: Answer) -> Spoken:
-    """Replace the service for both operations that a producer calls."""
+    """Replace the service for both operations that a producer calls, and return the replacement."""
     service = Spoken(list(answers))
     for operation in ("ListShards", "PutRecords"):
         service.attach(client, operation)
@@ -69,7 +69,7 @@ each_way = pytest.mark.parametrize("way", WAYS)
 def speaking(
     *answers: Answer, wire: WireFormat = "cbor", way: Way = "through boto3"
 ) -> tuple[KinesisPutClient, Spoken]:
-    """Return a producer's client that has listed the shards, and its scripted service."""
+    """Return a producer's client, which has listed the shards, and the scripted service."""
     if way == "directly":
         spoken = Spoken(list(answers))
         client = create_producer_client("eu-west-1", listening(spoken), 1, wire)
@@ -106,7 +106,7 @@ def test_same_records_arrive_in_cbor_and_json(way: Way) -> None:
 def test_service_that_rejects_cbor_gets_no_record_in_it(
     refusal: Answer, caplog: pytest.LogCaptureFixture, way: Way
 ) -> None:
-    """Only the listing is tried in CBOR, so a rejection never leaves it unknown whether records were stored."""
+    """Only the listing is tried in CBOR, so that a rejection of CBOR never leaves the outcome of records unknown."""
     requests, spoken = speaking(
         refusal, in_json(SHARDS), in_json(written()), in_json(SHARDS), in_json(written()), way=way
     )
@@ -119,7 +119,7 @@ def test_service_that_rejects_cbor_gets_no_record_in_it(
 
 @each_way
 def test_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """Records are sent in CBOR only after the service has responded in CBOR."""
+    """Records are not sent in CBOR before the service has responded in CBOR."""
     requests, spoken = speaking(in_json(SHARDS), in_json(written()), way=way)
     assert requests.put_units(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json"]
@@ -127,7 +127,7 @@ def test_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCapt
 
 
 def test_throttled_listing_does_not_prove_cbor() -> None:
-    """Records are sent in JSON until a listing succeeds in CBOR."""
+    """Records are sent in JSON until a listing has succeeded in CBOR."""
     throttled = {"__type": "LimitExceededException", "message": "slow down"}
     client = create_producer_client("eu-west-1", None, 1)
     spoken = attached(client, in_json(throttled, 400), in_json(written()), in_cbor(SHARDS), in_cbor(written()))
@@ -142,7 +142,7 @@ def test_throttled_listing_does_not_prove_cbor() -> None:
 
 @each_way
 def test_request_rejected_for_its_encoding_is_sent_once_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """Some services accept CBOR for everything except records."""
+    """Some services accept CBOR for every operation except PutRecords."""
     refusal = in_json({"__type": "SerializationException"}, 400)
     requests, spoken = speaking(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)), way=way)
     assert requests.put_units(UNITS) == requests.put_units(UNITS) == PLACED * 3
@@ -165,7 +165,7 @@ def test_request_rejected_for_its_encoding_is_sent_once_in_json(caplog: pytest.L
 def test_request_that_may_be_stored_is_not_resent_by_the_hooks(
     answer: Answer, outcome: UnitOutcome, after: str, way: Way
 ) -> None:
-    """The result is UnitUnknown, and the producer decides about a retry."""
+    """The outcome of such a request is UnitUnknown, and the producer decides whether to retry."""
     requests, spoken = speaking(in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()), way=way)
     assert requests.put_units(UNITS[1:2]) == [outcome]
     assert spoken.forms == ["cbor", "cbor"]
@@ -174,7 +174,7 @@ def test_request_that_may_be_stored_is_not_resent_by_the_hooks(
 
 
 def test_request_on_a_reused_connection_that_ends_is_sent_once() -> None:
-    """Only the producer retries records, because it knows that they may already be stored."""
+    """The client does not retry, because the records may already be stored. Only the producer does."""
     answers = in_cbor(SHARDS), in_cbor(written()), in_cbor(written()), HANGS_UP, in_cbor(written())
     requests, spoken = speaking(*answers, way="directly")
     assert requests.put_units(UNITS[1:2]) == requests.put_units(UNITS[1:2]) == PLACED
@@ -245,7 +245,7 @@ def test_boto3_reports_invalid_records(rows: Any) -> None:  # noqa: ANN401  inva
 
 
 def test_requests_of_other_callers_are_left_to_boto3() -> None:
-    """If a caller uses the client for its own requests, boto3 checks them."""
+    """If a caller uses the client for its own requests, boto3 checks and encodes them."""
     client = create_producer_client("eu-west-1", None, 1)
     spoken = attached(client, in_cbor(SHARDS), in_json(written()), in_json(written()))
     client.list_shards(StreamName="orders")

@@ -1,4 +1,4 @@
-"""KinesisRecords stores a response as columns, and creates Record objects only when they are accessed."""
+"""`KinesisRecords` stores a response as columns, and creates a `Record` only when it is accessed."""
 
 import gc
 import pickle
@@ -37,27 +37,27 @@ MILLISECONDS = 1_767_312_000_123
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["at once", "where they lie"])
 def placing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run each test with eager unpacking of aggregates and with lazy reading, which is compiled code otherwise."""
+    """Run each test with eager unpacking of aggregates and with lazy reading, which usually only compiled code does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_CAN_LOCATE", request.param)
         yield
 
 
 def row(number: int, data: bytes) -> dict[str, object]:
-    """Return a record as the service sends it."""
+    """Return the row of a record as the service sends it."""
     fields = {"Data": data, "SequenceNumber": str(number), "PartitionKey": f"k{number}"}
     return fields | {"ApproximateArrivalTimestamp": MILLISECONDS + number}
 
 
 def unpacked(*rows: dict[str, object], done: tuple[int, int, int] | None = None) -> KinesisRecords:
-    """Return the records of a response that consists of these rows."""
+    """Return the unpacked records of a response that consists of these rows."""
     unpacker = Unpacker(None, done, misplaced="keep", dropped=DropCounter("s-0"))
     unpacker.unpack_rows(cast("list[RecordTypeDef]", list(rows)))
     return unpacker.records
 
 
 def user(number: int, data: bytes, sub: int | None = None) -> Record:
-    """Return the record that a handler receives. `sub` is its position if it is in an aggregate."""
+    """Return a record as a handler receives it. `sub` is its index in its aggregate, or None if it is not in one."""
     key, hash_key = ("a", None) if sub is not None else (f"k{number}", None)
     arrived = (MILLISECONDS + number) / 1000
     return Record(data, str(number), sub or 0, key, hash_key, arrived, sub is not None, "", None)
@@ -79,7 +79,7 @@ USERS = (
 def test_records_keep_their_order_around_aggregates() -> None:
     records = unpacked(*ROWS)
     assert tuple(records) == USERS
-    assert tuple(records) == USERS  # iteration is repeatable
+    assert tuple(records) == USERS  # The records can be iterated again.
     assert [type(record) for record in records] == [Record] * 7
 
 
@@ -106,7 +106,7 @@ def test_records_can_be_pickled() -> None:
 
 
 def test_columns_made_of_records_are_the_same() -> None:
-    """A batch without its first records has the same columns as the records it still contains."""
+    """A batch without its first records has the same columns as a batch of the remaining records."""
     assert KinesisRecords.of(USERS) == USERS
     assert KinesisRecords.of(()) == ()
     columns = unpacked(*ROWS).to_record_columns()
@@ -115,7 +115,7 @@ def test_columns_made_of_records_are_the_same() -> None:
 
 
 def test_unpacked_response_is_freed() -> None:
-    """Unpacking frees the response, so that it is not in memory twice."""
+    """Unpacking frees the response, so that its data is not in memory twice."""
     response_rows = list(ROWS)
     columns = convert_to_columns(cast("list[RecordTypeDef]", response_rows))
     unpacker = Unpacker(None, None, misplaced="keep", dropped=DropCounter("s-0"))
@@ -142,13 +142,13 @@ def test_explicit_hash_keys_are_kept_with_their_records(
 
 
 def test_record_without_a_partition_key_is_accepted() -> None:
-    """A stream that distributes its records itself has no partition keys."""
+    """The records of a stream that distributes them itself have no partition keys."""
     keyless: list[dict[str, object]] = [{"Data": data, "SequenceNumber": "5"} for data in (b"plain", AGGREGATE)]
     assert [user_record.partition_key for user_record in unpacked(*keyless)] == [None, "a", "a"]
 
 
 def test_reading_creates_no_record_objects() -> None:
-    """The creation of Record objects would be half of the cost of reading."""
+    """Creating the `Record` objects would double the cost of reading."""
     records = unpacked(*ROWS)
     live_records = [
         found_record
@@ -160,7 +160,7 @@ def test_reading_creates_no_record_objects() -> None:
 
 
 def decoded_whole(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
-    """Return the records of an aggregate that `deaggregate` keeps whole in both modes, or None."""
+    """Return the records of an aggregate, or None if `deaggregate` does not return all of them in both modes."""
     kept_result, dropping_result = (
         deaggregate(data, "outer", None, hash_range, misplaced=mode) for mode in ("keep", "drop")
     )
@@ -172,13 +172,13 @@ def decoded_whole(data: bytes, hash_range: HashRange | None) -> tuple[Record, ..
 
 
 def read_lazily(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
-    """Return the same records with lazy reading, or None if lazy reading does not apply."""
+    """Return the records of an aggregate by lazy reading, or None if lazy reading does not apply."""
     records = locate_records(data, "7", 1.5, hash_range)
     return None if records is None else cast("tuple[Record, ...]", tuple(records))
 
 
 def test_lazily_read_record_matches_deaggregate() -> None:
-    """Compiled code returns the same records as plain Python, and no record that the KCL drops."""
+    """Lazy reading returns the same records as `deaggregate`, and no record that the KCL drops."""
     for case in (*cases(), *mutated(3000, seed=11)):
         for hash_range in (None, HASH_KEYS, (case.first, case.last)):
             assert read_lazily(case.data, hash_range) in {None, decoded_whole(case.data, hash_range)}, case.name
@@ -215,7 +215,7 @@ def test_response_is_freed_once_it_is_columns() -> None:
     ("name", "says"), [("SequenceNumber", "expected str"), ("PartitionKey", "that is not a string")]
 )
 def test_response_with_fields_of_the_wrong_type_is_rejected(name: str, says: str) -> None:
-    """If a sequence number is not a string, it never becomes a position, because no service would accept it."""
+    """A sequence number that is not a string must not become a position, because no service would accept it."""
     rows = cast("list[RecordTypeDef]", [row(0, b"x"), row(1, b"x") | {name: 7}])
     with pytest.raises(TypeError, match=says):
         convert_to_columns(rows)
@@ -224,13 +224,13 @@ def test_response_with_fields_of_the_wrong_type_is_rejected(name: str, says: str
 
 @pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), prepend_mark(b"", Mark(1, 2))[:-1]])
 def test_record_without_a_mark_is_returned_unchanged(data: bytes) -> None:
-    """The records of other producers keep their first bytes."""
+    """The data of records from other producers must not be cut."""
     assert split_mark(data) == (None, data)
     assert split_mark(prepend_mark(data, Mark(7, 9))) == (Mark(7, 9), data)
 
 
 def test_mark_is_recognized_while_it_is_remembered() -> None:
-    """Only a limited number of marks is remembered, so memory is bounded on long streams."""
+    """The number of remembered marks is limited, so that long streams do not need more and more memory."""
     seen, marks = SeenMarks(2), [Mark(1, counter) for counter in range(3)]
     assert [seen.is_duplicate(marks[index]) for index in (0, 0, 1, 0, 2, 1, 0)] == [
         False,

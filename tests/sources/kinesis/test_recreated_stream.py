@@ -1,4 +1,4 @@
-"""A real stream is split, read to its end, deleted and recreated while two workers with leases in DynamoDB read it."""
+"""Two workers with leases in DynamoDB read a real stream while it is split, deleted and recreated."""
 
 from contextlib import ExitStack
 from typing import Literal

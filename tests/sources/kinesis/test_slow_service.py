@@ -1,4 +1,4 @@
-"""A Kinesis that responds late is still read and does not delay other work. Time is simulated."""
+"""A Kinesis service that responds late is still read, and does not delay other work. Time is simulated."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 def at_once(work: Callable[[], None]) -> None:
-    """Run background work immediately, so that the service advances the clock."""
+    """Run background work at once and in the same thread, so that the service advances the clock deterministically."""
     work()
 
 
@@ -76,8 +76,8 @@ def at_once(work: Callable[[], None]) -> None:
 class SlowService:
     """A service that responds after a delay on a simulated clock. A client with a shorter timeout gives up first.
 
-    slow   delay in seconds by operation, where it differs from `delay`
-    asked  each call, with its timeout
+    slow   the delay in seconds by operation, for operations with another delay than `delay`
+    asked  the operation and the timeout of each call
     """
 
     delay: float = QUICK_SECONDS
@@ -93,7 +93,7 @@ class SlowService:
         )
 
     def answer(self, operation: str, seconds: float, request: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Respond, or raise, as seen by a client with this timeout."""
+        """Advance the clock, and return the response that a client with this timeout would get, or raise its error."""
         self.asked.append((operation, seconds))
         self.limits += [request["Limit"]] if "Limit" in request else []
         delay = self.slow.get(operation, self.delay)
@@ -102,10 +102,10 @@ class SlowService:
             raise ReadTimeoutError(endpoint_url="there")
         if operation in self.raises:
             raise self.raises.pop(operation)
-        return deepcopy(ANSWERS[operation])  # the caller modifies the response
+        return deepcopy(ANSWERS[operation])  # The caller modifies the response.
 
     def times(self, operation: str) -> list[float]:
-        """Return the timeouts of the calls of this operation, in order."""
+        """Return the timeouts of all calls of this operation, in order."""
         return [seconds for name, seconds in self.asked if name == operation]
 
 
@@ -118,17 +118,17 @@ class _SlowClient:
         return lambda **request: self.service.answer(operation, self.seconds, request)
 
     def close(self) -> None:
-        """Do nothing, because nothing is open."""
+        """Do nothing, because there is no connection."""
 
 
 def reader_of(service: SlowService, **options: Any) -> Poller:  # noqa: ANN401
-    """Return a reader of the stream's one shard."""
+    """Return a poller of the only shard of the stream."""
     clients = service.clients(**options)
     return Poller(clients.client_with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
 
 
 def first_batch(service: SlowService, reader: Poller) -> float:
-    """Return the seconds until the first records arrive, if the caller honors the wait of each batch."""
+    """Read until the first records arrive, honoring the wait of each batch, and return the seconds that this took."""
     start = service.clock.now
     for _ in range(20):
         batch = reader.read()
@@ -140,7 +140,7 @@ def first_batch(service: SlowService, reader: Poller) -> float:
 
 @pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
 def test_slow_service_is_still_read(delay: float) -> None:
-    """A held shard is read even if each response takes longer than the first timeout, which is five seconds."""
+    """A shard is read even if each response takes longer than the first timeout of five seconds."""
     service = SlowService()
     reader = reader_of(service)
     reader.read()
@@ -150,7 +150,7 @@ def test_slow_service_is_still_read(delay: float) -> None:
 
 @pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
 def test_worker_on_a_slow_service_reads_at_the_first_try(delay: float) -> None:
-    """Readers start with the timeout that was long enough for listing the shards."""
+    """Readers start with the timeout that was sufficient for listing the shards."""
     service = SlowService(delay)
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
     source.shards()
@@ -159,7 +159,7 @@ def test_worker_on_a_slow_service_reads_at_the_first_try(delay: float) -> None:
 
 
 def test_timeout_grows_and_shrinks_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A quick response resets the timeout, so a silent connection does not block a shard for half a minute."""
+    """A quick response resets the timeout, so that a silent connection does not block the shard for half a minute."""
     service = SlowService()
     reader = reader_of(service)
     reader.read()
@@ -169,7 +169,7 @@ def test_timeout_grows_and_shrinks_again(caplog: pytest.LogCaptureFixture) -> No
     batches = [reader.read() for _ in range(2)]
     assert service.times("get_records") == [5.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 5.0]
     assert [len(batch.records) for batch in batches] == [1, 1]
-    assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
+    assert waits[:2] == [0.4] * 2  # While the timeout grows, no other backoff is needed.
     messages = (
         "shard s-0: reading again in 0.4 s: Kinesis did not respond within {:g} s; "
         "the timeout of the next call is {:g} s"
@@ -235,7 +235,7 @@ def test_every_request_about_a_stream_is_awaited(operation: str, ask: Callable[[
 
 
 def test_service_that_fell_silent_is_asked_once_a_turn() -> None:
-    """If a stream stops responding, a worker's turn (and a drain) waits for only one timeout."""
+    """If a stream has stopped responding, each turn of a worker, and each drain, waits for only one timeout."""
     service = SlowService()
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
     source.shards()
@@ -292,12 +292,12 @@ def test_timeout_shrinks_only_after_consecutive_quick_responses() -> None:
 
 
 def test_no_read_blocks_on_a_slow_response() -> None:
-    """After the first late response, calls run in the background, so reading threads and drains are not blocked."""
+    """After the first late response, calls run in the background and block neither reading threads nor drains."""
     service, pending = SlowService(), list[Callable[[], None]]()
     reader = reader_of(service, start=pending.append)
     reader.read()
     service.delay = 6.0
-    reader.read()  # only the first late response blocks
+    reader.read()  # Only the first late response blocks.
     batches = [reader.read() for _ in range(3)]
     assert batches == [Batch((), None, None, 0.25, fault=RESPONSE_IS_PENDING, answered=False)] * 3
     assert len(pending) == 1
@@ -348,7 +348,7 @@ def test_last_read_time_advances_only_by_a_response(
 
     progress_at_tip = [read_progress() for _ in range(5)][
         -1
-    ]  # the reader of a quiet table's stream needs this many reads to reach the tip
+    ]  # A `ChangePoller` of a quiet table needs this many reads to reach the tip.
     assert progress_at_tip.read is not None
     service.delay, silent_since = 1000.0, service.clock.now
     while service.clock.now < silent_since + 200.0:
@@ -362,7 +362,7 @@ def test_last_read_time_advances_only_by_a_response(
         silence = service.clock.now - silent_since
         assert progress.behind >= silence - 0.5 or silence < SILENT_SECONDS
         if pending and silence > 80.0:
-            pending.pop()()  # the client of this call times out
+            pending.pop()()  # The client of this call times out.
     service.delay = QUICK_SECONDS
     for _ in range(20):
         while pending:
@@ -372,7 +372,7 @@ def test_last_read_time_advances_only_by_a_response(
 
 
 def test_iterator_that_expired_during_a_late_response_is_replaced() -> None:
-    """If a response took longer than the five minutes for which an iterator is valid, the shard is still read."""
+    """An iterator is valid for only five minutes, and a late response may take longer than that."""
     service = SlowService()
     reader = reader_of(service)
     reader.read()
@@ -384,7 +384,7 @@ def test_iterator_that_expired_during_a_late_response_is_replaced() -> None:
 
 
 def test_pending_calls_are_bounded_and_free_their_slots() -> None:
-    """At most `MAX_PENDING_CALLS` threads wait for slow shards, and a failed call frees its slot."""
+    """At most `MAX_PENDING_CALLS` threads wait for slow shards. A call frees its slot when it ends or fails."""
     service, pending = SlowService(6.0), list[Callable[[], None]]()
     clients = service.clients(start=pending.append)
     shards = [CallTimeouts(clients, first_step=1) for _ in range(MAX_PENDING_CALLS + 1)]
@@ -462,7 +462,7 @@ def test_subscription_with_late_events_is_renewed_with_a_longer_timeout(
 
 
 class _Late(BaseHTTPRequestHandler):
-    """A handler that responds only once it is released."""
+    """A request handler that does not respond to the first `patient` requests."""
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[list[str]]
@@ -470,7 +470,7 @@ class _Late(BaseHTTPRequestHandler):
     patient: ClassVar[int]
 
     def do_POST(self) -> None:
-        """Respond, unless this is one of the first `patient` requests, which get no response."""
+        """Respond to the request, or wait until the test ends and close the connection."""
         operation = self.headers["X-Amz-Target"].rpartition(".")[2]
         self.rfile.read(int(self.headers["Content-Length"]))
         self.asked.append(operation)
@@ -513,7 +513,7 @@ def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_timeouts_grow_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real client honors its timeout exactly and does not retry by itself."""
+    """A real client honors its timeout and does not retry by itself."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     timeouts: list[float] = []

@@ -1,4 +1,4 @@
-"""Streams that are named by ARN. Every request contains the ARN, so the same name in another account is never read."""
+"""Streams named by ARN. Every request contains the ARN, so no stream of another account is used."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
 
 def test_stream_address_is_a_name_or_an_arn_with_its_region() -> None:
-    """The region is taken from the ARN, and a contradicting region is rejected."""
+    """The region is taken from the ARN. A URL with a different region is rejected."""
     assert parse_stream_address("orders", "eu-west-1", "source URL").arn is None
     address = parse_stream_address(ARN, None, "source URL")
     assert (address.name, address.arn, address.region) == ("orders", ARN, "eu-west-1")
@@ -54,10 +54,10 @@ def _a_source(service: Spoken, wire: str) -> Source:
 
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
 def test_every_request_of_a_reader_contains_the_arn(wire: str) -> None:
-    """Later pages are requested by token alone, because ListShards demands it."""
+    """Only requests for further pages of ListShards omit the ARN, because the service requires that."""
     pages: list[dict[str, Any]] = [{"Shards": [ROW], "NextToken": "more"}, {"Shards": []}]
     empty_batch = {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
-    # The first response decides in which format the second request is sent.
+    # The form of the first response determines the form of the second request.
     spoken = Service(*pages, SUMMARY, {"ShardIterator": "i-1"}, empty_batch, empty_batch)
     source = _a_source(spoken, wire)
     shards = source.shards()
@@ -71,7 +71,7 @@ def test_every_request_of_a_reader_contains_the_arn(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
 def test_every_request_of_a_producer_contains_the_arn(wire: str) -> None:
-    """This includes PutRecords, with and without boto3."""
+    """PutRecords also contains the ARN, with and without boto3."""
     response = {"FailedRecordCount": 0, "Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
     spoken = Service(SUMMARY, {"Shards": [ROW]}, response, response)
     with open_producer(f"kinesis://{ARN}?endpoint={listening(spoken)}&wire={wire}", {}) as producer:

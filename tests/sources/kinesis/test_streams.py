@@ -1,4 +1,4 @@
-"""One worker and one table read several streams. Lease keys are the KCL's, and streams can be added and removed."""
+"""A worker with one lease table reads several streams, uses the lease keys of the KCL, and adds or removes streams."""
 
 from contextlib import closing
 from datetime import UTC, datetime
@@ -98,7 +98,7 @@ def test_missing_stream_is_an_immediate_error() -> None:
 
 
 def test_recreated_stream_is_another_stream() -> None:
-    """Old checkpoints do not apply to a recreated stream, although its shards have the same ids."""
+    """A recreated stream has shards with the same ids, but the old checkpoints do not apply to them."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     streams = KinesisStreams([KinesisSource(kinesis, "orders")])
     with Stubber(kinesis) as stub:
@@ -151,7 +151,7 @@ def _shards() -> dict[str, Any]:
 
 @define
 class FakeStream:
-    """A stream with one shard that ends with two children, or that raises `fault`. It counts calls."""
+    """A stream whose only shard ends with two children. It counts some calls. Requests raise `fault` if it is set."""
 
     name: str
     fault: SourceError | None = None
@@ -159,7 +159,7 @@ class FakeStream:
     closed: int = 0
 
     def identity(self) -> str:
-        """Return the stream's identity, or raise the fault."""
+        """Count the call, and return the stream's identity or raise the fault."""
         self.named += 1
         return f"1:{self.name}:7{self.answered()}"
 
@@ -191,7 +191,7 @@ def several(*sources: FakeStream) -> KinesisStreams:
 
 
 def test_shard_of_one_stream_ends_with_all_of_its_children() -> None:
-    """Both children of a split are known together with the end of their parent, before the next listing."""
+    """Both children of a split are known as soon as their parent ends, before the next listing."""
     stream = FakeStream("a")
     streams = several(stream)
     (shard,) = streams.shards()
@@ -204,7 +204,7 @@ def test_shard_of_one_stream_ends_with_all_of_its_children() -> None:
 
 
 def test_stream_identity_is_requested_once() -> None:
-    """DescribeStreamSummary is limited to twenty requests per second."""
+    """The identity is kept, because the service allows only twenty DescribeStreamSummary requests per second."""
     stream = FakeStream("a")
     streams = several(stream)
     for _ in range(3):
@@ -281,11 +281,11 @@ def test_url_may_name_several_streams() -> None:
         assert (type(source_of_one), source_of_one.stream) == (
             KinesisSource,
             "",
-        )  # the leases of a single stream have no stream name
+        )  # The leases of a single stream contain no stream name.
 
 
 def test_removed_stream_is_no_longer_read_and_is_closed() -> None:
-    """Open readers of a removed stream fail, because another worker may read it now, and its connections are closed."""
+    """A removed stream may now be read by another worker, so its open readers fail and its connections are closed."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     closed: list[str] = []
     streams = KinesisStreams([KinesisSource(kinesis, "orders"), KinesisSource(kinesis, "carts")])

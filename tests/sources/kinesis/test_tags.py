@@ -1,4 +1,4 @@
-"""A Spark sink's tags on its records can be read back, are ignored by the KCL, and identify repeated rows."""
+"""The tags of a Spark sink on its records can be read back, are ignored by the KCL, and identify repeated rows."""
 
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ ROWS = st.lists(
 
 
 def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1 << 20) -> tuple[bytes, int]:
-    """Return an aggregate of as many of these rows as fit, and their number."""
+    """Return an aggregate of as many of these rows as fit, and the number of these rows."""
     aggregate, count = Aggregate(limit), 0
     for data, key, tag, hash_key in rows:
         label = (b"", 0) if tag is None else (tag.context, tag.row)
@@ -55,7 +55,7 @@ def test_tags_are_read_back_and_count_as_bytes(
     data, count = sealed(rows, limit)
     user_records = deaggregate(data, "a", None)
     if count == 1 and rows[0][2] is None:
-        assert user_records.tags == ()  # a single record is not aggregated
+        assert user_records.tags == ()  # A single record is not aggregated.
         return
     packed_rows = rows[:count]
     assert list(zip(user_records.payloads, user_records.keys, user_records.hash_keys, strict=True)) == [
@@ -66,7 +66,7 @@ def test_tags_are_read_back_and_count_as_bytes(
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 10**15 - 1), st.text("ab", min_size=1, max_size=9))
 def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, key: str) -> None:
-    """The stream accepts even the largest record that the sink accepts."""
+    """With the reserved room, the stream accepts even the largest record that the sink accepts."""
     context = Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, 0).context
     queue = ShardQueue("s", HASH_KEYS, TokenBucket(1.0))
     entry = Entry(0, data, key, hash_partition_key(key), str(HASH_KEYS[1]), 0.0, 1.0, context=context, row=row)
@@ -83,7 +83,7 @@ def test_short_tag_refers_to_the_previous_record_even_if_it_is_misplaced() -> No
 
 
 class ShardReads:
-    """The responses of a shard, in order, from a given position."""
+    """A reader of a shard that starts at a given position, and the responses of the service to it."""
 
     def __init__(self, kind: type[Poller], records: list[bytes], start: Position) -> None:
         self.poller = kind(cast("Any", object()), "s", "shard-0", start, HASH_KEYS)
@@ -110,7 +110,7 @@ def test_child_shard_starts_with_the_rows_that_its_parent_has_read() -> None:
 
 
 class ScriptedClient:
-    """A Kinesis client that returns these responses to GetRecords in order."""
+    """A Kinesis client whose GetRecords returns these responses, in order."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = [*answers]
@@ -123,7 +123,7 @@ class ScriptedClient:
 
 
 def test_tagged_records_of_an_unreadable_response_arrive_with_the_next() -> None:
-    """Tags are remembered only after the whole response was parsed."""
+    """Tags are remembered only once the whole response was parsed. Otherwise, records would look like duplicates."""
     tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
     data, _ = sealed([(b"x", "a", tag, None) for tag in tags])
 
@@ -159,7 +159,7 @@ def test_tagged_records_before_an_unreadable_one_arrive_with_the_next_response()
 def test_reader_that_resumes_anywhere_gets_the_same_records(
     aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, draw: st.DataObject
 ) -> None:
-    """After a checkpoint in the middle of a batch, rows are neither repeated nor left out."""
+    """A reader that starts at a checkpoint in the middle of a batch neither repeats nor skips rows."""
     records = [sealed(rows)[0] for rows in aggregates]
     all_records = [
         record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records
@@ -184,7 +184,7 @@ def test_reader_that_resumes_anywhere_gets_the_same_records(
 def test_columns_drop_the_same_records_and_end_at_the_same_positions(
     aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, limit: int
 ) -> None:
-    """Spark gets the same rows as a worker, and a repeated batch has the same rows again."""
+    """Spark gets the same rows as the handler of a worker, and the same rows again if a batch is repeated."""
     records = [sealed(rows)[0] for rows in aggregates]
     worker_records = [
         record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records

@@ -1,4 +1,4 @@
-"""Responses in CBOR and JSON give the same batches and errors as with boto3's own parser."""
+"""Responses in CBOR and JSON result in the same batches and errors as with boto3's own parser."""
 
 import logging
 from functools import cache
@@ -37,7 +37,7 @@ SLOW, FAST = Spoken([]), Spoken([])
 
 @cache
 def shared_client(kind: str) -> "KinesisClient":
-    """Return the shared client of this kind. Creating a client takes longer than a hundred requests."""
+    """Return the shared client of this kind. Creating a client for each test would take longer than the test."""
     match kind:
         case "slow":
             return SLOW.attach(boto3.client("kinesis", region_name="eu-west-1"))
@@ -48,20 +48,20 @@ def shared_client(kind: str) -> "KinesisClient":
 
 
 def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:
-    """Read one batch of a shard, with an iterator already set."""
+    """Read one batch of a shard, without requesting an iterator."""
     poller = Poller(client, "orders", "shardId-0", start, HASH_KEYS)
-    poller._iterator = "i-1"  # noqa: SLF001  requesting an iterator is not under test
+    poller._iterator = "i-1"  # noqa: SLF001  so that none is requested
     return poller.read()
 
 
 def by_boto3(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
-    """Return the batch that we read if boto3's own parser parses the response."""
+    """Return the batch that the poller reads if boto3's own parser parses the response."""
     SLOW.answers[:] = [answer]
     return read(shared_client("slow"), start)
 
 
 def batch_of_hooks(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
-    """Return the batch that we read with the hooks, and check that calls without boto3 give the same."""
+    """Return the batch that the poller reads with our hooks. For CBOR, check that it is the same without boto3."""
     FAST.answers[:] = [answer]
     batch = read(shared_client("cbor" if answer.form == CBOR else "json"), start)
     if answer.form == CBOR:
@@ -71,7 +71,7 @@ def batch_of_hooks(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
 
 
 def same(response: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
-    """Return the batch, after checking that it is the same in every encoding."""
+    """Return the batch of a response, after checking that it is the same in every encoding."""
     expected = by_boto3(in_json(response), start)
     answers = in_json(response), in_cbor(response), in_cbor(response, text=True), in_cbor(response, tagged=True)
     for answer in answers:
@@ -80,7 +80,7 @@ def same(response: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
 
 
 def test_field_added_by_a_service_is_ignored_without_boto3() -> None:
-    """A new field in a response does not force the slower parser."""
+    """An unknown field in a response must not force the use of the slower parser."""
     with_new_fields = {**PLAIN, "Region": "eu-west-1", "Limits": {"left": [4]}}
     assert same(with_new_fields) == same(PLAIN)
     assert hooks.parse_response(cbor2.dumps(with_new_fields)) == hooks.parse_response(cbor2.dumps(PLAIN)) is not None
@@ -120,7 +120,7 @@ ANSWERS = st.fixed_dictionaries(
 @given(ANSWERS, st.none() | st.integers(1, 10**56))
 @settings(max_examples=60)
 def test_responses_give_the_batches_that_boto3_gives(response: dict[str, Any], start: int | None) -> None:
-    """Absent keys, odd numbers and empty records are parsed as boto3 parses them."""
+    """Missing fields, unusual numbers and empty records are parsed as boto3 parses them."""
     same(response, TRIM_HORIZON if start is None else Position(str(start), 1))
 
 
@@ -132,11 +132,11 @@ def test_responses_give_the_batches_that_boto3_gives(response: dict[str, Any], s
     ).map(lambda value: in_json({"Odd": value}).body[8:-1])
 )
 def test_malformed_body_fails_as_with_boto3(body: bytes) -> None:
-    """A broken response raises an error, and is never read as an empty batch."""
+    """A malformed response must raise an error, and must never be read as an empty batch."""
 
     def outcome(read_answer: Any) -> object:  # noqa: ANN401  one of the two functions above
         try:
-            return evolve(read_answer(Answer(body)), wait_seconds=0.0)  # the wait after a fault is random
+            return evolve(read_answer(Answer(body)), wait_seconds=0.0)  # The wait after a fault is random.
         except Exception as error:  # noqa: BLE001  both must raise the same error
             return type(error), str(error)
 
@@ -174,7 +174,7 @@ def test_error_is_the_same_in_both_encodings(code: str, way: Way) -> None:
 
 
 def request_records(client: "KinesisClient", times: int = 1) -> list[bytes]:
-    """Request records `times` times; return their data."""
+    """Request records `times` times, and return their data."""
     answers = [client.get_records(ShardIterator="i-1", Limit=9)["Records"] for _ in range(times)]
     return [row["Data"] for rows in answers for row in rows]
 
@@ -235,7 +235,7 @@ def test_fault_in_both_encodings_does_not_disprove_cbor(caplog: pytest.LogCaptur
 
 @each_way
 def test_service_that_used_cbor_once_keeps_it(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """After the first CBOR response, an error in JSON does not end the use of CBOR."""
+    """Once the service has responded in CBOR, an error in JSON does not end the use of CBOR."""
     json_error = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
     client, spoken = quick(in_cbor(PLAIN), json_error, in_cbor(PLAIN), way=way)
     assert request_records(client) == [b"data"]

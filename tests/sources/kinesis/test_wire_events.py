@@ -1,4 +1,4 @@
-"""The events of a subscription in CBOR and in JSON are the same as those from boto3's own event stream."""
+"""The events of a subscription in CBOR or JSON are the same as those of boto3's own event stream."""
 
 from struct import pack
 from typing import TYPE_CHECKING, Any
@@ -35,14 +35,14 @@ STREAM = "application/vnd.amazon.eventstream"
 
 
 def stream(*answers: Answer, kind: str = "event", name: str = "SubscribeToShardEvent") -> Answer:
-    """Return a response whose events have the bodies of these answers."""
+    """Return a response with one event for each of these answers, which supply the bodies."""
     content_type = "application/cbor" if answers[0].form == CBOR else "application/json"
     first = frame("event", "initial-response", b"\xa0" if answers[0].form == CBOR else b"{}", content_type)
     return Answer(first + b"".join(frame(kind, name, answer.body, content_type) for answer in answers), STREAM)
 
 
 def events(client: "KinesisClient") -> list[Any]:
-    """Return all events of a subscription from the start of a shard."""
+    """Subscribe at the start of a shard, and return all events."""
     start: Any = {"Type": "TRIM_HORIZON"}
     return list(client.subscribe_to_shard(ConsumerARN=CONSUMER, ShardId="s", StartingPosition=start)["EventStream"])
 
@@ -51,7 +51,7 @@ CONSUMER = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 
 
 def with_numeric_times(events_sent: list[Any]) -> list[Any]:
-    """Convert the arrival times of the events to numbers."""
+    """Return the events with their arrival times converted to numbers."""
     for event in events_sent:
         for row in event["SubscribeToShardEvent"]["Records"]:
             row["ApproximateArrivalTimestamp"] = clients.parse_record_time(row["ApproximateArrivalTimestamp"])
@@ -59,20 +59,20 @@ def with_numeric_times(events_sent: list[Any]) -> list[Any]:
 
 
 def subscribed(*answers: Answer) -> tuple["KinesisClient", Spoken]:
-    """Return a client with our hooks, and its scripted service."""
+    """Return a client with our hooks, and the scripted service."""
     spoken = Spoken(list(answers))
     return spoken.attach(clients.create_reading_client("eu-west-1", None), SUBSCRIBE), spoken
 
 
 class BodyInPieces(list[bytes]):
-    """A body that arrives in pieces."""
+    """A response body that arrives in pieces."""
 
     def stream(self) -> "BodyInPieces":
         return self
 
 
 def ignore_reason(_why: str) -> None:
-    """Ignore the reason."""
+    """Do nothing with the reason."""
 
 
 @pytest.mark.parametrize("events_sent", [[EVENT], [EVENT, {**EVENT, "Records": [], "ChildShards": None}], [EVENT] * 9])
@@ -96,7 +96,7 @@ def test_message_is_complete_however_it_is_split() -> None:
 
 
 def test_damaged_message_is_detected_at_once() -> None:
-    """A wrong message length is detected immediately, not only at the end of the connection."""
+    """A wrong message length is detected at once, and not only when the connection ends."""
     body = stream(in_cbor(EVENT), in_cbor(EVENT)).body
     for offset in (len(body) // 2 + 40, len(body) - 1):
         broken = body[:offset] + bytes([body[offset] ^ 1]) + body[offset + 1 :]
@@ -108,7 +108,7 @@ def test_damaged_message_is_detected_at_once() -> None:
 
 @pytest.mark.parametrize("form", [in_json, in_cbor])
 def test_end_of_a_subscription_is_the_same_in_both_encodings(form: Any) -> None:  # noqa: ANN401  one of two functions
-    """If another reader takes over the subscription, the error is not mistaken for a broken connection."""
+    """The error that reports a takeover by another reader must not be mistaken for a broken connection."""
     fault = form({"message": "as told"})
     client, _ = subscribed(stream(fault, kind="exception", name="ResourceInUseException"))
     with pytest.raises(ClientError, match="as told") as caught:
@@ -136,7 +136,7 @@ def test_impossible_message_length_ends_the_subscription(size: int) -> None:
 
 
 def test_invalid_headers_end_the_subscription() -> None:
-    """The parser's error is converted. Otherwise, it would be treated as a fault of our own, which costs the lease."""
+    """A parser error must be converted. Otherwise, it would look like a fault in our code and cost the lease."""
     headers = b"\x04None\x63"
     prelude = pack(">II", 16 + len(headers), len(headers))
     body = prelude + pack(">I", crc32(prelude)) + headers

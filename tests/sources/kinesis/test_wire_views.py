@@ -1,4 +1,4 @@
-"""The C scanner of CBOR responses either returns what cbor2 returns, or declines."""
+"""The C scanner of CBOR responses either returns the same values as cbor2 or declines the response."""
 
 from typing import Any, cast
 from unittest.mock import patch
@@ -35,20 +35,20 @@ ROWS = st.fixed_dictionaries(
 
 
 def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
-    """Return all fields of the rows, in either form."""
+    """Return all columns of the rows, whichever parser they come from."""
     columns = convert_to_columns(rows)
     return columns.payloads, columns.numbers, columns.keys, columns.arrived, columns.has_aggregates
 
 
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
-    """Return the rows and the rest of a response as cbor2 parses them. Raises ValueError or UnreadableBody."""
+    """Return the rows and the rest of a response, as parsed by cbor2. Raises ValueError or UnreadableBody."""
     with patch.object(forms, "SCAN", new=None):
         rows, rest = forms._split_rows(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
     return as_columns(rows), rest
 
 
 def by_scanner(body: bytes) -> tuple[tuple[object, ...], object] | None:
-    """Return the same as the scanner parses them, or None if it declines."""
+    """Return the rows and the rest of a response, as parsed by the scanner, or None if it declines the response."""
     scanned = SCAN.viewed(body)
     if scanned is None:
         return None
@@ -60,7 +60,7 @@ def by_scanner(body: bytes) -> tuple[tuple[object, ...], object] | None:
 
 @given(st.lists(ROWS, max_size=4), st.booleans(), st.permutations([*ANSWER]))
 def test_scanner_accepts_any_order_of_fields(rows: list[dict[str, object]], indefinite: bool, names: list[str]) -> None:
-    """The scanner accepts records with any order of fields, and arrays and maps with or without a length."""
+    """The scanner also accepts arrays and maps without a length."""
     response = {**{name: ANSWER[name] for name in names}, "Records": rows}
     body = cbor2.dumps(response, indefinite_containers=indefinite)
     assert by_scanner(body) == by_cbor2(body)
@@ -110,7 +110,7 @@ def test_damaged_response_is_declined_or_read_as_by_cbor2(damage: list[tuple[int
     try:
         scanned = by_scanner(body)
     except (cbor2.CBORDecodeError, ValueError):
-        with pytest.raises((forms.UnreadableBody, TypeError)):  # cbor2 also fails on the whole body
+        with pytest.raises((forms.UnreadableBody, TypeError)):  # cbor2 must fail on the whole body, too.
             by_cbor2(body)
         return
     if scanned is not None:
@@ -134,7 +134,7 @@ def test_truncated_response_is_declined() -> None:
 
 @pytest.mark.slow
 def test_scanned_records_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests of test_wire.py also pass with the scanner."""
+    """The tests in test_wire.py also pass with the scanner."""
     monkeypatch.setattr(forms, "SCAN", SCAN)
     test_wire.test_crafted_aggregates_give_the_same_records()
     test_wire.test_responses_give_the_batches_that_boto3_gives()
@@ -148,7 +148,7 @@ def test_last_of_two_lists_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_row_has_the_fields_of_boto3() -> None:
-    """Callers of the client find boto3's fields, and the response is freed once it is columns."""
+    """Callers of the client get the fields of boto3. Once the rows are converted to columns, the response is freed."""
     with patch.object(forms, "SCAN", SCAN):
         rows, _ = forms.split_response(BODY, cbor=True)
     in_seconds = {**test_wire.ROW, "ApproximateArrivalTimestamp": test_wire.ARRIVED / 1000}

@@ -42,7 +42,7 @@ T = TypeVar("T")
 PAUSE_SECONDS = 1.0
 
 SubstituteResults = Mapping[str, Callable[[], Any]]
-"""Functions that return a result in place of the call, by the name of a step of the fault."""
+"""Functions that return a substitute for a call's result, by the name of the fault step that uses them."""
 
 
 class CallExchange:
@@ -109,7 +109,7 @@ UNIT_BYTES = 8192
 
 
 class TableClient:
-    """One process's client of a lease table, by default the run's own.
+    """One process's client of a lease table. By default, this is the table of the run.
 
     Unless the run has swaps, the client records each write in the history at the moment when the table applies it.
     """
@@ -198,7 +198,7 @@ class TableClient:
             raise OutcomeUnknown("the table throttles requests")
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Return the leases with these keys. They may be stale if `stale_ok`."""
+        """Return the leases with these keys. They may be stale if `stale_ok` is True."""
         requested_keys = tuple(keys)
         self._history.requests["get"] += 1
         self._history.fetched += len(requested_keys)
@@ -278,7 +278,7 @@ class TableClient:
         return outcome
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the simulated connection has nothing to close."""
 
     # Transport
 
@@ -336,7 +336,7 @@ class TableClient:
         self._tasks.start(apply_on_arrival, self._tasks.now + seconds)
 
     def _wait_for_network(self) -> None:
-        """Wait for half of the time that a request takes."""
+        """Wait as long as a message takes in one direction, which is half of a request's latency."""
         rng, network = self._draw, self._network
         shortest, longest = network.latency
         travel_seconds = (shortest + (longest - shortest) * rng.random()) / 2
@@ -375,11 +375,11 @@ class StreamClient:
 
     @property
     def stream(self) -> str:
-        """The name that leases carry."""
+        """The name of the stream, as it stands in leases."""
         return self._source.stream
 
     def incarnation(self) -> str:
-        """Return the stream's incarnation, or "" without a request if the run does not recreate the stream."""
+        """Return the stream's incarnation. If the run does not recreate the stream, return "" without a request."""
         return str(self.send_request("source.incarnation", self._source.incarnation)) if self._source.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
@@ -404,7 +404,7 @@ class StreamClient:
         return RemoteReader(self, reader, lease.shard)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the simulated connection has nothing to close."""
 
     def send_request(
         self,
@@ -485,6 +485,6 @@ class _TimedReader:
         self._client, self._seconds = client, seconds
 
     def read(self, reader: RemoteReader) -> Batch:
-        """Read once, unless the response takes too long."""
+        """Read once. Raises TimeoutError if a slow response would take longer than the client's timeout."""
         self._client.wait_if_slow(self._seconds)
         return reader.read_once()

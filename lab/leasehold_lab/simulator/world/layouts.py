@@ -1,7 +1,7 @@
 """Simulates two special kinds of lease tables: the layout `sessions`, and a swap between two tables.
 
 In layout `sessions`, the real store runs on rows that it reaches through the simulated network. Requests are counted by
-the kind of row that they write, because the price of a request depends on it.
+the kind of row that they write, because their price depends on that kind.
 
 In a swap, a process reaches both tables through the network, and `run_swaps` does the work of `leasehold swap`. A table
 doesn't know which of its rows are valid, so the history contains the writes as the processes saw them.
@@ -73,7 +73,7 @@ class RemoteCells:
         """Do nothing, because the simulated table always checks the conditions of writes."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the simulated connection has nothing to close."""
 
     def _write_cell(self, name: str, apply: Callable[[], T]) -> T:
         row_kind = name.partition("/")[0]
@@ -122,7 +122,7 @@ NAMES = ("memory://from", "memory://to")
 
 
 class SwapClient(PassingStore):
-    """One process's store over the two tables of a swap. Records when each write was sent and answered.
+    """One process's store over the two tables of a swap. It records when each write was sent and answered.
 
     `first_table` and `second_table` are the clients of the two tables.
     """

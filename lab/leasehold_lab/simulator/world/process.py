@@ -1,4 +1,4 @@
-"""Simulates one process of the fleet, by running the real worker and runner under virtual time, with faults."""
+"""Simulates one process of the fleet by running the real worker and runner under virtual time, with faults."""
 
 import math
 import random
@@ -58,7 +58,7 @@ class PresentWorker(Worker):
     """A worker that was running before the run began. It has read the table, and starts by reading its own rows."""
 
     def start_with_watch(self, watch: Watch) -> None:
-        """Start with the result of this read of the table."""
+        """Start with `watch`, which contains the result of a read of the table."""
         self.table.watch = watch
         self._look = Look(0.0, keys=tuple(lease.key for lease in watch.whole.by_owner.get(self.me, ())))
 
@@ -88,7 +88,7 @@ class Process:
         self._dead = False
         self._paused_until = 0.0
         self._holdings: dict[str, Holding] = {}
-        self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; each delivery has one record
+        self._unacknowledged: dict[str, list[Delivery]] = {}  # Keyed by shard. Each delivery has one record.
         clock_offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
         self._time = VirtualTime(world.tasks, self, clock_offset, member.rate, self._draw, self.process_id)
         self._exchange = exchange = CallExchange(world, self)
@@ -159,9 +159,9 @@ class Process:
         try:
             self._runner.run()
         except (WorkerError, StoreError, SourceError):
-            self.die(again=True)  # as if a supervisor restarted it
+            self.die(again=True)  # as if a supervisor had restarted the process
             return
-        except (SystemExit, KeyboardInterrupt):  # a handler raised it to end the worker
+        except (SystemExit, KeyboardInterrupt):  # a handler raised this to end the worker
             is_restarting = True
         self._dead = True
         self._record_incident("gone")
@@ -245,7 +245,7 @@ class Process:
         self._record_incident("leave")
         self._runner.stop()
 
-    # Functions that stand for the user's
+    # Functions that stand for those of the user
 
     def _handle_delivery(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's function may return anything
         def call_handler() -> object:

@@ -22,7 +22,7 @@ class TaskKilled(BaseException):
 
 
 class Task:
-    """A unit of work.
+    """A unit of work that runs in its own greenlet.
 
     `wait_number` counts the waits of the task, so that the wakeups of earlier waits can be ignored.
     """
@@ -40,7 +40,7 @@ class Task:
 
 
 class TaskScheduler:
-    """All tasks of one run. `now` is the virtual time in seconds."""
+    """Runs all tasks of one run. `now` is the virtual time in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -68,7 +68,7 @@ class TaskScheduler:
         return self._current
 
     def sleep(self, seconds: float) -> None:
-        """Let other tasks run for this long."""
+        """Let other tasks run for this many seconds of virtual time."""
         self.sleep_until(self.now + seconds)
 
     def sleep_until(self, due: float) -> None:
@@ -109,7 +109,7 @@ class TaskScheduler:
         """
         self._closed = True  # a task that catches TaskKilled must not wait again
         for task in tuple(self._alive):
-            if task.greenlet:  # true if it has started and not finished
+            if task.greenlet:  # true if the task has started and has not finished
                 task.greenlet.throw(TaskKilled)
         self._queue.clear()
         self._alive.clear()
@@ -164,7 +164,7 @@ class TaskHost(Protocol):
         """Record that a task with this name starts. Raises RuntimeError if the process cannot start more tasks."""
 
     def idle(self) -> None:
-        """Apply a pause that is due, after a task has waited on a queue."""
+        """Apply a pause that is due. The scheduler calls this after a task has waited on a queue."""
 
     def log_unexpected(self, where: str, fault: BaseException) -> None:
         """Record an exception that no code handles."""
@@ -203,7 +203,7 @@ class VirtualTime:
         return VirtualQueue(self)
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a task."""
+        """Start a task. If `work` raises an exception, the task passes it to `failed`."""
         self.host.task_starts(name)
 
         def begin() -> None:
@@ -257,11 +257,11 @@ class VirtualExecutor:
         self._time.start("leasehold-handle", work, lambda fault: self._time.log_unexpected("handle", fault))
 
     def withdraw(self, work: Callable[[], None]) -> bool:  # noqa: ARG002  nothing waits for a task
-        """Return False: the work has already started."""
+        """Return False, because the work has already started."""
         return False
 
     def replace_slow_thread(self, work: Callable[[], None]) -> None:
-        """Do nothing: tasks are never scarce."""
+        """Do nothing, because tasks are never scarce."""
 
     def close(self) -> None:
-        """Do nothing. There are no threads to end: each task ends when its work is done."""
+        """Do nothing, because there are no threads to end: each task ends when its work is done."""

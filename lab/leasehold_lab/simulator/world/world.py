@@ -235,7 +235,7 @@ class ListSource:
         )
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the stream is kept in memory."""
 
     def recreate_stream(self, shards: list[Shard]) -> None:
         """Delete the stream, and recreate it with these shards."""
@@ -262,7 +262,7 @@ class ListSource:
 
 
 def create_shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
-    """Return a shard."""
+    """Return a shard with this id, hash range and parents."""
     return Shard(name, parents=parents, hash_range=(first, last), open=open)
 
 
@@ -315,7 +315,7 @@ class World:
     def create_first_watch(self, config: Config, capabilities: Capabilities) -> Watch:
         """Return the watch of a member that was present at 0 s, when it read the table.
 
-        It is computed once per configuration.
+        The watch is computed once per configuration.
         """
         if config not in self._first_watches:
             self._first_watches[config], _ = first_watch(config, capabilities).look(self.history.first, 0.0, 0.0)
@@ -327,7 +327,7 @@ class World:
 
 
 class Caller(Protocol):
-    """The interface of a process that its clients of the table and the stream use.
+    """The part of a process's interface that its clients of the table and the stream use.
 
     Attributes:
         worker_id: The id of the worker that the process runs.

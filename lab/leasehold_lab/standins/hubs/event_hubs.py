@@ -1,6 +1,6 @@
 """A local stand-in for Event Hubs that works with the real `azure-eventhub` client.
 
-With it, tests can check that the client
+With the stand-in, tests can check that the client
 
 - opens links, authenticates, starts at a checkpoint and respects its prefetch limit,
 - notices added partitions,
@@ -113,7 +113,7 @@ class LocalHubs:
 
 
 def has_engine() -> bool:
-    """Return whether the AMQP engine is installed. Without a compiler, python-qpid-proton installs without it."""
+    """Return whether the AMQP engine is installed. Without a compiler, python-qpid-proton is installed without it."""
     return importlib.util.find_spec("cproton_ffi") is not None
 
 

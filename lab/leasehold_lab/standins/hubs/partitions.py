@@ -108,7 +108,7 @@ def annotate_event(event: bytes, sequence_number: int, offset: str, enqueued_ms:
 
 
 def encode_event(body: bytes) -> bytes:
-    """Return an encoded event whose body is these bytes."""
+    """Return an encoded event with this body."""
     return b"\x00\x53\x75\xb0" + len(body).to_bytes(4) + body
 
 
@@ -121,7 +121,7 @@ BEGINNING, LATEST = "-1", "@latest"
 
 
 class HubRejection(Exception):
-    """Raised if a hub rejects a request, with an AMQP error condition."""
+    """Raised if a hub rejects a request. `condition` is an AMQP error condition."""
 
     def __init__(self, condition: str, description: str) -> None:
         super().__init__(description)
@@ -133,7 +133,7 @@ class HubRejection(Exception):
 class Partition:
     """The events of a partition, in order.
 
-    Offsets count bytes, so a test notices if an offset is used in place of a sequence number.
+    Offsets count bytes, so a test fails if an offset is used in place of a sequence number.
 
     Attributes:
         events: The encoded events.

@@ -390,7 +390,7 @@ PIECE = 65536
 
 
 class HubConnection(asyncio.Protocol):
-    """A connection of a client or a test."""
+    """A connection from a client or from a test."""
 
     def __init__(self, hubs: dict[str, Hub], key: str | None) -> None:
         self._hubs = hubs
@@ -438,7 +438,7 @@ class HubConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         next_heartbeat = self._engine.tick(loop.time())
         if next_heartbeat and self._alarm is None and not self._socket.is_closing():
-            self._alarm = loop.call_at(next_heartbeat, self._flush_after_timer)  # flushing sends it
+            self._alarm = loop.call_at(next_heartbeat, self._flush_after_timer)  # Flushing sends the heartbeat.
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(min(pending, PIECE)) or b""
             self._engine.pop(len(data))

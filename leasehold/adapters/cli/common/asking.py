@@ -32,7 +32,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def make_fleet_config(options: Options, source: str = "") -> Config:
-    """Return the configuration that `rules`, `lease_seconds` and `set` define. Raises ValueError, naming a setting."""
+    """Return the configuration that `rules`, `lease_seconds` and `set` define. Raises ValueError if one is wrong."""
     base_settings = {"rules": options["rules"], "lease_seconds": options["lease_seconds"]}
     return config_for_source(source, combine_settings(base_settings, options["set"] or ()))
 

@@ -1,6 +1,6 @@
 """Prints tables, either drawn on a terminal or as plain text with one complete row per line.
 
-`print_moves` prints the results of `copy-leases` and `reset` as such a table or as JSON.
+`print_moves` prints the results of `copy-leases` and `reset` as a table or as JSON.
 """
 
 import json
@@ -100,7 +100,7 @@ def draw_table(text_table: TextTable, width: int) -> tuple[Table, tuple[str, ...
 
 
 def should_draw(*, wide: bool) -> bool:
-    """Return whether to draw the table: standard output is a terminal, and `wide` does not request plain text."""
+    """Return whether to draw the table. It is drawn on a terminal, unless `wide` requests plain text."""
     return not wide and sys.stdout.isatty()
 
 

@@ -31,7 +31,7 @@ def exit_on_failure(
         yield
     except (*misuse, *failures) as error:
         if isinstance(error, OSError) and find_output_fault() is not None:
-            raise  # standard output could not be written, which `run_and_check_output` reports
+            raise  # `run_and_check_output` reports failures of standard output
         print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
         is_misuse = isinstance(error, misuse) or isinstance(error.__cause__, ModuleNotFoundError)
         raise typer.Exit(2 if is_misuse else 1) from None
@@ -71,7 +71,7 @@ def raise_on_signal() -> Iterator[None]:
                 replace_handler(signal_number, raise_end_signal)
             yield
         finally:
-            # Ignore signals first, otherwise a signal could interrupt the loop that restores the handlers.
+            # Ignore signals first. Otherwise, a signal could interrupt the loop that restores the handlers.
             for signal_number in old_handlers:
                 signal.signal(signal_number, signal.SIG_IGN)
     finally:

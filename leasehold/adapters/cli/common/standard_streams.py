@@ -109,7 +109,7 @@ def discard_if_output_closed() -> None:
     """If standard output is closed, discard the output of the user's code, as Python does."""
     output = _find_own_output()
     if output is not None:
-        output.open_at_start = True  # its descriptor now belongs to the null device
+        output.open_at_start = True  # descriptor 1 now belongs to the null device
 
 
 def find_output_fault() -> OSError | None:
@@ -148,14 +148,14 @@ def run_and_check_output(command: Callable[[], object]) -> NoReturn:
         os.close(null_device)
         output.open_at_start = True
         is_broken_pipe = isinstance(output.fault, BrokenPipeError) and was_open_at_start
-        # Click itself ends with 1 on a broken pipe.
+        # Click itself exits with status 1 on a broken pipe.
         exit_request = SystemExit(PIPE_STATUS) if is_broken_pipe and exit_request.code in {None, 0, 1} else exit_request
         exit_request = exit_request if exit_request.code else SystemExit(1)
     raise exit_request
 
 
 def _find_own_output() -> _FaultRecordingOutput | None:
-    """Return our raw file that standard output uses, or None if a test or a caller has replaced standard output."""
+    """Return the raw file that we put under standard output, or None if a test or a caller has replaced that stream."""
     raw_file = getattr(sys.stdout, "buffer", None)
     raw_file = getattr(raw_file, "raw", raw_file)
     return raw_file if isinstance(raw_file, _FaultRecordingOutput) else None

@@ -62,7 +62,7 @@ class _SupervisedProcess:
 
 @define
 class _SupervisedProcessEnded:
-    """An event: a process has ended, and all its output has been passed on."""
+    """The event that a process has ended and that all its output has been passed on."""
 
     child: _SupervisedProcess
     status: int
@@ -93,7 +93,7 @@ class Supervisor:
 
         Returns:
             The exit status. It is 0 if all processes drained, and 1 if one had to be killed. If a process ended with a
-            status in `final`, or failed while it drained, it is the status of that process. A second signal kills all
+            status in `final_statuses`, or failed while it drained, that status is returned. A second signal kills all
             processes, and the status is 128 plus the number of the signal.
         """
         for signal_number in end_signals:
@@ -133,7 +133,7 @@ class Supervisor:
     def _keep_running(self, children: list[_SupervisedProcess]) -> int:
         """Start the processes, and restart those that end.
 
-        Return after a signal, with the status 0, or once a process ends with a status in `final`, with this status.
+        Return 0 after a signal. If a process ends with a status in `final_statuses`, return that status.
         """
         while True:
             now = time.monotonic()
@@ -142,7 +142,7 @@ class Supervisor:
                     self.start_or_postpone(child)
             match self._events.get(min((child.due for child in children if child.process is None), default=math.inf)):
                 case _SupervisedProcessEnded(child, status):
-                    # Close the pipe to the ended process, which uses a file descriptor of this process.
+                    # Close the pipe to the ended process, because the pipe uses a file descriptor of this process.
                     _request_drain(child)
                     child.process = None
                     if status in self.final_statuses:
@@ -213,7 +213,7 @@ class Supervisor:
                     spawn(f"relay-{child.name}", partial(self._relay_output, process, source, sink), on_relay_failure)
                 )
             spawn(f"watch-{child.name}", wait_for_exit, on_watch_failure)
-        except RuntimeError:  # no thread could be started to pass on its output or to detect its end
+        except RuntimeError:  # no thread could be started to pass on the process's output or to detect its end
             process.kill()
             process.wait()
             for pipe in (process.stdin, *(source for source, _ in pipes[len(relay_threads) :])):

@@ -20,7 +20,7 @@ def add_table_options(*names: str) -> Callable[[Function], Function]:
     `options`, by name.
 
     Args:
-        names: The options to add. If there are none, add all options that are meant for commands.
+        names: The options to add. If no name is given, all options that are meant for commands are added.
     """
 
     def decorate(command: Function) -> Function:

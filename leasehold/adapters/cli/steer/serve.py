@@ -135,8 +135,8 @@ def _serve_pages(watchers: Sequence[TableWatcher], host: str, port: int, allowed
     bound_port = listener.getsockname()[1]
     tables_text = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     uvicorn_server = uvicorn.Server(config)
-    # Run uvicorn in another thread, in which it doesn't handle signals. In the main thread, a signal that arrives while
-    # uvicorn starts makes it fail or is ignored.
+    # Run uvicorn in another thread, in which it doesn't handle signals. In the main thread, a signal that arrived while
+    # uvicorn starts would make it fail, or would be ignored.
     server_errors: list[BaseException] = []
     thread = None
     try:

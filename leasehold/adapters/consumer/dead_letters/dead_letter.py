@@ -18,13 +18,13 @@ MAX_ERROR_TEXT = 2000
 of stream records is limited."""
 
 INTEGER_LIMIT = 1 << 53
-"""The upper limit of integers, below which every JSON parser reads them exactly."""
+"""Every JSON parser reads non-negative integers below this limit exactly."""
 
 _NAME_PATTERN = re.compile(r"(\d+)-(\d+)-.*\.json", re.ASCII)
 
 
 class BadDeadLetter(Exception):
-    """A string that is not a dead letter."""
+    """Raised if a line is not a valid dead letter."""
 
 
 @frozen
@@ -39,11 +39,11 @@ class DeadLetterEntry:
         record: The record itself.
         error: The type of the exception that its handler raised.
         text: The exception's message, cut after `MAX_ERROR_TEXT` characters.
-        attempts: How many times the whole batch had been dispatched.
+        attempts: How many times the whole batch was dispatched.
         worker: The worker that wrote the dead letter.
-        time_ms: When it was written, in milliseconds since 1970.
+        time_ms: When the dead letter was written, in milliseconds since 1970.
         source: The URL of the stream with the options that identify it; "" if unknown.
-        alone: How many times the record was dispatched on its own, when its batch was split and in replays.
+        alone: How many times the record was dispatched on its own, either after its batch was split or in a replay.
     """
 
     table: str
@@ -136,8 +136,8 @@ def dead_letter_for(
         record=delivery.records[0],
         error=type(cause).__name__,
         text=limited_error_text(cause, MAX_ERROR_TEXT),
-        # Count the attempts with the whole batch and those with this record alone separately. Only those with the
-        # record alone show that it is at fault.
+        # Count attempts on the whole batch separately from attempts on this record alone. Only the latter show that
+        # the record is at fault.
         attempts=delivery.attempts - delivery.in_parts,
         alone=min(1, delivery.in_parts),
         worker=delivery.worker,
@@ -147,7 +147,10 @@ def dead_letter_for(
 
 
 def with_failed_attempt(dead_letter: DeadLetterEntry, error: Exception, *, worker: str, now: float) -> DeadLetterEntry:
-    """Return the dead letter with one more attempt by this worker and its error; `now` is in seconds since 1970."""
+    """Return a copy of the dead letter that counts one more attempt, which failed with this error on this worker.
+
+    `now` is in seconds since 1970.
+    """
     return evolve(
         dead_letter,
         alone=dead_letter.alone + 1,
@@ -202,7 +205,7 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
 _REQUIRED = object()
 
 
-def _field(document: dict[str, Any], name: str, kind: type, default: object = _REQUIRED) -> Any:  # noqa: ANN401  by `kind`
+def _field(document: dict[str, Any], name: str, kind: type, default: object = _REQUIRED) -> Any:  # noqa: ANN401  depends on `kind`
     value = document.get(name, default)
     if value is _REQUIRED:
         raise BadDeadLetter(f"{name}: it is missing")

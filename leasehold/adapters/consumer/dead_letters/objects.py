@@ -59,7 +59,10 @@ def open_url(
     create: bool,  # noqa: ARG001  buckets are never created
     session: boto3.Session | None = None,
 ) -> ObjectSink:
-    """Open the objects at `bucket/prefix`. Raises ValueError, and DeadLetterError if there is no such bucket."""
+    """Open the objects at `bucket/prefix`.
+
+    Raises ValueError if the location or an option is wrong, and DeadLetterError if the bucket does not exist.
+    """
     bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ValueError("letters URL: s3:// wants bucket/prefix")

@@ -11,8 +11,8 @@ Dead letters in a stream are replayed by a worker with its own leases:
    stream.
 2. If the handler fails again, the dead letter is put back at the end of the stream, with an increased number of
    attempts. A record that is not a dead letter is skipped.
-3. The replay of a shard ends at its tip, or before the first dead letter that this replay has put back, so that no dead
-   letter is replayed twice.
+3. The replay of a shard ends at the shard's tip, or before the first dead letter that this replay has put back. This
+   way, no dead letter is replayed twice.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ Raises DeadLetterError if the replay must stop, because no other record can be r
 """
 
 KeptCallback = Callable[[str, str], None]
-"""Called with the name of a dead letter that is not removed, and the reason."""
+"""A callback for each dead letter that is not removed. It receives the dead letter's name and the reason."""
 
 
 @frozen
@@ -85,7 +85,7 @@ def replay(dead_letters: ListedDeadLetters, deliver: CallHandler, report_kept: K
     verdict = ReplayVerdict()
     for name in sorted(set(names) - {sort_key[-1] for sort_key in sort_keys}):
         verdict = evolve(verdict, strange=verdict.strange + 1)
-        # Keep such files, because they may not be ours.
+        # Keep entries with other names, because they may not be ours.
         report_kept(name, "its name is not that of a dead letter")
     for *_, name in sort_keys:
         try:
@@ -101,7 +101,8 @@ def replay(dead_letters: ListedDeadLetters, deliver: CallHandler, report_kept: K
             report_kept(name, error_summary(fault))
             verdict = evolve(verdict, failed=verdict.failed + 1)
             continue
-        # Remove the dead letter only after it was handled. If the process is killed in between, it is replayed again.
+        # Remove the dead letter only after it was handled. A process that is killed in between then causes a repetition
+        # but no loss.
         dead_letters.remove(name)
         verdict = evolve(verdict, done=verdict.done + 1)
     return verdict
@@ -115,7 +116,7 @@ class HandlerCaller:
         self._loop = asyncio.Runner()
 
     def deliver(self, dead_letter: DeadLetterEntry) -> Exception | None:
-        """Call the handler. Raises SystemExit and KeyboardInterrupt if the handler does."""
+        """Call the handler. Return its error, or None if it succeeded. SystemExit and KeyboardInterrupt propagate."""
         record = dead_letter.record
         delivery = Delivery(
             (record,),
@@ -148,7 +149,7 @@ class HandlerCaller:
 
 @frozen
 class DeadLetterHolding:
-    """Takes the place of the lease when the handler is called with a dead letter's record. It cannot be lost."""
+    """Takes the place of the lease when the handler is called with a dead letter's record. It is never lost."""
 
     lease: Lease
     worker: str
@@ -199,12 +200,12 @@ def replay_stream(
         dead_letters: Stores the dead letters that fail again.
         deliver: Calls the handler with a dead letter's record.
         report_kept: Called with each dead letter that is kept, and the reason.
-        look_seconds: The time between two checks whether the stream has been replayed.
+        look_seconds: How many seconds to wait between two checks of whether the whole stream has been replayed.
 
     Raises:
         DeadLetterError: A dead letter could neither be handled nor put back, or a signal ended the replay early.
-        SystemExit: The handler has raised it.
-        KeyboardInterrupt: The handler has raised it.
+        SystemExit: Passed through from the handler.
+        KeyboardInterrupt: Passed through from the handler.
         WorkerError: The worker cannot continue.
         StoreError: The lease table cannot be used.
         SourceError: The stream cannot be used.
@@ -234,7 +235,7 @@ def _is_over(lease: Lease, began_at: float) -> bool:
 
 
 class _StreamReplayer:
-    """Replays the dead letters of all shards, one batch at a time, and counts the outcomes."""
+    """Replays the dead letters of all shards, one dead letter at a time, and counts the outcomes."""
 
     def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: CallHandler, report_kept: KeptCallback) -> None:
         self._me, self._dead_letters, self._deliver, self._report_kept = me, dead_letters, deliver, report_kept
@@ -248,7 +249,7 @@ class _StreamReplayer:
             with self._lock:
                 verdict = self._replay(record)
                 # Count the dead letter only after the checkpoint is stored. Otherwise, it would be counted twice if
-                # another owner replays it again.
+                # another owner replayed it again.
                 if not batch.checkpoint(record):  # the lease is lost, so the new owner counts it
                     return
                 self.verdict = verdict
@@ -259,7 +260,7 @@ class _StreamReplayer:
             dead_letter = dead_letter_from(record.data)
             if (fault := self._deliver(dead_letter)) is None:
                 return evolve(verdict, done=verdict.done + 1)
-            # Put the dead letter back before the checkpoint. Otherwise, it could be lost (rule 2).
+            # Put the dead letter back before the checkpoint moves past it. Otherwise, a crash could lose it (rule 2).
             self._dead_letters.put(with_failed_attempt(dead_letter, fault, worker=self._me, now=time.time()))
         except BadDeadLetter as error:
             self._report_kept(name, f"it is not a dead letter: {error}")
@@ -272,7 +273,7 @@ class _StreamReplayer:
 
 
 class DeadLetterSource(ForwardingSource):
-    """A stream of dead letters. Each shard ends before the first dead letter that worker `me` has put back."""
+    """Reads a stream of dead letters. Each shard ends before the first dead letter that worker `me` has put back."""
 
     def __init__(self, source: Source, me: str) -> None:
         super().__init__(source)
@@ -290,7 +291,7 @@ class DeadLetterReader:
         self._reader, self._me, self._is_over_now = reader, me, False
 
     def read(self) -> Batch:
-        """Read once, or return an empty batch if the replay is over. Raises what the reader of the stream raises."""
+        """Read once, or return an empty batch if the replay is over. Exceptions of the stream's reader propagate."""
         if self._is_over_now:
             return Batch((), None, 0.0, OVER_PAUSE_SECONDS)
         batch = self._reader.read()
@@ -300,7 +301,7 @@ class DeadLetterReader:
                 if dead_letter_from(record.data).worker == self._me:
                     first_own_index = index
                     break
-        if first_own_index is None:  # a read that returns records does not show that nothing is left
+        if first_own_index is None:  # more records may follow, so the lag must not be 0
             return evolve(batch, behind_seconds=batch.behind_seconds or UNKNOWN_LAG_SECONDS) if batch.records else batch
         # All further dead letters have already failed in this replay, and would be put back again and again (rule 3).
         self._is_over_now, records = True, batch.records[:first_own_index]

@@ -1,4 +1,4 @@
-"""Opens sinks, in which dead letters are stored, by URL.
+"""Opens the sink at a URL. A sink stores dead letters.
 
 file://folder                            one file per dead letter; file:///folder is absolute
 s3://bucket/prefix?region=…&endpoint=…   one object per dead letter
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # these packages are optional
 
 
 _NO_LINK_ERRNOS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""The error numbers with which file systems without hard links fail."""
+"""The error numbers with which creating a hard link fails on file systems that do not support hard links."""
 
 
 class DeadLetterSink(Protocol):
@@ -45,7 +45,7 @@ class ListedDeadLetters(DeadLetterSink, Protocol):
     """A sink whose dead letters can also be listed, read and removed."""
 
     def names(self) -> tuple[str, ...]:
-        """List all names, including those of other files. Raises DeadLetterError."""
+        """List all names, including those of files that are not dead letters. Raises DeadLetterError."""
 
     def get(self, name: str) -> bytes | None:
         """Return the content of this dead letter, or None if it no longer exists. Raises DeadLetterError."""
@@ -72,7 +72,7 @@ class DeadLetterHandler:
         self._sink, self._names, self._name = sink, {"stream": stream, "table": table, "source": source}, name
 
     def __call__(self, delivery: Delivery, error: Exception) -> None:
-        """Store the record. Raises DeadLetterError, which names the sink, if it could not be written."""
+        """Store the record. If this fails, raises a DeadLetterError that names the sink."""
         try:
             self._sink.put(dead_letter_for(delivery, error, **self._names, now=time.time()))
         except DeadLetterError as fault:
@@ -107,7 +107,7 @@ class FolderSink:
             except OSError as fault:
                 if fault.errno not in _NO_LINK_ERRNOS:
                     raise
-                unfinished_file.replace(final_file)  # an existing dead letter of this name is of the same record
+                unfinished_file.replace(final_file)  # an existing file of this name holds the same record
             unfinished_file.unlink(missing_ok=True)
             # Write the directory entry to disk, too. Otherwise, the file could be lost in a power failure.
             self._sync_folder()
@@ -144,7 +144,7 @@ class FolderSink:
             raise DeadLetterError(f"a dead letter could not be removed: {fault}") from fault
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because a folder has no connection to close."""
 
     def _sync_folder(self) -> None:
         descriptor = os.open(self._folder, os.O_RDONLY)
@@ -164,7 +164,10 @@ STREAMS = frozenset({"kinesis"})
 
 
 def open_url(folder_name: str, _options: Mapping[str, str], *, create: bool) -> FolderSink:
-    """Open the folder of this name, creating it first if `create` is true. Raises ValueError and DeadLetterError."""
+    """Open the folder of this name, creating it first if `create` is true.
+
+    Raises ValueError if the name is empty, and DeadLetterError if the folder does not exist or cannot be created.
+    """
     if not folder_name:
         raise ValueError("letters URL: it names no folder; write file://folder or file:///folder")
     try:
@@ -186,9 +189,9 @@ def dead_letters(
 
     Args:
         url: The URL.
-        stream: As for `DeadLetterHandler`.
-        table: As for `DeadLetterHandler`.
-        source: As for `DeadLetterHandler`.
+        stream: The stream's name, used if leases do not contain it (a single Kinesis stream).
+        table: Identifies the group's lease table, as for `DeadLetterHandler`.
+        source: Identifies the stream, as for `DeadLetterHandler`.
         session: A boto3 session with the credentials for a URL of AWS; by default those of the URL or of the
             environment.
 
@@ -208,7 +211,10 @@ def dead_letters(
 
 
 def open_dead_letters(url: str) -> ListedDeadLetters:
-    """Open the dead letters at this URL for a replay. Raises ValueError, or DeadLetterError if that fails."""
+    """Open the dead letters at this URL for a replay.
+
+    Raises ValueError if the URL is wrong, and DeadLetterError if the dead letters cannot be opened.
+    """
     # A stream does not store its readers' positions, and dead letters cannot be removed from it.
     scheme = url.partition("://")[0]
     if scheme in STREAMS:
@@ -217,7 +223,10 @@ def open_dead_letters(url: str) -> ListedDeadLetters:
 
 
 def open_stream(url: str) -> "StreamSink":
-    """Open the stream at this URL for writing. Raises ValueError, and DeadLetterError if there is no such stream."""
+    """Open the stream at this URL for writing.
+
+    Raises ValueError if the URL is wrong, and DeadLetterError if the stream does not exist.
+    """
     if not url.startswith("kinesis://"):
         raise ValueError("stream URL: records can be put back into kinesis://STREAM")
     return cast("StreamSink", _open_sink(url, "stream", create=False))

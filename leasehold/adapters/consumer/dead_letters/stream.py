@@ -69,7 +69,10 @@ def open_url(
     create: bool,  # noqa: ARG001  streams are never created
     session: boto3.Session | None = None,
 ) -> StreamSink:
-    """Open the stream of this name. Raises ValueError, and DeadLetterError if there is none."""
+    """Open the stream of this name.
+
+    Raises ValueError if the URL is wrong, and DeadLetterError if there is no such stream or it cannot be reached.
+    """
     stream = parse_stream_address(name, options.get("region"), "letters URL")
     name = stream.name
     if not name or "," in name or "/" in name:
@@ -83,7 +86,7 @@ def open_url(
                 endpoint_url=options.get("endpoint"),
                 config=Config(
                     connect_timeout=5,
-                    read_timeout=POLL_TIMEOUTS[-1],  # after a timeout the dead letter would be written a second time
+                    read_timeout=POLL_TIMEOUTS[-1],  # a retry after a timeout would write the dead letter twice
                     retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
                 ),
             )

@@ -133,7 +133,7 @@ class RightsTrial:
 
 
 class ServiceClock(SkewWarning):
-    """Measures the difference between our clock and a service's clock. Logs no warning about it."""
+    """Measures the difference between our clock and a service's clock, without logging a warning."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the trial of the rights on this table. Raises ValueError, StoreError."""
+    """Return the trial of the rights on this table. Raises ValueError or StoreError if the options are not valid."""
     timeouts, prefix = TIMEOUTS.within(REQUEST_SECONDS), parse_prefix(options)
     session = create_boto3_session(options) or Session()
     clients = create_clients(session, options.get("region"), check_endpoint(options.get("endpoint")), timeouts)

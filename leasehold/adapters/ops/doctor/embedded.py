@@ -13,7 +13,7 @@ from leasehold.stores.writes import RenewLease
 
 
 def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the trial of the rights on this file. Raises ValueError, StoreError."""
+    """Return the trial of the rights on this file. Raises ValueError for a wrong option, or StoreError."""
     if place and not Path(place).exists():
 
         def raise_absent() -> str:
@@ -25,7 +25,7 @@ def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the trial of the rights on a table in this process's memory. Raises ValueError."""
+    """Return the trial of the rights on a table in this process's memory. Raises ValueError for a wrong option."""
     store = memory.open_url(place, options, create=True, request_seconds=None)
     return _trial(
         "table in memory", store, "it exists in one process: other processes have tables of their own under this name"

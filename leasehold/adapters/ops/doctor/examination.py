@@ -39,16 +39,16 @@ BILLED_SCHEMES = frozenset({"dynamodb", "s3", "azblob", "gcs"})
 MONTH = 730 * 3600
 MILLION = 1_000_000
 ROW_BYTES, UNIT_BYTES = 360, 4096
-"""The sizes of a lease in DynamoDB and of a read unit.
+"""The sizes of a lease in DynamoDB and of a read unit, in bytes.
 
 An eventually consistent read, such as a listing, costs half a unit.
 """
 WRITE_BYTES = 1024
 """The size of a write unit."""
 SESSION_BYTES, ANNOTATIONS_BYTES = (250, 38), (330, 48)
-"""The compressed sizes of a session's row, and of its annotations. Each pair is the size without leases, and per lease.
+"""The compressed sizes of a session's row and of its annotations: first without leases, then the increase per lease.
 
-`row_bytes` of benchmarks/session_requests.py prints them, for names, sequence numbers and annotations of Kinesis.
+`row_bytes` of benchmarks/session_requests.py prints these sizes for names, sequence numbers and annotations of Kinesis.
 """
 ROW_READ_SECONDS = 1.5
 """The measured time between two reads of the lookout's row by another worker, if `lease_seconds` is 10."""
@@ -93,7 +93,7 @@ class Fleet:
         workers: The number of workers.
         checkpoint_seconds: The time between two checkpoints of a shard; 0 for one after every batch.
         shared: Whether a lookout can read the table for all workers (`capabilities.free_annotations`).
-        listings_per_read: The number of list requests for one read of the table. Only used for object stores.
+        listings_per_read: The number of list requests for one read of the table. It matters only for object stores.
         sessions: Whether the table has the layout `sessions`.
     """
 
@@ -114,7 +114,7 @@ class Fleet:
 def gap_seconds(config: Config) -> float:
     """Return the longest time for which a shard is unread after its worker has crashed.
 
-    This is the time until the lease expires, plus the time until another worker's next turn.
+    The longest time is the time until the lease expires, plus the time until another worker's next turn.
     """
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 
@@ -139,7 +139,7 @@ def gap_finding(config: Config) -> Finding:
 
 
 def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
-    """Return the load of an idle fleet, and the load of one whose shards all receive records all the time."""
+    """Return the load of an idle fleet, and the load of a fleet whose shards receive records all the time."""
     if fleet.sessions:
         return _loads_of_sessions(fleet, config)
     is_object_store = fleet.scheme in {"s3", "azblob", "gcs"}
@@ -254,7 +254,7 @@ With a larger product, DynamoDB is too slow for every worker to read the table w
 def size_finding(leases: int, workers: int, config: Config) -> Finding:
     """Return the finding about whether the store is fast enough for a fleet of this size.
 
-    The state is "unknown" from half of a limit, and "wrong" above the limit. The limits are from docs/limits.md.
+    Above half of a limit, the state is "unknown". Above the limit, it is "wrong". The limits are from docs/limits.md.
     """
     leases_per_worker, leases_times_workers = math.ceil(leases / workers), leases * workers
     response_seconds = RENEWERS_MAX * config.renew_seconds / max(1, leases_per_worker)
@@ -295,10 +295,10 @@ _STORES = {
 
 @frozen
 class ExaminedFleet:
-    """The fleet to be examined, and which requests may be sent.
+    """The fleet to examine, and the requests that the examination may send.
 
     Attributes:
-        config: The configuration of its workers.
+        config: The configuration of the fleet's workers.
         workers: The number of workers; None for the number of workers that own leases now, at least one.
         checkpoint_seconds: The time between two checkpoints of a shard.
         write_price: US$ for a million writes; None for the list price, if known.
@@ -464,7 +464,7 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
                 for conflict in conflicts
                 if conflict.kind != "another shard"  # reported above
             ]
-    except SourceError:  # reported with the rights on the source
+    except SourceError:  # the error is reported with the rights on the source
         sentence = (
             f"it has {len(listing.leases)} leases; without its shards, we cannot tell whether they belong to the stream"
         )

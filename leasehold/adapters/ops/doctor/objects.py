@@ -25,14 +25,15 @@ S3 = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
 """The rights to list, read, write and delete objects, by their names in policies and roles."""
 
 BLOB_RIGHTS = ("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
-"""The same rights in Azure, under `Microsoft.Storage/storageAccounts/blobServices/containers/`.
+"""The rights to list, read, write and delete objects in Azure.
 
-The role 'Storage Blob Data Contributor' has all of them.
+The full names of the rights begin with `Microsoft.Storage/storageAccounts/blobServices/containers/`. The role 'Storage
+Blob Data Contributor' has all these rights.
 """
 
 
 def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the rights on `bucket/prefix`. Raises ValueError, StoreError."""
+    """Return the trial of the rights on `bucket/prefix`. Raises ValueError or StoreError if an option is not valid."""
     module = Scheme("leasehold.stores.objects.s3", extra="aws").load("store", StoreError)
     bucket, _, prefix = place.partition("/")
     if not bucket:
@@ -49,14 +50,14 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 GCS_RIGHTS = ("storage.objects.list", "storage.objects.get", "storage.objects.create", "storage.objects.delete")
-"""The same rights in Google Cloud. The role 'Storage Object User' has all of them.
+"""The rights to list, read, create and delete objects in Google Cloud.
 
-To overwrite an object, a worker needs the last two.
+The role 'Storage Object User' has all these rights. To overwrite an object, a worker needs the last two.
 """
 
 
 def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the rights on `bucket/prefix`. Raises ValueError, StoreError."""
+    """Return the trial of the rights on `bucket/prefix`. Raises ValueError or StoreError if an option is not valid."""
     module = Scheme("leasehold.stores.objects.gcs", extra="gcs").load("store", StoreError)
     bucket, prefix = module.split_location(place)
     endpoint, clock = check_endpoint(options.get("endpoint")), ServiceClock()
@@ -68,7 +69,10 @@ def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the tests of our permissions on `account/container`. Raises ValueError, StoreError."""
+    """Return the trial of the rights on `account/container`.
+
+    Raises ValueError or StoreError if an option is not valid.
+    """
     module = Scheme("leasehold.stores.objects.blob", extra="azure").load("store", StoreError)
     clock = ServiceClock()
     # Pass a client that sends no request yet. Otherwise a missing container would raise an error here instead of

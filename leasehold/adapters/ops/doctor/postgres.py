@@ -10,7 +10,7 @@ from leasehold.stores.postgres import TIMEOUTS, PostgresStore, parse_location
 
 
 def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the tests of our permissions on this table. Each attempt is a transaction that is rolled back.
+    """Return the trial of the rights on this table. Each attempt is a transaction that is rolled back.
 
     Raises:
         ValueError: The URL is not valid.

@@ -113,16 +113,17 @@ def prometheus_text(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
 
 
 LOOK_SECONDS = 0.25
-"""Seconds between two checks for a new read of the table, which is then sent to open pages."""
+"""The number of seconds between two checks whether the table was read again. A new state is sent to the open pages."""
 
 REQUEST_SECONDS = 10.0
-"""Seconds after which a connection without a complete request is closed."""
+"""The number of seconds after which a connection without a complete request is closed."""
 
 ROWS_MAX = 20_000
 """The maximum number of leases that a page may request."""
 
 CONNECTIONS_MAX = 200
-"""The maximum number of open connections. Each takes a file descriptor, and a process usually has 1,024."""
+"""The maximum number of open connections. Each connection takes a file descriptor, and a process can usually have
+1,024 of them."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -36,7 +36,8 @@ CREATE INDEX IF NOT EXISTS lag_at ON lag (store, at)
 """
 
 LOCKED_SECONDS = 0.5
-"""How long to wait for another process's lock on the file. If that fails, the moves are written after the next read."""
+"""How long to wait for another process's lock on the file. If the lock is not free by then, the moves are written after
+the next read."""
 
 RETENTION_SECONDS = 7 * 86400.0
 """The age at which moves and lag are deleted."""
@@ -82,7 +83,7 @@ class ViewRequest:
     """The part of a table's leases that a page requests.
 
     Attributes:
-        sort: One of SORTS.
+        sort: The sort order, one of the names in `SORT_KEYS`.
         down: Whether to reverse the order.
         text: Selects the leases whose rows contain this text. It must be in lower case.
         most: The maximum number of rows.
@@ -107,7 +108,7 @@ def _translate_errors() -> Iterator[None]:
 
 
 class FleetRecord:
-    """The recorded moves and lag of all stores. Thread-safe.
+    """The recorded moves and lag of all stores. Several threads may use an instance at the same time.
 
     Args:
         path: The path of a SQLite file, which is created if it does not exist; None to keep the record in memory.
@@ -142,7 +143,7 @@ class FleetRecord:
             return tuple(SeenMove(*row) for row in self._connection.execute(query, (store, limit)))
 
     def lag(self, store: str, limit: int = 300) -> tuple[LagPoint, ...]:
-        """Return the latest points of lag, oldest first. Raises HistoryError."""
+        """Return the latest lag points, oldest first. Raises HistoryError."""
         query = "SELECT at, most, total FROM lag WHERE store = ? ORDER BY at DESC LIMIT ?"
         with _translate_errors(), self._lock:
             return tuple(LagPoint(*row) for row in self._connection.execute(query, (store, limit)))[::-1]
@@ -168,7 +169,7 @@ class WatchedFleet:
     Attributes:
         table: The state, with the latest moves of the history. None before the first read.
         trouble: The reason why a later read failed, or "".
-        lag: The latest points of lag in the history.
+        lag: The latest lag points in the history.
         count: The number of moves in the history.
         unwritten: Moves that could not be written to the history yet.
         history_fault: The reason why the history could not be read or written, or "".
@@ -196,9 +197,9 @@ class TableWatcher:
         config: The configuration of the fleet, from which plans are computed.
         record: The history to which moves and lag are added.
         every: The pause between two reads, in seconds.
-        source: If given, queried for the lag of leases whose rows do not contain a lag.
+        source: The stream. If given, it is queried for the lag of leases whose rows do not contain a lag.
         wall: Returns seconds since 1970.
-        clock: Returns monotonic seconds.
+        clock: Returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -329,7 +330,7 @@ class TableWatcher:
         )
 
     def view(self, request: ViewRequest) -> dict[str, Any]:
-        """Return the data of a page: totals, the first workers and moves, and the first leases in its sort order."""
+        """Return the data of a page: totals, the first workers and moves, and the first leases in the sort order."""
         state = self.state()
         leases = []
         for row in state.pop("leases") if state["at"] else ():

@@ -64,8 +64,8 @@ class Access:
         secret: The connection string, or "" to use `identity`.
         identity: The credential, if there is no connection string.
         websockets: Whether to use AMQP over websockets on port 443, in case port 5671 is closed.
-        proxy: The address of an HTTP proxy, `http://host:port`. It requires `websockets`. If it is "", the proxy in
-            HTTPS_PROXY is used, unless NO_PROXY excludes the host.
+        proxy: The address of an HTTP proxy, `http://host:port`, which requires `websockets`. If the address is "", the
+            proxy in HTTPS_PROXY is used, unless NO_PROXY excludes the host.
     """
 
     namespace: str
@@ -103,8 +103,8 @@ def find_http_proxy(host: str, proxy: str) -> dict[str, Any] | None:
         proxy: The proxy's address, or "" to use the environment's (`HTTPS_PROXY`, unless `NO_PROXY` excludes the host).
 
     Raises:
-        ValueError: If the address cannot be parsed. The message never repeats it, because an address from the
-            environment may contain a password.
+        ValueError: If the proxy's address cannot be parsed. The message never repeats the address, because an address
+            from the environment may contain a password.
     """
     # An entry of NO_PROXY may contain a port. The client connects to port 443, unless the host contains another one.
     proxied_host = host if ":" in host else f"{host}:443"
@@ -168,8 +168,8 @@ def access_by_identity(namespace: str, hub: str, group: str, *, websockets: bool
 
 
 _EXPIRED_MESSAGE = "CBS Authentication Expired"
-"""The message with which the client raises an error, without sending a request, if its token has expired. For example,
-the process was suspended or the clock was changed."""
+"""The message of the client's error if its token has expired, for example because the process was suspended or the
+clock was changed. The client raises this error without sending a request."""
 
 
 class LinkTakenOver(SourceUnavailable):
@@ -233,8 +233,8 @@ _VARYING_PARTS_PATTERN = re.compile(
     r",? ?\b(?:tracking_?id|systemtracker|timestamp|reference)\b ?[:=] ?[^\s,)\]]*(?:T[\d:.]+Z?)?| at 0x[0-9a-f]+",
     re.IGNORECASE,
 )
-"""The parts of the client's messages that differ each time, such as timestamps. They are removed, so that a repeated
-fault is recognized and not logged at each attempt."""
+"""The parts of the client's messages that differ each time, such as timestamps. Without them, a repeated fault can be
+recognized, so that it is not logged at each attempt."""
 
 
 def _first_line_without_ids(error: BaseException) -> str:

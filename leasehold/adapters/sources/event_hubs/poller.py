@@ -67,7 +67,7 @@ from leasehold.stores.fields import parse_decimal
 from leasehold.stores.objects.event_hubs_layout import BEGINNING_OFFSET, NO_OFFSET, qualified_namespace
 from leasehold.stores.printable import error_summary, make_safe_logger
 
-with suppress(ModuleNotFoundError):  # not available for Windows
+with suppress(ModuleNotFoundError):  # uvloop does not exist for Windows
     # The client needs one loop iteration per event, and an iteration of uvloop is cheaper.
     from uvloop import new_event_loop
 
@@ -94,7 +94,7 @@ def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, A
 
 
 class BackgroundLoop:
-    """Runs coroutines on an event loop in a thread, which ends at `close` or with the process."""
+    """Runs coroutines on an event loop in its own thread. The thread ends at `close` or with the process."""
 
     def __init__(self) -> None:
         self._loop = new_event_loop()
@@ -103,7 +103,7 @@ class BackgroundLoop:
         self._thread = spawn("leasehold-event-hubs", self._run, self._on_error)
 
     def start_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start `coroutine` on the loop. Canceling the returned future cancels the work.
+        """Start `coroutine` on the loop. Canceling the returned future cancels the coroutine.
 
         Raises:
             SourceError: If the thread has ended because of an error.
@@ -117,7 +117,7 @@ class BackgroundLoop:
         """Run `coroutine` and wait for its result.
 
         Raises:
-            SourceUnavailable: If there is no result in time. Anything that the work raises propagates.
+            SourceUnavailable: If there is no result in time. Exceptions of the coroutine propagate.
         """
         future = self.start_coroutine(coroutine)
         try:
@@ -127,7 +127,7 @@ class BackgroundLoop:
             raise SourceUnavailable(f"Event Hubs did not respond within {timeout:g} s") from None
 
     def schedule_call(self, call: Callable[[], object]) -> None:
-        """Schedule this call on the loop, unless it is closed."""
+        """Schedule this call on the loop, unless the loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
 
@@ -193,8 +193,8 @@ class PartitionReceiver:
         access: How to connect to the hub.
         partition: The id of the partition.
         start: Where to start.
-        epoch: The owner level, or None for a reader without a level. Opening this receiver closes those with a lower or
-            equal level, and it is closed when another one with an equal or higher level is opened.
+        epoch: The owner level, or None for a reader without a level. Opening this receiver closes all others of the
+            partition with a lower or equal level. Opening another one with an equal or higher level closes this one.
         prefetch: The number of events that the service may send ahead. About five times this number may be in memory.
     """
 
@@ -271,7 +271,7 @@ class PartitionReceiver:
         while self._space_available is not None and self._is_full:
             self._space_available.clear()
             self._is_waiting = True
-            if self._is_full:  # check again, because `take` may have emptied the inbox just before the flag was set
+            if self._is_full:  # check again, because `take_events` may have emptied the inbox just before
                 await self._space_available.wait()
             self._is_waiting = False
 
@@ -303,7 +303,7 @@ reported."""
 
 PROBE_SECONDS = 5.0, 20.0
 """If no event arrives over a link for this long, the reader requests the number of the partition's last event. The
-first value is used after an event arrived, and the second after such a response showed that the partition is idle."""
+first value applies after an event has arrived, and the second after a response has shown that the partition is idle."""
 
 PROBE_TIMEOUT_SECONDS = 2.0
 """If the request for the partition's last event has no response within this time, a fault is reported."""
@@ -320,8 +320,8 @@ this earlier."""
 class PartitionReader:
     """Reads one partition from just after `start`.
 
-    A read returns the events that have already arrived. After a fault that may be temporary, it returns an empty batch
-    with a longer wait, and the next read reopens the link just after the last record returned.
+    A read returns the events that have already arrived. After a fault that may be temporary, the read returns an empty
+    batch with a longer wait, and the next read reopens the link just after the last record returned.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class PartitionReader:
         self._receiver: PartitionReceiver | None = self._open_receiver()
 
     def read(self) -> Batch:
-        """Return the events that have arrived since the last read. Raises SourceError if trying again cannot help."""
+        """Return the events that have arrived since the last read. Raises SourceError if a retry cannot help."""
         self._receiver = receiver = self._receiver or self._open_receiver()
         records = receiver.take_events()
         if records:
@@ -405,7 +405,7 @@ class PartitionReader:
                 evolve(last_record.position, token=token),
             )
         self._next_pause = IDLE_SECONDS
-        # Use the age of the last event that was read, by this machine's clock.
+        # Compute the lag as the age of the last event that was read, by this machine's clock.
         last_arrived = arrived_records[-1].arrived
         self._behind_seconds = None if last_arrived is None else max(0.0, time.time() - last_arrived)
         self._note_response(self._clock())
@@ -536,10 +536,9 @@ class EventHubsSource:
         return self.access.stream
 
     def reads(self, lease: Lease) -> bool:
-        """Return True.
+        """Return True, or raise SourceError if the lease belongs to another hub or group.
 
-        Raises SourceError if the lease belongs to another hub or group, because its partition ids look the same as
-        ours.
+        The partition id would not show the mistake, because all hubs use the same ids.
         """
         if lease.stream != self.stream:
             raise SourceError(_WRONG_STREAM_MESSAGE.format(lease.key, lease.stream or "none", self.stream))
@@ -549,8 +548,8 @@ class EventHubsSource:
         """List all partitions in order of their numbers, including those added after the hub was created.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         properties = self._call(lambda client: client.get_eventhub_properties())
         self._created = properties["created_at"]
@@ -569,8 +568,8 @@ class EventHubsSource:
         """Return the position of the last event enqueued, or AT_TIMESTAMP 0 if the partition never had an event.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         properties = self._request_partition_properties(lease.shard)
         last_number = int(properties["last_enqueued_sequence_number"])
@@ -594,7 +593,7 @@ class EventHubsSource:
         last_number, enqueued_at = properties["last_enqueued_sequence_number"], properties["last_enqueued_time_utc"]
         return SettledShard(Position(str(last_number)), enqueued_at.timestamp())
 
-    def _request_partition_properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
+    def _request_partition_properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own type
         return self._call(lambda client: client.get_partition_properties(partition), partition)
 
     def _call(
@@ -631,7 +630,7 @@ def open_url(hub_path: str, options: Mapping[str, str]) -> EventHubsSource:
             (with websockets, in place of HTTPS_PROXY), and `prefetch` (events).
 
     Raises:
-        ValueError: If the place, an option, or the connection string is wrong.
+        ValueError: If the path, an option, or the connection string is wrong.
         SourceError: If there is no connection string, and azure-identity is not installed.
     """
     namespace, separator, hub = hub_path.partition("/")

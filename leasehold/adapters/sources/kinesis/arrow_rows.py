@@ -6,7 +6,7 @@ This module needs pyarrow, which is an optional dependency, so it is imported on
 from collections.abc import Sequence
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
 from leasehold.adapters.sources.protocol import Record

@@ -27,10 +27,10 @@ log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
 MAX_CONNECTIONS = 64
 MILLISECONDS_FROM = 10**11
-"""Times of at least this number are in milliseconds. A time in seconds will not reach it for 3,000 years."""
+"""Times at or above this number are in milliseconds. Times in seconds will not reach it for 3,000 years."""
 
 WireFormat = Literal["cbor", "json", "boto3"]
-"""How records are requested: in CBOR bypassing boto3, in JSON, or in CBOR through boto3."""
+"""How records are requested: in CBOR without boto3, in JSON, or in CBOR through boto3."""
 
 
 class KinesisClients(TimedClients):
@@ -47,7 +47,7 @@ class KinesisClients(TimedClients):
         if isinstance(client, KinesisClients):
             return client
         try:
-            timeout_seconds = float(client.meta.config.read_timeout)  # type: ignore[attr-defined]  # the stubs know no option
+            timeout_seconds = float(client.meta.config.read_timeout)  # type: ignore[attr-defined]  # the stubs do not declare it
         except (AttributeError, TypeError):  # a test double without botocore's attributes
             timeout_seconds = POLL_TIMEOUTS[0]
         return cls(lambda _seconds: client, (timeout_seconds,), (timeout_seconds,))
@@ -64,15 +64,15 @@ def create_reading_client(
 ) -> "KinesisClient":
     """Return a client that many threads can share, and that requests records in the given format.
 
-    The client does not parse the times of records, which `parse_record_time` does. If no region is known, botocore's
+    The client does not parse the times of records. Use `parse_record_time` for that. If no region is known, botocore's
     error propagates.
 
     Args:
-        region: The region; None for the environment's.
-        endpoint: The URL of the endpoint; None for that of the region.
+        region: The region; None to use the environment's.
+        endpoint: The URL of the endpoint; None to use the region's.
         wire: How records are requested.
         read_seconds: The read timeout: how many seconds to wait for the next bytes of a response.
-        session: The session with the credentials; None for the environment's.
+        session: The session with the credentials; None to use the environment's credentials.
         arn: The ARN of the stream, to add it to every request; None to use only the stream's name.
     """
     client: KinesisClient = create_client("kinesis", region, endpoint, read_seconds, session)
@@ -88,16 +88,16 @@ def create_reading_client(
 
 
 def create_client(
-    service: Any,  # noqa: ANN401  each service has its own
+    service: Any,  # noqa: ANN401  the type depends on the service
     region: str | None,
     endpoint: str | None,
     read_seconds: float,
     session: "Session | None" = None,
-) -> Any:  # noqa: ANN401  likewise
+) -> Any:  # noqa: ANN401  the type depends on the service
     """Return a client of this service that many threads can share, with a read timeout of `read_seconds`."""
     botocore_session = create_botocore_session(session)
-    # By default, boto3 converts arrival times to the local time zone, which takes more than half of its time for a
-    # record of 1 KB.
+    # By default, boto3 converts arrival times to the local time zone. For records of 1 KB, this takes more than half of
+    # boto3's time.
     botocore_session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse_utc_time)
     # Use botocore directly, because importing boto3 takes 0.1 s of CPU time and adds nothing to such a client.
     client = botocore_session.create_client(
@@ -108,7 +108,7 @@ def create_client(
             connect_timeout=5,
             read_timeout=read_seconds,
             max_pool_connections=MAX_CONNECTIONS,
-            # Allow one quick retry. Longer waits are left to the poller, which does not block its thread.
+            # Allow one quick retry. Longer waits are left to the poller because its waits do not block a thread.
             retries={"mode": "standard", "total_max_attempts": 2},
         ),
     )
@@ -134,7 +134,8 @@ def parse_record_time(value: object) -> float | None:
     """Return a record's time in seconds since 1970.
 
     Args:
-        value: Seconds (as in JSON), milliseconds (as in CBOR), a datetime, any other format botocore knows, or None.
+        value: Seconds (as in JSON), milliseconds (as in CBOR), a datetime, any other format that botocore knows, or
+            None.
     """
     if isinstance(value, int | float):
         return value / 1000 if value >= MILLISECONDS_FROM else float(value)

@@ -5,14 +5,14 @@ stream can have 20 consumers (50 in the most expensive mode of Kinesis). If our 
 this limit, the readers poll instead.
 
 Each subscribed shard has its own thread, outside the pool that dispatches records. boto3 can read an event stream only
-by blocking for up to five minutes, so in the pool forty waiting shards would occupy every thread. The shard's thread
+by blocking for up to five minutes, so forty waiting shards would occupy all threads of the pool. The shard's thread
 buffers a few events until the reader takes them.
 
 Rule 1: A subscription lasts five minutes at most. The next one starts AT the continuation number of the last event
 taken, and records already returned are dropped, so there are neither gaps nor duplicates.
 
-Rule 2: Two subscriptions to a shard start at least five seconds apart, because the service would reject the second one
-earlier.
+Rule 2: Two subscriptions to a shard start at least five seconds apart. Otherwise, the service would reject the second
+one.
 
 Rule 3: A shard has ended when an event contains its child shards and no records, or no continuation number. The end of
 a connection does not mean that the shard has ended.
@@ -64,12 +64,12 @@ MAX_BUFFERED_EVENTS = 2
 
 
 class SubscriptionReceiver:
-    """Receives events until the service ends the subscription, an error occurs, or it is closed.
+    """Receives events until the service ends the subscription, an error occurs, or `close` is called.
 
     Args:
         subscribe: Makes the request and returns the event stream. It is called in the receiver's thread, because it
             blocks.
-        clock: Returns monotonic seconds.
+        clock: Returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(self, subscribe: Callable[[], "Stream"], clock: Callable[[], float] = time.monotonic) -> None:
@@ -126,8 +126,8 @@ class SubscriptionReceiver:
 
 
 DESCRIBE_SECONDS = 1.0
-"""The shortest interval between two requests about the consumer, for all readers together. A stream allows 20 per
-second."""
+"""The shortest interval between two requests about the consumer, for all readers together. A stream allows 20 such
+requests per second."""
 
 MAX_REJECTIONS = 3
 """After this many rejected registrations, we assume that the stream has no room for another consumer. A single
@@ -147,8 +147,8 @@ class StreamConsumer:
         client: The client of the service.
         stream: The name of the stream.
         name: The name of the consumer, which is registered if it does not exist, or the ARN of an existing consumer.
-        clock: Returns monotonic seconds.
-        timeouts: The timeouts; by default that of the client.
+        clock: Returns the time of a monotonic clock, in seconds.
+        timeouts: The timeouts; by default those of the client.
     """
 
     def __init__(
@@ -173,12 +173,12 @@ class StreamConsumer:
         self._lock = Lock()
 
     def find_arn(self) -> str | None:
-        """Return the ARN of the consumer, or None if the stream has too many consumers, so that readers have to poll.
+        """Return the ARN of the consumer. If the stream has no room for the consumer, return None: readers then poll.
 
         Raises:
             NotActiveYet: If the consumer is still being registered.
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         if not self._is_resolved():
             with self._lock:  # another thread may have found the ARN while this one waited for the lock
@@ -239,7 +239,7 @@ _TAKEN_OVER_MESSAGE = (
 
 
 class FanOut(Poller):
-    """A reader of one shard by enhanced fan-out, which polls instead if the stream has no room for the consumer."""
+    """A reader of one shard by enhanced fan-out, or by polling if the stream has no room for the consumer."""
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class FanOut(Poller):
                 "MillisBehindLatest": event.get("MillisBehindLatest"),
                 "ChildShards": children,
             }
-            # Return it in the form of a GetRecords response.
+            # Return the event in the form of a GetRecords response, which is what the poller expects.
             return cast(
                 "GetRecordsOutputTypeDef",
                 response_body | {"NextShardIterator": None if has_shard_ended else self._continuation},
@@ -346,7 +346,7 @@ class FanOut(Poller):
     def _end_subscription(self, subscription: SubscriptionReceiver) -> None:
         """Discard a subscription that has ended.
 
-        Raise SourceUnavailable or SourceError if it ended because of a fault, rather than by expiring or timing out.
+        Raise SourceUnavailable or SourceError if a fault ended the subscription, but not if it expired or timed out.
         """
         self._drop_subscription(subscription)
         match subscription.fault:

@@ -103,7 +103,7 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
             f"no region for stream {stream!r}: add ?region=… to the URL or set AWS_DEFAULT_REGION"
         ) from error
     except (HTTPClientError, BotoCoreError) as error:
-        # These are refused and reset connections, timeouts, and host names that cannot be resolved.
+        # Botocore raises these errors for refused or reset connections, timeouts, and host names that do not resolve.
         message = f"{service.name} cannot be reached for stream {stream!r}: {error}{connection_failure_hint(error)}"
         raise SourceUnavailable(message) from error
 
@@ -180,7 +180,7 @@ class PollPace:
         self._stretch_factor = 1.0
 
     def slow_down(self) -> None:
-        """Lengthen the pauses after a throttled request, because it means that other consumers read this shard, too."""
+        """Lengthen the pauses after a throttled request. Throttling means that other consumers read this shard, too."""
         self._stretch_factor = min(STRETCH * self._stretch_factor, STRETCH_MAX)
 
     def next_pause(self, *, idle: bool, behind: bool) -> float:
@@ -196,7 +196,7 @@ class PollPace:
 
 
 def parse_max_records(options: Mapping[str, str], limit: int) -> int | None:
-    """Return the option `max_records` of a URL, or None. Raises ValueError unless it is 1 to `limit`."""
+    """Return the option `max_records` of a URL, or None if it is unset. Raises ValueError unless it is 1 to `limit`."""
     if (text := options.get("max_records")) is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= limit):  # noqa: PLR2004  digits

@@ -9,7 +9,7 @@ try:
 except ImportError:
     md5 = partial(hashlib.md5, usedforsecurity=False)
 
-_MAX_DIGITS = 39  # of 2**128 - 1
+_MAX_DIGITS = 39  # the number of digits in 2**128 - 1
 
 
 def digest_partition_key(partition_key: bytes) -> bytes:
@@ -30,7 +30,10 @@ def find_hash_key(partition_key: str | None, hash_key: str | None) -> int:
 
 
 def parse_hash_key(hash_key: str) -> int | None:
-    """Parse a hash key as Java's BigInteger does: a sign or none, then digits of any script. Return None if invalid."""
+    """Parse a hash key as Java's BigInteger does: an optional sign, then digits of any script.
+
+    Return None if the hash key is not valid.
+    """
     if len(hash_key) <= _MAX_DIGITS and hash_key.isascii() and hash_key.isdigit():  # the common case
         return int(hash_key)
     digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key

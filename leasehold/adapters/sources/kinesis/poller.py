@@ -85,7 +85,7 @@ _get_data, _get_number = itemgetter("Data"), itemgetter("SequenceNumber")
 class DropCounter:
     """Counts the user records of a shard that are dropped.
 
-    It logs each reason when it first occurs, and logs the totals when the reader is closed.
+    Each reason is logged when it first occurs, and the totals are logged when the reader is closed.
     """
 
     def __init__(self, shard: str) -> None:
@@ -126,14 +126,14 @@ class Unpacker:
 
     Args:
         hash_range: The hash range of the shard; None if no aggregate is misplaced.
-        skip_through: Records up to this position (as `Position.order`) are dropped. None if all records are later.
+        skip_through: Records up to this position (as `Position.order`) are dropped. None to keep all records.
         misplaced: What to do with aggregates that have records outside the hash range.
         dropped: Counts the records that are dropped.
         whole_aggregates: Whether to keep aggregates as they are. An aggregate has the position of its last user record.
-        seen: The records of Spark sinks that were read before, whose duplicates are dropped.
+        seen: The rows of Spark sinks that were already read. Their duplicates are dropped.
 
     Attributes:
-        size: The payload bytes of the rows.
+        size: The size of the rows' payloads, in bytes.
         subs: The number of user records in the last row, including dropped ones.
     """
 
@@ -222,7 +222,7 @@ class Unpacker:
         self._dropped.count_dropped(number, user_records)
         first_kept_index = 0
         if self.skip_through is not None:
-            # The index of the first user record to keep. All records after it are kept, too.
+            # Find the index of the first user record to keep. All records after it are kept, too.
             sequence_number = int(number)
             first_kept_index = bisect(user_records.subs, self.skip_through, key=lambda sub: (1, sequence_number, sub))
             self.skip_through = None if first_kept_index < len(user_records) else self.skip_through
@@ -261,7 +261,7 @@ class Unpacker:
         self._parts.append(records.with_tokens(tokens))
 
     def _last_columns(self) -> RecordColumns:
-        """Return the last part if it has columns of the right kind, else append a new part."""
+        """Return the last part if it has columns of the right kind. Otherwise, append a new part and return it."""
         columns_type = TokenedColumns if self.seen else RecordColumns
         if not self._parts or type(last_part := self._parts[-1]) is not columns_type:
             self._parts.append(last_part := columns_type())
@@ -271,7 +271,7 @@ class Unpacker:
 def convert_to_columns(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
     """Turn the rows of a response into columns, and empty `rows`.
 
-    It is checked elsewhere that the last sequence number is decimal.
+    Other code checks that the last sequence number is decimal.
 
     Raises:
         TypeError: If a sequence number or a partition key is not a string.
@@ -321,7 +321,7 @@ class Poller:
         whole_aggregates: Whether to return aggregates as they are, instead of their user records.
         rewind: Whether to start at the oldest record if the start was trimmed.
         pace: The pauses between requests.
-        timeouts: The timeouts; by default that of the client.
+        timeouts: The timeouts; by default those of the client.
         max_records: The maximum number of records per request; by default the service's limit.
     """
 
@@ -400,7 +400,7 @@ class Poller:
         self._dropped.log_totals()
 
     def _read_batch(self) -> Batch | None:
-        """Return the batch of the next response, or None if there was none.
+        """Return the batch of the next response, or None if there was no response.
 
         If a response cannot be parsed, no part of it counts as read, and the next read makes the same request again.
         """
@@ -418,7 +418,7 @@ class Poller:
             raise
 
     def _reset_request(self) -> None:
-        """Do nothing. The iterator has already been restored, so the last request can be repeated."""
+        """Do nothing, because the iterator was already restored, so the next read repeats the request."""
 
     def _request(self) -> "GetRecordsOutputTypeDef | None":
         with translate_errors(self._stream, self.service):

@@ -1,8 +1,9 @@
 """Stores the records of Kinesis responses in columns, marks records, and reads listings of shards.
 
 A response may contain hundreds of thousands of user records. Creating an object for each would take most of the time
-and memory of a read. It would also trigger the garbage collector often, because that depends on how many objects are
-created and not freed. So records stay in columns and aggregates until the caller iterates over them.
+and memory of a read. It would also trigger the garbage collector often, because the collector runs whenever a certain
+number of objects were created and not freed. So records stay in columns and aggregates until the caller iterates over
+them.
 
 A mark identifies a record by its producer and a counter, so that a reader can recognize duplicates. Duplicates occur
 because a producer must repeat a request that had no response, although the service may have carried it out. A producer
@@ -64,7 +65,7 @@ class RowColumns:
 
 
 class RowViews:
-    """The records of a response, as Arrow views of 16 bytes into its body.
+    """The records of a response, as Arrow views of 16 bytes into the response's body.
 
     Args:
         body: The response.
@@ -104,7 +105,7 @@ class RowViews:
         """Return the records as columns, with an object for each value."""
         rows = RowColumns()
         columns = self._make_columns(self.body, self.payloads, self.numbers, self.keys, self.arrived)
-        rows.payloads, rows.numbers, rows.keys, rows.arrived = cast("Any", columns)  # no value is None
+        rows.payloads, rows.numbers, rows.keys, rows.arrived = cast("Any", columns)  # these columns never contain None
         rows.has_aggregates = self.has_aggregates
         return rows
 
@@ -172,7 +173,7 @@ class RecordColumns:
     def __iter__(self) -> Iterator[Record]:
         if _fast_records is not None:
             return _fast_records(Record, *self._columns_in_field_order())
-        # This runs entirely in C, without executing Python code for each record.
+        # The following expression runs entirely in C, without executing Python code for each record.
         return map(_make_record, repeat(Record), zip(*self._columns_in_field_order(), repeat(""), repeat(None)))
 
     def _columns_in_field_order(self) -> tuple[list[object], ...]:
@@ -202,8 +203,8 @@ class TokenedColumns(RecordColumns):
 class KinesisRecords(Sequence[Record]):
     """A sequence of user records.
 
-    It is equal to any sequence of the same records. A slice is also a KinesisRecords, and keeps whole aggregates in
-    memory. A single record does not.
+    A `KinesisRecords` is equal to any sequence of the same records. A slice is also a `KinesisRecords`, and keeps whole
+    aggregates in memory. A single record does not keep its aggregate in memory.
     """
 
     __slots__ = ("_ends", "_parts")
@@ -278,7 +279,7 @@ MARK_BYTES = _MARK_STRUCT.size
 """The number of bytes that a mark adds to a record."""
 
 EPOCH_LIMIT = 1 << 64
-"""The upper limit of epochs, which all epochs are below."""
+"""All epochs are below this limit."""
 
 
 @frozen
@@ -295,7 +296,7 @@ def prepend_mark(data: bytes, mark: Mark) -> bytes:
 
 
 def split_mark(data: bytes) -> tuple[Mark | None, bytes]:
-    """Return the mark, or None if there is none, and the record without it."""
+    """Return the mark, or None if the record has none, and the record without its mark."""
     if len(data) < MARK_BYTES or not data.startswith(_MARK_MAGIC):
         return None, data
     _, epoch, counter = _MARK_STRUCT.unpack_from(data)
@@ -335,7 +336,7 @@ def convert_shards(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
 
 
 def convert_child_shards(rows: Iterable["ChildShardTypeDef"]) -> tuple[Shard, ...]:
-    """Return the shards that follow a shard that ended."""
+    """Return the child shards that the last response of a shard contains."""
     return tuple(
         Shard(
             id=row["ShardId"],

@@ -54,7 +54,8 @@ class PolledStream:
         rewind: Whether a shard whose checkpoint was trimmed restarts at its oldest record; otherwise it is not read.
         poll_seconds: The seconds between two requests for a shard; None for the default pace of `PollPace`.
         max_records: The maximum number of records per request; None for the service's limit.
-        clock: Returns monotonic seconds. The service's responses relate them to the time of day.
+        clock: Returns the time of a monotonic clock, in seconds. The service's responses relate this clock to the time
+            of day.
     """
 
     service = KINESIS
@@ -107,7 +108,7 @@ class PolledStream:
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
-        """Estimate the service's time. It must not be too late, because start times in the future are rejected."""
+        """Estimate the service's time. The estimate is never late, because start times in the future are rejected."""
         if self._server_clock_offset is None:
             self.shards()
         return at_timestamp(int((self._clock() + (self._server_clock_offset or 0.0)) * 1000))
@@ -120,7 +121,7 @@ class PolledStream:
         """Return the name of the stream in requests."""
         return self.name
 
-    def _record_server_time(self, response: Any) -> None:  # noqa: ANN401  each service has its own
+    def _record_server_time(self, response: Any) -> None:  # noqa: ANN401  the type depends on the service
         # The header is truncated to whole seconds, so the time that we derive from it is less than one second early.
         server_time = parse_date_header(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         self._server_clock_offset = (time.time() if server_time is None else server_time) - self._clock()
@@ -140,7 +141,8 @@ class KinesisSource(PolledStream):
         consumer: The name or ARN of a registered consumer, to read shards by enhanced fan-out; None to poll them.
         poll_seconds: The seconds between two requests for a shard; None for the default pace of `PollPace`.
         max_records: The maximum number of records per request; None for the service's limit.
-        clock: Returns monotonic seconds. The service's responses relate them to the time of day.
+        clock: Returns the time of a monotonic clock, in seconds. The service's responses relate this clock to the time
+            of day.
 
     Raises:
         ValueError: If `consumer` is not a valid name.
@@ -171,7 +173,7 @@ class KinesisSource(PolledStream):
             self.consumer = StreamConsumer(self._client, name, consumer, timeouts=self._timeouts)
             self.reader = partial(FanOut, consumer=self.consumer)
         self._misplaced, self._whole_aggregates, self._arn = misplaced, whole_aggregates, arn
-        # Whether partition keys determine the shard. If the service chooses the shard itself, no aggregate is
+        # Remember whether partition keys determine the shard. If the service chooses the shard itself, no aggregate is
         # misplaced.
         self._partitioned_by_key: bool | None = None
         # When a worker starts, all its shards need the stream's identity at the same time. Request it only once,
@@ -182,8 +184,8 @@ class KinesisSource(PolledStream):
         """Return the stream's identity as in the KCL, `account:stream:creationEpoch`.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         with translate_errors(self.name), translate_parse_errors(self.name):
             response = self._timeouts.call("describe_stream_summary", StreamName=self.name)
@@ -201,8 +203,8 @@ class KinesisSource(PolledStream):
         """Return the stream's identity, or "" if the credentials do not allow the worker to request it.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         try:
             return self.identity()
@@ -224,8 +226,8 @@ class KinesisSource(PolledStream):
         """List all shards, reading every page of ListShards.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         with translate_errors(self.name), translate_parse_errors(self.name):
             page = self._timeouts.call("list_shards", StreamName=self.name, MaxResults=PAGE_SIZE)
@@ -237,9 +239,9 @@ class KinesisSource(PolledStream):
             return convert_shards(rows)
 
     def settled(self, lease: Lease, until: float) -> SettledShard | None:
-        """Return a result once the service's clock is `SETTLE_SECONDS` past `until`.
+        """Return a `SettledShard` once the service's clock is `SETTLE_SECONDS` past `until`, and None before that.
 
-        From then on, a read at the tip is complete.
+        From then on, a read that reaches the tip has returned all records that arrived before `until`.
         """
         return SettledShard() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
 
@@ -247,8 +249,8 @@ class KinesisSource(PolledStream):
         """Return a reader that starts just after `start`.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         if self._partitioned_by_key is None:
             if self._clock() < self._next_identity_request_at:

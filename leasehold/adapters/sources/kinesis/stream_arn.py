@@ -1,4 +1,4 @@
-"""Adds a stream's ARN to requests, which the service requires if the stream belongs to another account.
+"""Adds a stream's ARN to requests. The service requires the ARN if the stream belongs to another account.
 
 Our code always passes `StreamName`, and a client that was created for an ARN adds `StreamARN` to its requests. Kinesis
 accepts both together. Local services that know only names still work.
@@ -23,8 +23,8 @@ class StreamAddress:
 
     Attributes:
         name: The stream's name, without account and region.
-        arn: Its ARN, or None if it was given by name.
-        region: The region of the stream, or None for the environment's.
+        arn: The stream's ARN, or None if the stream was given by name.
+        region: The region of the stream, or None to use the environment's.
     """
 
     name: str

@@ -18,7 +18,7 @@ from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.printable import make_safe_logger
 
-if TYPE_CHECKING:  # slow to import
+if TYPE_CHECKING:  # boto3 is slow to import
     from boto3 import Session
 
 log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
@@ -37,7 +37,7 @@ class KinesisStreams:
         self._unresolved_sources = list(sources)
         self._lock = Lock()
         self.unlisted_stream_error: SourceUnavailable | None = None
-        """The error of a stream that is missing from the last listing, if it may be temporary."""
+        """The error of a stream that is missing from the last listing, if that error may be temporary."""
 
     @property
     def stream(self) -> str:
@@ -162,7 +162,7 @@ def _with_stream_name(stream: str, shard: Shard) -> Shard:
 
 
 def open_url(name: str, options: Mapping[str, str], *, session: "Session | None" = None) -> Source:
-    """Open the stream of this name, or several, separated by commas, as one source.
+    """Open the stream of this name. If there are several names, separated by commas, open their streams as one source.
 
     Raises:
         SourceError: If no region is known.

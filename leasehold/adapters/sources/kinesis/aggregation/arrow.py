@@ -14,7 +14,7 @@ from struct import iter_unpack
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, Misplaced, UserRecords, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED
@@ -23,14 +23,14 @@ from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
     from leasehold.adapters.sources.kinesis.aggregation.spans import Spans
-except ImportError:  # librt is missing, or has another version than at compile time
+except ImportError:  # librt is missing, or is not the version used at compile time
     Spans = None  # type: ignore[assignment,misc]  # then everything goes through `deaggregate`
 
 _DIGEST_BYTES = 16
 _FRAME_BYTES = len(MAGIC) + _DIGEST_BYTES
 _MESSAGE_SLICE = slice(len(MAGIC), -_DIGEST_BYTES)
 _MAX_BYTES = 1 << 31
-_CAN_USE_SPANS = COMPILED and Spans is not None  # uncompiled, it takes twice as long as creating objects
+_CAN_USE_SPANS = COMPILED and Spans is not None  # if it is not compiled, `Spans` is half as fast as creating objects
 
 SCHEMA = pa.schema(
     [
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
         pa.field("data", pa.binary(), nullable=False),
     ]
 )
-"""`record` is the index of the Kinesis record."""
+"""The columns of the user records. `record` is the index of the Kinesis record that contains the user record."""
 
 _CAST_FUNCTION = pc.get_function("cast")
 _NULL_STRINGS = pa.nulls(1 << 16, pa.string())  # enough rows for most batches, created once
@@ -59,12 +59,13 @@ def deaggregate_to_arrow(
 
     Args:
         records: The data of the Kinesis records.
-        partition_keys: Their partition keys, for the records that are returned unchanged.
+        partition_keys: The partition keys of the Kinesis records. They are used for records that are returned
+            unchanged.
         hash_range: The hash range of the shard; None to keep all user records.
         misplaced: What to do with aggregates that have records outside the hash range.
 
     Raises:
-        ValueError: If the records or their keys are 2 GiB or more, which exceeds Arrow's offsets.
+        ValueError: If the records or their keys have 2 GiB or more in total, which exceeds Arrow's offsets.
     """
     return split_rows_and_deaggregated(records, partition_keys, hash_range, misplaced)[0]
 
@@ -77,7 +78,7 @@ def split_rows_and_deaggregated(
 ) -> tuple[pa.RecordBatch, Mapping[int, UserRecords]]:
     """Return the rows, and the UserRecords of those Kinesis records that went through `deaggregate`, by index.
 
-    Only these Kinesis records can contain user records that were dropped.
+    User records can be dropped only from Kinesis records that went through `deaggregate`.
     """
     if (size := sum(map(len, records))) >= _MAX_BYTES:
         raise ValueError(f"records: {size} bytes in one batch; at most {_MAX_BYTES - 1} fit")

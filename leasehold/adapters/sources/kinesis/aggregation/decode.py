@@ -24,17 +24,18 @@ from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
     from leasehold.adapters.sources.kinesis.aggregation.places import LocatedRecords, locate
-except ImportError:  # librt is missing, or has another version than at compile time
+except ImportError:  # librt is missing, or is not the version used at compile time
     LocatedRecords = locate = None  # type: ignore[assignment,misc]  # then all records of an aggregate are created at once
 
 MAGIC = b"\xf3\x89\x9a\xc2"
 """The first four bytes of an aggregated record. The message and its MD5 (16 bytes) follow."""
 
 _DIGEST_BYTES = 16
-_CAN_LOCATE = COMPILED and locate is not None  # uncompiled, it takes longer than creating all records
+_CAN_LOCATE = COMPILED and locate is not None  # if it is not compiled, `locate` is slower than creating all records
 
 UserRecordRow = tuple[str | None, str | None, bytes]
-"""Partition key, explicit hash key or None, data. The partition key is None only for a record returned unchanged."""
+"""The partition key, the explicit hash key (or None) and the data of a user record. The partition key is None only if a
+Kinesis record without one was returned unchanged."""
 
 
 Misplaced = Literal["keep", "drop"]
@@ -54,13 +55,13 @@ class Reason(StrEnum):
     BAD_MD5 = "bad-md5"  # returned unchanged: it starts like an aggregate, but the digest is wrong
     BAD_PROTO = "bad-proto"  # returned unchanged: the digest is right, but the message is malformed
     EMPTY = "empty"  # a message without user records
-    BAD_INDEX = "bad-index"  # keep the records before the first one whose key index is not in the table
-    BAD_HASH_KEY = "bad-hash-key"  # keep the records before the first one whose explicit hash key is not a number
-    OUT_OF_RANGE = "out-of-range"  # a record's hash key is not in the shard's range: drop that record, or all
+    BAD_INDEX = "bad-index"  # a key index is not in the table: only the records before it were kept
+    BAD_HASH_KEY = "bad-hash-key"  # an explicit hash key is not a number: only the records before it were kept
+    OUT_OF_RANGE = "out-of-range"  # a hash key is outside the shard's range: that record, or all of them, was dropped
 
 
 MALFORMED_REASONS = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
-"""The reasons for which strict mode raises."""
+"""The reasons for which strict mode raises MalformedAggregate."""
 
 
 class MalformedAggregate(ValueError):
@@ -75,8 +76,8 @@ class UserRecord:
         data: The bytes passed to the producer.
         partition_key: None if the stream has none.
         explicit_hash_key: The string that the producer wrote, or None.
-        sub_sequence_number: The index in the aggregate, starting at 0. Dropped records are counted. It is 0 for records
-            that were not aggregated.
+        sub_sequence_number: The index in the aggregate, starting at 0 and counting dropped records. A record that was
+            not aggregated has the number 0.
     """
 
     data: bytes
@@ -93,7 +94,8 @@ class UserRecords:
         keys: The partition keys; None only for a record that has none and is returned unchanged.
         hash_keys: The explicit hash keys, or None.
         payloads: The data.
-        subs: The sub-sequence numbers, which are indexes in the aggregate, with gaps if it was misplaced.
+        subs: The sub-sequence numbers, which are indexes in the aggregate. There are gaps where records outside the
+            shard's hash range were dropped.
         reason: The result of deaggregating the record.
         dropped: The number of user records that were dropped.
         tags: The tag that leasehold's Spark sink put on each record, or None; empty if no record has a tag.
@@ -143,8 +145,8 @@ def deaggregate(
 
     Args:
         data: The data of the Kinesis record.
-        partition_key: Its partition key, in case it is returned unchanged.
-        explicit_hash_key: Its explicit hash key, in case it is returned unchanged.
+        partition_key: The partition key of the Kinesis record, used if the record is returned unchanged.
+        explicit_hash_key: The explicit hash key of the Kinesis record, used if the record is returned unchanged.
         hash_range: The hash range of the shard. User records outside it belong to another shard, whose reader gets them
             when they are sent again. If it is None, all records are kept (for readers without a shard, and for streams
             that choose the shards themselves).
@@ -199,13 +201,13 @@ def _parse_message(data: bytes) -> Message | Reason:
 
 
 def _has_right_digest(data: bytes) -> bool:
-    """Return whether the digest is that of the message."""
+    """Return whether the record ends with the correct digest of its message."""
     body = memoryview(data)[len(MAGIC) : -_DIGEST_BYTES]
     return data.endswith(hashlib.md5(body, usedforsecurity=False).digest())
 
 
 def _select_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
-    """Return the rows that precede the first row at which the KCL would stop and are inside the hash range."""
+    """Return the rows inside the hash range that come before the first row at which the KCL would stop."""
     row_count, reason = len(message.payloads), Reason.AGGREGATED
     subs: Sequence[int] = range(row_count)
     # Expand the tags before any record is dropped, because a short tag refers to the previous record's tag.

@@ -1,6 +1,6 @@
 """Packs user records into one Kinesis record, byte for byte as the KPL does, and computes its size in advance.
 
-This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled.
+This module is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def _cached_varint(number: int) -> bytes:
 
 
 def _encode_entry(tag: bytes, text: str) -> bytes:
-    """Return an entry of one of the two tables."""
+    """Return an encoded entry for the table of partition keys or the table of hash keys."""
     encoded_text = text.encode()
     return tag + _cached_varint(len(encoded_text)) + encoded_text
 
@@ -41,7 +41,10 @@ _MAX_FIELD_BYTES: Final = 170  # maximum size of one record's tags, lengths, has
 
 
 def max_framing_bytes(context: bytes) -> int:
-    """Return the maximum size of an aggregate with one record whose tag has this context, without its data and key."""
+    """Return the maximum size of an aggregate with one record, not counting the record's data and partition key.
+
+    `context` is the context of the record's tag.
+    """
     return _FRAME_BYTES + _MAX_FIELD_BYTES + len(context)
 
 
@@ -56,7 +59,7 @@ class Aggregate:
     """
 
     def __init__(self, max_bytes: int, first_hash_key: int = 0, last_hash_key: int = (1 << 128) - 1) -> None:
-        """Limit the size of data and partition key, as Kinesis counts it, to `limit` bytes."""
+        """Limit the size of data and partition key, as Kinesis counts it, to `max_bytes`."""
         self._hash_range_suffix = b".%x-%x" % (first_hash_key, last_hash_key)
         self.count = 0
         self._max_bytes = max_bytes

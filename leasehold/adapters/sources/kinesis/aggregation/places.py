@@ -1,9 +1,9 @@
-"""Locates the user records in an aggregate, so that each is copied only when the caller iterates to it.
+"""Locates the user records in an aggregate, so that each is copied only when an iteration reaches it.
 
 Only the form that producers write without explicit hash keys is supported. For any other form, `locate` returns None.
 
-This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled. It uses machine
-integers, which are faster when compiled.
+This module is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled. It uses
+machine integers, which are faster when compiled.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ _RECORD: Final = 0x1A
 _KEY_INDEX: Final = 0x08
 _DATA: Final = 0x1A
 
-_new_tuple: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because it has keywords and defaults
+_new_tuple: Final[Any] = tuple.__new__  # calling `Record` takes twice as long, because of its keywords and defaults
 _RECORD_TYPE: Final[Any] = Record
 
 
@@ -29,7 +29,7 @@ class LocatedRecords:
 
     Attributes:
         record: The Kinesis record.
-        keys: The partition keys in its table.
+        keys: The partition keys in the key table of the aggregate.
         locations: Eight bytes for each user record: the offset (4 bytes) and the size (2 bytes) of its data, and the
             index of its key (2 bytes).
         first: The sub-sequence number of the first user record.
@@ -71,7 +71,7 @@ class LocatedRecords:
 
 
 class LocatedRecordIterator:
-    """An iterator that creates one record after the other."""
+    """Iterates over located records, and creates each of them when the iteration reaches it."""
 
     def __init__(self, located: LocatedRecords) -> None:
         self.record = located.record
@@ -100,7 +100,7 @@ class LocatedRecordIterator:
 
 
 def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
-    """Return the keys and the locations of the user records in record[begin:end], or None if it is not an aggregate.
+    """Return the keys and the locations of the user records in record[begin:end], or None if their form is unusual.
 
     A digest must follow the user records, so that reading a few bytes past `end` is safe.
     """
@@ -118,22 +118,22 @@ def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | Non
     return (keys, locations.getvalue()) if common_form else None
 
 
-# This is one loop without calls, because that is fastest. It reads integers that cover several fields at once.
+# To be fast, this function is one loop without calls, and reads integers that cover several fields at once.
 def add_locations(locations: BytesWriter, record: bytes, offset: i64, end: i64, key_count: i64) -> bool:
     """Add the locations of the user records in record[offset:end], as in `LocatedRecords.locations`.
 
     Args:
-        locations: The locations are appended to it.
+        locations: The writer to which the locations are appended.
         record: The Kinesis record.
         offset: The offset of the first user record.
         end: The end of the last user record.
         key_count: The number of keys in the table.
 
     Returns:
-        False if the records have another form, or there are none.
+        False if the records have an unusual form, or there are none.
 
     Raises:
-        IndexError: If they are truncated.
+        IndexError: If the records are truncated.
     """
     begin = offset
     while offset < end:

@@ -2,8 +2,8 @@
 
 Only aggregates without explicit hash keys are supported. For all others, `Spans.add` returns False.
 
-This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled. It uses machine
-integers, because Python's integers took three times as long.
+This module is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled. It uses
+machine integers, because Python's integers would take three times as long.
 """
 
 from typing import Final
@@ -16,8 +16,8 @@ from leasehold.adapters.sources.kinesis.aggregation.places import add_locations
 _CONTINUATION_BIT: Final = 0x80
 _KEY: Final = 0x0A
 _INLINE_BYTES: Final = 12  # bytes that an Arrow view can contain inline
-_INLINE_HEAD_BYTES: Final = 4  # short data follows the length, in the same eight bytes
-_MASKS: Final = b"\xff" * 8 + bytes(8)  # the eight bytes at 8 - n are a mask of n bytes
+_INLINE_HEAD_BYTES: Final = 4  # this many bytes of the data fit into the same eight bytes as its length
+_MASKS: Final = b"\xff" * 8 + bytes(8)  # the eight bytes from index 8 - n on are a mask for n bytes
 
 
 class Spans:
@@ -29,7 +29,7 @@ class Spans:
         keys: The partition keys, concatenated.
         key_ends: Where each partition key ends, in 32 bits, after an initial 0.
         data: Views of 16 bytes into the Kinesis records.
-        tables: For each Kinesis record, where the partition keys in its table begin and end, whether used or not.
+        tables: For each Kinesis record, where each partition key in its table begins and ends, including unused keys.
     """
 
     def __init__(self) -> None:
@@ -44,14 +44,14 @@ class Spans:
     def add(self, record: bytes, begin: i64, end: i64, record_index: i64) -> bool:
         """Add the user records in record[begin:end]. A digest must follow them.
 
-        If they have another form, or a key is not UTF-8, add nothing and return False.
+        If the records have an unusual form, or a key is not UTF-8, add nothing and return False.
         """
         try:
             return self._add_rows(record, begin, end, record_index)
         except (IndexError, UnicodeDecodeError):
             return False
 
-    # This is one loop without calls, because that is fastest.
+    # To be fast, this method is a single loop.
     def _add_rows(self, record: bytes, offset: i64, end: i64, record_index: i64) -> bool:
         record_indexes, subs, keys, key_ends, data = self.record_indexes, self.subs, self.keys, self.key_ends, self.data
         table, offset = _locate_keys(record, offset, end)

@@ -1,12 +1,12 @@
 """Parses the message inside an aggregated record, field by field, as Java's protobuf reader does.
 
-It follows what the Java reader accepts rather than the protobuf documentation:
+This module follows what the Java reader accepts rather than the protobuf documentation:
 
 - Tags, lengths and table indices are truncated to 32 bits.
-- Unknown fields are skipped, and so are known fields with another wire type.
+- Unknown fields are skipped, and so are known fields with an unexpected wire type.
 - If a field occurs several times, the last value wins.
 
-This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled.
+This module is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled.
 """
 
 import re
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Final
 
 COMPILED: Final = not __file__.endswith(".py")
-"""Whether this module is compiled, which makes it several times as fast."""
+"""Whether this module is compiled. Compiled, it is several times as fast."""
 
 _CONTINUATION_BIT: Final = 0x80  # set in every byte of a varint but the last
-_VARINT_BYTES: Final = 10  # at most
+_VARINT_BYTES: Final = 10  # the maximum length of a varint
 _TWO_BYTE_LIMIT: Final = 1 << 14  # smaller numbers take at most two bytes
-_MAX_DEPTH: Final = 100  # nested messages and groups, Java's limit
+_MAX_DEPTH: Final = 100  # Java's limit for nested messages and groups
 _LOW_32: Final = 0xFFFF_FFFF
 _LOW_64: Final = 0xFFFF_FFFF_FFFF_FFFF
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
@@ -48,7 +48,7 @@ TAG_KEY: Final = b"lh"
 
 
 class MalformedMessage(Exception):
-    """Java would not accept these bytes as a message."""
+    """Raised for bytes that Java would not accept as a message."""
 
 
 class Message:
@@ -98,7 +98,7 @@ def parse_message(body: bytes, begin: int, end: int) -> Message:
         _parse_fields(body, begin, end, message, is_first_pass=True)
         if len(message.payloads) < message.total:
             # An index either precedes its table entry or is not in the table. Parse again with complete tables to find
-            # out.
+            # out which.
             message.keep_rows(())
             _parse_fields(body, begin, end, message, is_first_pass=False)
     except IndexError:  # the message runs past the end of `body`
@@ -107,7 +107,7 @@ def parse_message(body: bytes, begin: int, end: int) -> Message:
 
 
 def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, is_first_pass: bool) -> None:
-    """Add the user records before the first one that cannot be resolved and, in the first pass, all table entries."""
+    """Add the user records up to the first one that cannot be resolved. In the first pass, also add table entries."""
     keys, hash_keys = message.keys, message.hash_keys
     unresolved_count = 0
     while offset < end:
@@ -125,7 +125,7 @@ def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, is_fi
         offset, stop = _read_span(body, offset, end)
         if tag == _RECORD_TAG:
             key_index, hash_key_index, data_begin, data_end, tag_begin, tag_end = _parse_record(body, offset, stop)
-            # After a record that cannot be resolved, the others are only counted and validated.
+            # After a record that cannot be resolved, all later records are only counted and validated.
             if unresolved_count or key_index >= len(keys) or hash_key_index >= len(hash_keys):
                 unresolved_count += 1
             else:
@@ -213,7 +213,10 @@ def _decode_utf8(raw: bytes) -> str:
 
 
 def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, int, int, int]:
-    """Return both table indices and the spans of data and of our tag's value, with -1 for no hash key or no tag."""
+    """Return both table indices, the span of the data, and the span of our tag's value.
+
+    If the record has no hash key or no tag of ours, the corresponding numbers are -1.
+    """
     key_index = hash_key_index = data_begin = data_end = tag_begin = tag_end = -1
     while offset < end:
         tag, offset = _read_tag(body, offset)
@@ -239,7 +242,10 @@ def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, in
 
 
 def _find_our_tag(body: bytes, offset: int, end: int) -> tuple[int, int]:
-    """Return the span of a Tag's value if its key is ours, else -1. Java rejects a message with a malformed Tag."""
+    """Return the span of a Tag's value if its key is ours, otherwise (-1, -1).
+
+    Raises MalformedMessage for a malformed Tag, because Java rejects the whole message, too.
+    """
     has_key = is_our_key = False
     value_begin = value_end = -1
     while offset < end:
@@ -296,7 +302,7 @@ def _skip_group(body: bytes, offset: int, end: int, tag: int, depth: int) -> int
 def _read_tag(body: bytes, offset: int) -> tuple[int, int]:
     tag, offset = _read_varint(body, offset)
     tag &= _LOW_32
-    if tag < 8:  # noqa: PLR2004  field number 0
+    if tag < 8:  # noqa: PLR2004  its field number would be 0
         raise MalformedMessage
     return tag, offset
 
@@ -304,7 +310,7 @@ def _read_tag(body: bytes, offset: int) -> tuple[int, int]:
 def _read_span(body: bytes, offset: int, end: int) -> tuple[int, int]:
     """Return the span of the length-delimited field that follows."""
     size, offset = _read_varint(body, offset)
-    # A length above 2**31 is negative in Java. Here it exceeds any end.
+    # A length above 2**31 is negative in Java. Here, such a length exceeds any possible end.
     stop = offset + (size & _LOW_32)
     if stop > end:
         raise MalformedMessage

@@ -1,4 +1,4 @@
-"""Provides hooks for a boto3 client, which send its requests in CBOR and parse the records in responses.
+"""Provides hooks with which a boto3 client sends its requests in CBOR and parses the records in responses.
 
 Credentials, signing, endpoints, retries, proxies and errors are left to boto3. Only the records, which make up most of
 a response, are parsed here, by compiled libraries. The rest of a response is passed to boto3 as JSON, so that boto3
@@ -12,7 +12,7 @@ Rule 2: If a service responds to CBOR in JSON, rejects it, or sends something th
 are in JSON. This is logged once.
 
 Rule 3: A failed request counts as a rejection of CBOR only if two conditions are met. The service has never responded
-in CBOR, and the same request in JSON, which is sent at once, has another outcome.
+in CBOR, and the same request in JSON, which is sent at once, has a different outcome.
 
 Rule 4: A producer's records are sent in JSON until the service has responded in CBOR to a listing of shards, because
 such a request can be repeated without harm.
@@ -21,7 +21,7 @@ Rule 5: A producer's records are sent again in JSON only if the whole request wa
 have been written.
 
 If the service supports CBOR, calls that read or write records can bypass boto3 entirely (see `stores/aws_calls`). To do
-this, `replace_read_methods` and `replace_put_methods` replace methods of the client. Its callers are not affected.
+this, `replace_read_methods` and `replace_put_methods` replace methods of the client. Nothing changes for its callers.
 """
 
 import base64
@@ -56,7 +56,7 @@ from leasehold.stores.printable import error_summary, make_safe_logger
 
 SCAN: Any = None
 """The compiled parser, which creates no object per record, or None if only cbor2 is available."""
-with suppress(ImportError):  # not compiled
+with suppress(ImportError):  # the parser is not compiled
     from leasehold.adapters.sources.kinesis.cbor import scan as SCAN  # noqa: N812  a module that may be none
 
 if TYPE_CHECKING:  # the stubs are not installed for users
@@ -148,7 +148,7 @@ def _split_rows(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, A
     if cbor and SCAN is not None and (scan_result := SCAN.viewed(body)) is not None:
         *views, has_aggregates, begin, end = scan_result
         message = _parse_body(body[:begin] + _UNDEFINED + body[end:], cbor=True)
-        if message.pop("Records") is cbor2.undefined:  # otherwise there is another field of this name
+        if message.pop("Records") is cbor2.undefined:  # otherwise, another field has the same name
             return RowViews(body, cast("Any", views), SCAN.columns, has_aggregates=has_aggregates), message
     message = _parse_body(body, cbor=cbor)
     rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
@@ -158,7 +158,7 @@ def _split_rows(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, A
         for row in rows:
             if type(row["Data"]) is bytes:
                 continue
-            try:  # in JSON, and from some local services, it is base64
+            try:  # the data is base64 in JSON, and in the CBOR of some local services
                 row["Data"] = pybase64.b64decode(row["Data"], validate=True)
             except ValueError:  # boto3 ignores characters outside the alphabet
                 row["Data"] = base64.b64decode(row["Data"])
@@ -190,7 +190,7 @@ def _encode_base64(value: object) -> str:
     raise TypeError(type(value).__name__)
 
 
-_MAX_MESSAGE_BYTES = 25 << 20  # the maximum; the limits of the service are lower
+_MAX_MESSAGE_BYTES = 25 << 20  # the limits of the service are lower
 _PRELUDE_BYTES = 12  # the length of the message, the length of its headers, and a checksum of both
 
 
@@ -205,7 +205,7 @@ class Subscription:
         ResponseParserError: If the body does not start like a subscription, as in boto3.
     """
 
-    def __init__(self, response_body: Any, on_unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
+    def __init__(self, response_body: Any, on_unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 does not specify it
         self._raw_stream, self._on_unreadable = response_body, on_unreadable
         self._messages = _read_messages(response_body)
         first_message = next(self._messages, None)
@@ -250,11 +250,11 @@ def _read_headers(message: EventStreamMessage) -> dict[str, Any]:
     return dict(headers)
 
 
-def _read_messages(response_body: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
+def _read_messages(response_body: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  boto3 does not specify it
     """Yield each message when it is complete.
 
-    Botocore's buffer validates the messages. It receives only complete messages, because it copies its content with
-    each chunk.
+    Botocore's buffer validates the messages. We pass it only complete messages, because it copies its whole content
+    with each chunk.
     """
     buffer, received_bytes, needed_bytes = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
     if (deadline := response_with_deadline(response_body)) is not None:
@@ -312,11 +312,11 @@ _INITIAL = _INITIAL_PRELUDE + pack(">I", crc32(_INITIAL_PRELUDE)) + _INITIAL_HEA
 _INITIAL += pack(">I", crc32(_INITIAL))
 
 JSON_CONTENT_TYPE = "application/x-amz-json-1.1"
-FIRST_ERROR_STATUS = 300  # this status and all higher ones
+FIRST_ERROR_STATUS = 300  # this status and all higher ones count as errors
 _UNDERSTOOD_CODES = (
     THROTTLED | TRANSIENT_CODES | CREDENTIALS_CODES | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
 )
-"""The codes of errors that show that the service understood the request."""
+"""Error codes which show that the service understood the request."""
 
 EventFields = dict[str, Any]
 """The part of a boto3 event that its handlers may change."""
@@ -386,7 +386,7 @@ class CborHooks:
             customized_response_dict["EventStream"] = Subscription(response_dict["body"], self._use_json_from_now_on)
             response_dict["body"] = InitialResponse()
 
-    def _check_format(self, response: Any, request_dict: EventFields, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
+    def _check_format(self, response: Any, request_dict: EventFields, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  boto3's own type
         """Return 0 to repeat the request in JSON without waiting, or None to let boto3 decide about a retry."""
         if response is None:
             return None
@@ -492,7 +492,7 @@ class ProducerCborHooks(CborHooks):
         except UnreadableBody as error:
             customized_response_dict[UNREADABLE_KEY], response_dict["body"] = str(error), b"{}"
 
-    def _check_format(self, response: Any, request_dict: EventFields, operation: Any, **event: object) -> int | None:  # noqa: ANN401  of boto3
+    def _check_format(self, response: Any, request_dict: EventFields, operation: Any, **event: object) -> int | None:  # noqa: ANN401  boto3's own type
         if operation.name == "PutRecords" and response is not None:
             http_response, parsed_response = response
             if UNREADABLE_KEY in parsed_response:
@@ -503,14 +503,14 @@ class ProducerCborHooks(CborHooks):
 
 
 def replace_read_methods(client: "KinesisClient", hooks: CborHooks, arn: str | None = None) -> None:
-    """Have this client send its requests for records directly instead of through boto3.
+    """Make this client send its requests for records directly instead of through boto3.
 
     If `arn` is given, requests contain the stream's ARN.
     """
     arn_parameter = {} if arn is None else {"StreamARN": arn}
     direct_calls, boto3_method = DirectCalls(client, ["GetRecords"]), client.get_records
 
-    def get_records(**parameters: Any) -> Any:  # noqa: ANN401  as boto3
+    def get_records(**parameters: Any) -> Any:  # noqa: ANN401  as in boto3
         if not hooks.uses_cbor("GetRecords") or parameters.keys() != {"ShardIterator", "Limit"}:
             return boto3_method(**parameters)
         return direct_calls.call(
@@ -533,7 +533,7 @@ def replace_put_methods(client: "KinesisClient", hooks: ProducerCborHooks, arn: 
     arn_parameter = {} if arn is None else {"StreamARN": arn}
     direct_calls, boto3_method = DirectCalls(client, ["PutRecords"]), client.put_records
 
-    def put_records(**parameters: Any) -> Any:  # noqa: ANN401  as boto3
+    def put_records(**parameters: Any) -> Any:  # noqa: ANN401  as in boto3
         rows = parameters.get("Records")
         if not (
             isinstance(rows, PutRows)
@@ -570,7 +570,7 @@ def _parse_put_response(body: bytes | bytearray) -> dict[str, Any] | None:
     return response
 
 
-def _replace_methods(client: Any, calls: DirectCalls, **methods: Any) -> None:  # noqa: ANN401  boto3 makes its classes as it runs
+def _replace_methods(client: Any, calls: DirectCalls, **methods: Any) -> None:  # noqa: ANN401  boto3 creates its classes at run time
     boto3_method = client.close
 
     def close() -> None:

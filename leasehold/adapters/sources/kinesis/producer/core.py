@@ -2,14 +2,14 @@
 
 The inputs of `ProducerCore` are records, responses, listings of shards and the time. Its outputs are requests and the
 results of records. A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate
-(`Unit`) at the rate that the shard accepts (`TokenBucket`). Its result is set once the unit is known to be on the right
-shard.
+(`Unit`) at the rate that the shard accepts (`TokenBucket`). The record's result is set once the unit is known to be on
+the right shard.
 
 Rule 1: At most one unit per shard is in a request at any time. A rejected unit is sent again before newer records.
 
-Rule 2: If a unit was written to another shard than intended, it counts as written only if all its records belong to
-that shard. Otherwise, the KCL would drop the whole unit, so its records are sent again, in order, to the shards in the
-new map.
+Rule 2: If a unit was written to a shard other than the intended one, it counts as written only if all its records
+belong to that shard. If some do not, the KCL would drop the whole unit. All its records are then sent again, in order,
+to the shards in the new map.
 
 Rule 3: If a shard closes while one of its units is in a request, nothing is sent to its children until that request is
 complete.
@@ -46,7 +46,7 @@ class ShardMap:
 
     Attributes:
         ids: The ids of the open shards.
-        last_keys: Their last hash keys, in ascending order.
+        last_keys: The last hash key of each open shard, in ascending order.
         ranges: The hash range of every listed shard by id, including closed shards.
     """
 
@@ -86,8 +86,8 @@ class Settings:
         record_bytes: The largest Kinesis record that the stream accepts.
         min_bytes: The minimum size of aggregates, if enough records arrive in time. One PUT payload unit is 25 KiB.
         linger_seconds: How long a record may wait for other records to fill its aggregate.
-        share: The share that the producer uses of each shard's 1 MiB and 1,000 records per second. Above 1, only
-            throttling limits the producer.
+        share: The share of each shard's limits (1 MiB and 1,000 records per second) that the producer uses. Above 1,
+            only throttling limits the producer.
         time_to_live_seconds: The time after which a record that is not written yet counts as late.
         epoch: If not None, each record is marked with this number and a counter (see `records.Mark`).
         on_late: With "fail", a late record fails, and newer ones are sent. With "block", it keeps its place in the
@@ -215,7 +215,7 @@ class ShardQueue:
             to show whether that was the right shard.
         not_before: Nothing is sent before this time.
         faults: The number of consecutive failed attempts.
-        singles_left: The number of oldest records that must be sent one by one, to find the one that cannot be sent.
+        singles_left: How many of the oldest records must be sent one by one, to find the one that cannot be sent.
     """
 
     shard: str
@@ -241,7 +241,7 @@ class ShardQueue:
         self.queued_bytes += len(entry.data) + len(entry.partition_key)  # the same as `entry.size`, but faster
 
     def put_back(self, entries: Iterable[Entry]) -> None:
-        """Insert records in order of age, because the records of a merged shard come from two queues."""
+        """Insert records into the queue in order of age, because a merged shard gets its records from two queues."""
         self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.serial_number))
         self.queued_bytes = sum(entry.size for entry in self.queue)
 
@@ -271,7 +271,7 @@ class ShardQueue:
             raise
         for _ in entries:
             self.queue.popleft()
-        # As in `append_newest`.
+        # Compute the sizes as `append_newest` does, because that is faster than `entry.size`.
         self.queued_bytes -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])
         self.singles_left = max(0, self.singles_left - 1)
         return unit
@@ -318,7 +318,7 @@ UnitOutcome = UnitWritten | UnitRetryable | UnitUnknown | UnitRejected | UnitFai
 
 @frozen(eq=False)
 class RecordsDelivered:
-    """The records are in the stream. The index of a record is its sub-sequence number."""
+    """The records are in the stream. The index of a record in `entries` is its sub-sequence number."""
 
     entries: tuple[Entry, ...]
     shard: str
@@ -393,9 +393,9 @@ class ProducerMetrics:
     def counters_by_kpl_name(self) -> dict[str, float | dict[str, int]]:
         """Return the counters by the KPL's names. Times are means in milliseconds.
 
-        The last three are not the KPL's:
+        The KPL does not have the last three counters:
 
-        - `UserRecordsOutcomeUnknown`: user records of requests without a response; only these can be in the stream
+        - `UserRecordsOutcomeUnknown`: user records of requests without a response. Only these can be in the stream
           twice.
         - `KinesisRecordsMisplaced`: Kinesis records that were sent again because they were written to a wrong shard.
         - `UserRecordsFailed`: user records that cannot be sent.
@@ -430,9 +430,9 @@ class ProducerCore:
     """The state of a producer.
 
     Attributes:
-        shards: The newest map.
-        settings: The settings.
-        metrics: The counters.
+        shards: The newest shard map.
+        settings: The producer's settings.
+        metrics: The producer's counters.
         flushing: Whether records are sent without waiting for more.
     """
 
@@ -442,11 +442,11 @@ class ProducerCore:
     flushing: bool = False
     _target_bytes: int = field(init=False)
     _shard_queues: dict[str, ShardQueue] = field(factory=dict)
-    _closing_queues: list[ShardQueue] = field(factory=list)  # of closed shards that have a unit under way
+    _closing_queues: list[ShardQueue] = field(factory=list)  # queues of closed shards with a unit in a request
     _round_trip_seconds: float = 0.0
     _next_listing_at: float = inf
     _map_fault_count: int = 0
-    _unknown_serial_numbers: set[int] = field(factory=set)  # of records that may be in the stream already
+    _unknown_serial_numbers: set[int] = field(factory=set)  # those of records that may already be in the stream
     _unsendable: list[RecordsUnsendable] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -454,7 +454,7 @@ class ProducerCore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no record waits or is under way."""
+        """Whether no record is waiting to be sent or part of a request."""
         queues = (*self._shard_queues.values(), *self._closing_queues)
         return not any(shard_queue.queue or shard_queue.unit for shard_queue in queues)
 
@@ -498,7 +498,7 @@ class ProducerCore:
         """Process the outcome of a unit that was sent, and return the results of its records."""
         candidate_queues = (*self._closing_queues, *filter(None, [self._shard_queues.get(unit.shard)]))
         shard_queue = next((queue for queue in candidate_queues if queue.unit is unit), None)
-        if shard_queue is None:  # its records were given up in the meantime
+        if shard_queue is None:  # the unit's records were given up in the meantime
             return ()
         match outcome:
             case UnitWritten(shard, sequence_number):
@@ -512,8 +512,8 @@ class ProducerCore:
                 shard_queue.sent_at, shard_queue.written_to = None, (shard, sequence_number)
                 if shard != unit.shard:
                     self._schedule_listing(now)
-                # A unit of one record is always on the right shard, because the service chooses the shard by the hash
-                # key. Our map may be outdated.
+                # A unit of one record is always on the right shard, because the service chooses the shard by the
+                # record's hash key. If our map disagrees, it is outdated.
                 is_on_right_shard = (
                     shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
                 )
@@ -541,15 +541,15 @@ class ProducerCore:
         return ()
 
     def update_map(self, shards: ShardMap | None, now: float) -> tuple[Result, ...]:
-        """Process the map from a new listing, or None if the listing failed or is incomplete."""
+        """Process the shard map from a new listing. `shards` is None if the listing failed or is incomplete."""
         if shards is None:
             self._map_fault_count += 1
             self._next_listing_at = now + _backoff_seconds(self._map_fault_count)
             return ()
         self.shards, self._next_listing_at = shards, inf
         for shard_queue in [queue for queue in self._shard_queues.values() if queue.shard not in shards.ids]:
-            # The waiting records of a closed shard are moved to other queues, but its unit under way must finish first
-            # (rule 3).
+            # Move the waiting records of a closed shard to other queues. They are sent only after the request with the
+            # closed shard's unit has finished (rule 3).
             del self._shard_queues[shard_queue.shard]
             if shard_queue.sent_at is not None or shard_queue.written_to is not None:
                 self._closing_queues.append(shard_queue)
@@ -577,7 +577,7 @@ class ProducerCore:
         return tuple(results)
 
     def give_up_late_records(self, now: float) -> tuple[RecordsLate, ...]:
-        """Give up the records that are late and not under way."""
+        """Give up the records that are late and not part of a request."""
         if self.settings.on_late == "block":
             return ()
         results: list[RecordsLate] = []
@@ -606,7 +606,7 @@ class ProducerCore:
         return tuple(unsendable)
 
     def give_up_all_records(self) -> tuple[RecordsLate, ...]:
-        """Give up all records, sent or not."""
+        """Give up all records, including those in requests without a response."""
         shard_queues = [*self._shard_queues.values(), *self._closing_queues]
         self._shard_queues, self._closing_queues = {}, []
         late_results = [
@@ -661,7 +661,7 @@ class ProducerCore:
         return (RecordsDelivered(unit.entries, *written_to),)
 
     def _remove_unit(self, shard_queue: ShardQueue) -> None:
-        """Remove the unit under way, whose records have their results."""
+        """Remove the queue's current unit, because its records have their results."""
         shard_queue.unit = shard_queue.written_to = shard_queue.sent_at = None
         shard_queue.faults, shard_queue.not_before = 0, 0.0
         self._closing_queues = [

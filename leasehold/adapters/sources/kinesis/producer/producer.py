@@ -7,7 +7,7 @@ print(future.result().shard)
 One thread, the pump, starts the requests that are due (`_start_due_requests`). Other threads make these requests
 (`KinesisPutClient`) and pass the responses to the core. The core's results then wake the waiting callers.
 
-Rule 1: Every record that `put` accepted gets a result, unless the producer stops. In this case, `Outcomes` contains the
+Rule 1: Every record that `put` accepted gets a result, unless the producer stops. If it stops, `Outcomes` contains the
 reason, so no caller waits for a thread that has ended. If an error concerns only some records, only these records fail.
 An error that concerns the whole stream, or an error in the pump, stops the producer.
 
@@ -83,7 +83,7 @@ from leasehold.stores.printable import error_summary, limited_error_text, make_s
 
 try:
     from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, replace_put_methods
-except ImportError:  # without it, boto3 serializes the requests
+except ImportError:  # without these hooks, boto3 serializes the requests
     PutRows, ProducerCborHooks = list, None  # type: ignore[assignment,misc]  # the slow way
 
 if TYPE_CHECKING:  # the stubs are not installed for users
@@ -116,14 +116,14 @@ def create_producer_clients(
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> KinesisClients:
-    """Return the clients of a producer, whose timeouts adapt to a slow service.
+    """Return the clients of a producer. Their timeouts adapt to a slow service.
 
     Args:
-        region: The region; None for the environment's.
-        endpoint: The URL of the endpoint; None for that of the region.
+        region: The region; None to use the environment's.
+        endpoint: The URL of the endpoint; None to use the region's.
         connections: The number of connections, one for each concurrent request.
         wire: The format in which records are sent.
-        session: The session with the credentials; None for the environment's.
+        session: The session with the credentials; None to use the environment's credentials.
         arn: The ARN of the stream, if requests name it by ARN.
     """
     return KinesisClients(
@@ -147,12 +147,12 @@ def create_producer_client(
     """Return a client that does not retry requests, because a retry could write a record twice without our knowledge.
 
     Args:
-        region: The region; None for the environment's.
-        endpoint: The URL of the endpoint; None for that of the region.
+        region: The region; None to use the environment's.
+        endpoint: The URL of the endpoint; None to use the region's.
         connections: The number of connections, one for each concurrent request.
         wire: The format in which records are sent, if the service supports it.
         read_seconds: The read timeout: how many seconds to wait for the next bytes of a response.
-        session: The session with the credentials; None for the environment's.
+        session: The session with the credentials; None to use the environment's credentials.
         arn: The ARN of the stream, if requests name it by ARN.
     """
     client: KinesisClient = (session or boto3).client(
@@ -208,8 +208,8 @@ class KinesisPutClient:
         """Return the map of the stream's shards, or None if there is a gap between the open shards.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         with translate_errors(self._stream), translate_parse_errors(self._stream):
             page = self._other_timeouts.call("list_shards", StreamName=self._stream)
@@ -220,12 +220,12 @@ class KinesisPutClient:
             return build_shard_map(convert_shards(rows))
 
     def put_units(self, units: Sequence[Unit]) -> list[UnitOutcome]:
-        """Send units in one request. If a record causes its rejection, send each half separately to find the record.
+        """Send units in one request. If the request is rejected because of one record, send each half separately.
 
-        Any other error of the client propagates.
+        Unexpected exceptions of the client propagate.
 
         Raises:
-            SourceError: If sending again cannot help.
+            SourceError: If the service rejects the request for a reason that sending it again does not change.
         """
         rows = PutRows(
             {"Data": unit.data, "PartitionKey": unit.partition_key, "ExplicitHashKey": str(unit.hash_key)}
@@ -317,7 +317,7 @@ def _make_wrong_process_error() -> "ProducerError":
 class RecordFuture(Entry):
     """The future of one record.
 
-    It is also the record's queue entry, so that the garbage collector has to track one object instead of two.
+    The future is also the record's queue entry, so that the garbage collector has to track one object instead of two.
     """
 
     _outcomes: Outcomes
@@ -336,7 +336,7 @@ class RecordFuture(Entry):
             timeout: The maximum number of seconds to wait.
 
         Raises:
-            RecordLate: If the record's time to live is over.
+            RecordLate: If the record's time to live ended before the record was known to be written.
             RecordFailed: If the record cannot be sent.
             ProducerError: If the producer has stopped.
             TimeoutError: If the record was not written within `timeout`.
@@ -355,7 +355,7 @@ class RecordFuture(Entry):
                 raise error
 
     def set_result(self, result: UnitWritten | ProducerError, index: int = 0) -> None:
-        """Set the result and free the data. Only the producer calls this. It then wakes the waiting threads."""
+        """Set the result and free the data. Only the producer calls this method, and then wakes the waiting threads."""
         self._result, self._index, self.data = result, index, b""
 
 
@@ -370,12 +370,12 @@ class Producer:
         client: The client of the service, which must not retry requests by itself. Use `create_producer_clients`, whose
             timeouts adapt to a slow service, or `create_producer_client`.
         stream: The name of the stream.
-        settings: The settings. The limit for the size of records is replaced by that of the stream.
+        settings: The settings. The stream's own limit replaces the limit for the size of records.
         pending_records: The maximum number of records that are accepted but not yet written. If it is reached, `put`
             waits.
         pending_bytes: The maximum number of bytes that are accepted but not yet written. If it is reached, `put` waits.
-        requests: The maximum number of concurrent requests, which are for different shards.
-        clock: Returns monotonic seconds.
+        requests: The maximum number of concurrent requests. Concurrent requests are for different shards.
+        clock: Returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -392,8 +392,8 @@ class Producer:
         """List the stream's shards and start.
 
         Raises:
-            SourceUnavailable: If trying again later may help.
-            SourceError: If trying again cannot help.
+            SourceUnavailable: If the service does not respond or throttles the request. A later attempt may succeed.
+            SourceError: If the service rejects the request, for example because of wrong credentials.
         """
         self._stream, self._put_client, self._clock = stream, KinesisPutClient(client, stream), clock
         stream_settings = self._put_client.add_stream_limits(settings)
@@ -581,7 +581,7 @@ class Producer:
             self._core.flushing = self._flushing_callers > 0
 
     def _check_record(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing_bytes: int) -> int:
-        """Return the hash key of a record. Raises like `put`, as if the record were larger by `framing_bytes` bytes."""
+        """Return the hash key of a record. Raises the errors of `put` for a record larger by `framing_bytes` bytes."""
         if not isinstance(partition_key, str):
             raise TypeError(f"partition_key: {type(partition_key).__name__} is not str")
         if not 0 < len(partition_key) <= _MAX_KEY_CHARACTERS:
@@ -636,7 +636,8 @@ class Producer:
             self._stop(error)
             return
         except BaseException as error:  # noqa: BLE001  waiting callers must receive every error
-            # Drop the traceback. Its frames refer to the records' data, and the records refer to the error.
+            # Drop the traceback to avoid a reference cycle: its frames refer to the records' data, and the records
+            # refer to the error.
             fault = error.with_traceback(None)
             outcomes = [UnitFailed(fault)] * len(units)
         with self._lock:
@@ -671,7 +672,7 @@ class Producer:
             self._set_results(self._core.update_map(shards, self._clock()))
             self._work_available.notify()
         if listing_error and listing_error != previous_error:
-            with suppress(Exception):  # likewise
+            with suppress(Exception):  # the program's log handlers may raise
                 log.error("stream %r: its shards cannot be listed; trying again: %s", self._stream, listing_error)
 
     def _stop(self, error: BaseException) -> None:
@@ -724,7 +725,7 @@ class Producer:
             self._outcomes.changed.notify_all()
 
     def _make_record_error(self, result: RecordsLate | RecordsUnsendable) -> "ProducerError":
-        """Return a new error for each record; see `_make_closed_error`."""
+        """Return a new error for each record, for the same reason as in `_make_closed_error`."""
         outcome_text = "it may be in the stream nevertheless" if result.unknown else "it was not written"
         if isinstance(result, RecordsUnsendable):
             error = RecordFailed(f"the record cannot be sent, {outcome_text}: {error_summary(result.error)}")
@@ -743,7 +744,7 @@ def _convert_to_bytes(data: object) -> bytes:
     raise TypeError(f"data: {type(data).__name__} is not bytes" + ("; encode it" if isinstance(data, str) else ""))
 
 
-# The functions of a producer's threads, which keep the producer alive only while it has records
+# Functions that run in a producer's threads. The threads keep the producer alive only while it has records.
 
 
 class _KeepAlive:
@@ -774,7 +775,7 @@ def _pump_requests(
 
 
 def _run_queued_calls(calls: "SimpleQueue[Any]") -> None:
-    """Make the calls in the queue one after the other, until it returns None."""
+    """Make the calls in the queue one after the other, until the queue returns None."""
     while (call := calls.get()) is not None:
         call()
         del call
@@ -790,7 +791,7 @@ def _stop(producer_reference: "ref[Producer]", error: BaseException) -> None:
 
 _unclosed_producers = WeakSet[Producer]()
 _registered_in: object = None
-"""The process at whose exit producers are drained."""
+"""The process in which the function that drains producers at exit was registered, or None."""
 
 
 def _register_drain_at_exit_once(producer: Producer) -> None:
@@ -804,7 +805,7 @@ def _register_drain_at_exit_once(producer: Producer) -> None:
 def _drain_producers_at_exit() -> None:
     """Send the records of producers that were not closed.
 
-    Log how many were not sent within `EXIT_DRAIN_SECONDS`.
+    Log how many records were not sent within `EXIT_DRAIN_SECONDS`.
     """
     deadline = time.monotonic() + EXIT_DRAIN_SECONDS
     producers = [producer for producer in _unclosed_producers if producer._process is current_process()]  # noqa: SLF001
@@ -816,7 +817,7 @@ def _drain_producers_at_exit() -> None:
         finally:
             stream, unsent_count = producer._stream, producer._stop_and_give_up_records()  # noqa: SLF001
             if unsent_count:
-                with suppress(Exception):  # likewise
+                with suppress(Exception):  # the program's log handlers may raise
                     log.error(
                         "stream %r: the program ended without close(), and %d records were not sent",
                         stream,
