@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NOT_QUICK = ("more", "services", "spark", "slow")
-LEFT_OUT = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(NOT_QUICK)})\b", re.MULTILINE)
+NOT_QUICK_MARK = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(NOT_QUICK)})\b", re.MULTILINE)
 
 SHARED = {
     "installed": "wheel",
@@ -97,7 +97,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """With `--quick`, ignore modules without quick tests, because their imports take longer than most tests."""
     if not config.option.quick or not collection_path.name.startswith("test_"):
         return None
-    return bool(LEFT_OUT.search(collection_path.read_text("utf-8"))) or None
+    return bool(NOT_QUICK_MARK.search(collection_path.read_text("utf-8"))) or None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -170,10 +170,10 @@ def _sample(items: list[pytest.Item]) -> None:
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark and not item.get_closest_marker("more"):
-            of = (item.parent.nodeid if item.parent else "", id(mark))
-            if counted[of] % mark.args[0]:
+            parametrized_test = (item.parent.nodeid if item.parent else "", id(mark))
+            if counted[parametrized_test] % mark.args[0]:
                 item.add_marker(pytest.mark.more)
-            counted[of] += 1
+            counted[parametrized_test] += 1
 
 
 def _group(item: pytest.Item) -> str:

@@ -69,8 +69,8 @@ class ScriptedTable(MemoryStore):
     def _row(self, number: int) -> Lease:
         behind, silence, moves, kbps = self.incident(self.minute, number)
         now = BEGAN + 60 * self.minute
-        before = self.incident(max(0, self.minute - 1), number)[0]
-        reach = Progress(
+        earlier_behind = self.incident(max(0, self.minute - 1), number)[0]
+        progress = Progress(
             now,
             f"w-{number % 2}",
             "vm",
@@ -80,7 +80,7 @@ class ScriptedTable(MemoryStore):
             now,
             now - silence,
             now - silence,
-            grows=behind > before > 0,
+            grows=behind > earlier_behind > 0,
         )
-        notes = ((PROGRESS_ANNOTATION, reach.note),)
-        return Lease(f"s-{number}", owner=reach.owner, weight=round(kbps * 1024), annotations=notes)
+        notes = ((PROGRESS_ANNOTATION, progress.note),)
+        return Lease(f"s-{number}", owner=progress.owner, weight=round(kbps * 1024), annotations=notes)

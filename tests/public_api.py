@@ -102,17 +102,19 @@ def _signature(value: object) -> str:
         signature = inspect.signature(value)  # type: ignore[arg-type]  # a class or a function
     except ValueError:
         return "(...)"
-    words: list[str] = []
-    for each in signature.parameters.values():
-        kind = "" if each.annotation is inspect.Parameter.empty else f": {_type(each.annotation)}"
-        default = "" if each.default is inspect.Parameter.empty else f" = {_default(each.default)}"
-        star = STARS.get(each.kind, "")
-        if each.kind is inspect.Parameter.KEYWORD_ONLY and not any(word[0] == "*" for word in words):
-            words.append("*")
-        words.append(f"{star}{each.name}{kind}{default}")
-    answer = signature.return_annotation
-    ending = "" if inspect.isclass(value) or answer is inspect.Signature.empty else f" -> {_type(answer)}"
-    return f"({', '.join(words)}){ending}"
+    parameter_texts: list[str] = []
+    for parameter in signature.parameters.values():
+        kind = "" if parameter.annotation is inspect.Parameter.empty else f": {_type(parameter.annotation)}"
+        default = "" if parameter.default is inspect.Parameter.empty else f" = {_default(parameter.default)}"
+        star = STARS.get(parameter.kind, "")
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not any(word[0] == "*" for word in parameter_texts):
+            parameter_texts.append("*")
+        parameter_texts.append(f"{star}{parameter.name}{kind}{default}")
+    returned_type = signature.return_annotation
+    return_suffix = (
+        "" if inspect.isclass(value) or returned_type is inspect.Signature.empty else f" -> {_type(returned_type)}"
+    )
+    return f"({', '.join(parameter_texts)}){return_suffix}"
 
 
 def _type(annotation: object) -> str:

@@ -52,7 +52,7 @@ class Scene:
         """Run one command, and return its result, which is empty if the command only changes the state."""
         name, *words = line.split()
         plain = [word for word in words if "=" not in word]
-        options = {key: _value(value) for key, _, value in (word.partition("=") for word in words if "=" in word)}
+        options = {key: _parse_value(value) for key, _, value in (word.partition("=") for word in words if "=" in word)}
         commands: dict[str, Callable[[list[str], dict[str, Any]], str | None]] = {
             "config": self._config,
             "layout": self._layout,
@@ -75,7 +75,7 @@ class Scene:
         return commands[name](plain, options) or ""
 
     def _config(self, _plain: list[str], options: dict[str, Any]) -> None:
-        self.config = parse_plan_request(_document([], options)).config
+        self.config = parse_plan_request(_build_request([], options)).config
 
     def _layout(self, plain: list[str], options: dict[str, Any]) -> None:
         states: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ class Scene:
     def _held(self, _plain: list[str], options: dict[str, Any]) -> None:
         states: dict[str, dict[str, Any]] = {"free": {"idle": None}, "expired": {"owner": "gone", "idle": 1000}}
         for name, count in options.items():
-            for owner in _fleet([name]):
+            for owner in _expand_names([name]):
                 for _ in range(count):
                     self._add(f"{len(self.leases):03d}", states.get(owner, {"owner": owner}))
 
@@ -100,11 +100,11 @@ class Scene:
     def _add(self, key: str, fields: dict[str, Any]) -> None:
         checkpoint = {"checkpoint": str(fields["checkpoint"])} if "checkpoint" in fields else {}
         (self.leases[key],) = parse_plan_request(
-            _document([{"key": key, "version": "1"} | fields | checkpoint], {})
+            _build_request([{"key": key, "version": "1"} | fields | checkpoint], {})
         ).leases
 
     def _shards(self, plain: list[str], _options: dict[str, Any]) -> None:
-        self.shards += [_shard(word) for word in plain]
+        self.shards += [_parse_shard(word) for word in plain]
 
     def _leased(self, plain: list[str], options: dict[str, Any]) -> None:
         listed = {shard.id: shard for shard in self.shards}
@@ -136,14 +136,16 @@ class Scene:
         for word in plain:
             key = f"r-{len(self.leases)}"
             self._add(key, {"owner": "other"})
-            self.leases[key] = evolve(self.leases[key], hash_range=_shard(f"{key}@{word}").hash_range)
+            self.leases[key] = evolve(self.leases[key], hash_range=_parse_shard(f"{key}@{word}").hash_range)
 
     def _plan(self, plain: list[str], options: dict[str, Any]) -> str:
         me = Me(plain[0], options.get("turn", 0), self.watch.history)
         actions = plan(self.leases.values(), self.shards, me, self.config)
-        return "\n".join([*map(_with_alternates, actions), *self._held_then(actions, me.worker)]) or "nothing"
+        return (
+            "\n".join([*map(_with_alternates, actions), *self._describe_moved_counts(actions, me.worker)]) or "nothing"
+        )
 
-    def _held_then(self, actions: Iterable[Action], me: str) -> list[str]:
+    def _describe_moved_counts(self, actions: Iterable[Action], me: str) -> list[str]:
         """Return the owners' counts of leases before and after these actions, which readers can check by hand.
 
         The keys of moved leases depend on a digest, which they cannot check.
@@ -157,7 +159,7 @@ class Scene:
                     leases_after[action.lease.key] = evolve(leases_after[action.lease.key], owner=action.next_owner)
                 case _:
                     pass
-        now, after = _counts(self.leases.values()), _counts(leases_after.values())
+        now, after = _describe_counts(self.leases.values()), _describe_counts(leases_after.values())
         return [] if now == after else [f"held: {now} -> {after}"]
 
     def _dialects(self, plain: list[str], options: dict[str, Any]) -> str:
@@ -174,7 +176,7 @@ class Scene:
         received: Counter[str] = Counter()
         for turn in range(options.get("rounds", 99)):
             before = received.total()
-            for worker in _fleet(plain):
+            for worker in _expand_names(plain):
                 actions = plan(self.leases.values(), None, Me(worker, turn), self.config)
                 for action in actions:
                     if isinstance(action, Claim | Steal):
@@ -182,7 +184,7 @@ class Scene:
                         self.leases[action.lease.key] = evolve(action.lease, owner=worker, idle=0.0)
             if received.total() == before:
                 break
-        return f"{_counts(self.leases.values())}; {received['claim']} claims, {received['steal']} steals"
+        return f"{_describe_counts(self.leases.values())}; {received['claim']} claims, {received['steal']} steals"
 
     def _problems(self, _plain: list[str], _options: dict[str, Any]) -> str:
         return "\n".join(f"{problem.shard} {problem.what}".strip() for problem in problems(self.shards)) or "nothing"
@@ -220,13 +222,13 @@ def rewritten(text: str) -> str:
 
 
 def _with_alternates(action: Action) -> str:
-    text = _formatted(action)
+    text = _format_action(action)
     if isinstance(action, Taking):
-        text = " or ".join([text, *(_formatted(other) for other in action.alternates)])
+        text = " or ".join([text, *(_format_action(other) for other in action.alternates)])
     return f"{text} ({action.rule})"
 
 
-def _formatted(action: Action) -> str:
+def _format_action(action: Action) -> str:
     lease = action.lease
     verb = re.sub(r"(?<!^)(?=[A-Z])", " ", type(action).__name__).lower()
     match action:
@@ -244,7 +246,7 @@ def _formatted(action: Action) -> str:
             return f"{verb} {lease.key}"
 
 
-def _counts(leases: Iterable[Lease]) -> str:
+def _describe_counts(leases: Iterable[Lease]) -> str:
     """Describe how many workers with the same name (up to its last dash) have the same number of leases."""
     held = Counter(lease.owner or "nobody" for lease in leases)
     alike = Counter((owner.rpartition("-")[0] or owner, count) for owner, count in held.items())
@@ -254,7 +256,7 @@ def _counts(leases: Iterable[Lease]) -> str:
     )
 
 
-def _shard(word: str) -> Shard:
+def _parse_shard(word: str) -> Shard:
     word, _, keys = word.partition("@")
     name, _, parents = word.rstrip("+").partition("<")
     hash_range: HashRange | None = None
@@ -264,7 +266,7 @@ def _shard(word: str) -> Shard:
     return Shard(name, parents=tuple(parents.split(",")) if parents else (), hash_range=hash_range, open="+" in word)
 
 
-def _fleet(words: Iterable[str]) -> list[str]:
+def _expand_names(words: Iterable[str]) -> list[str]:
     """Expand names: a*3 stands for a-00, a-01 and a-02."""
     fleet = []
     for word in words:
@@ -273,12 +275,12 @@ def _fleet(words: Iterable[str]) -> list[str]:
     return fleet
 
 
-def _value(text: str) -> Any:  # noqa: ANN401  whatever JSON can say
+def _parse_value(text: str) -> Any:  # noqa: ANN401  whatever JSON can say
     try:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
 
 
-def _document(leases: list[dict[str, Any]], config: dict[str, Any]) -> bytes:
+def _build_request(leases: list[dict[str, Any]], config: dict[str, Any]) -> bytes:
     return json.dumps({"leases": leases, "me": {"worker": "me"}, "config": config}).encode()

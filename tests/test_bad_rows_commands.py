@@ -38,7 +38,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite://{path}"
 
 
-def ran(app: Typer, *arguments: str) -> str:
+def run_successfully(app: Typer, *arguments: str) -> str:
     """Run the command, check that it succeeds, and return its output."""
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -53,6 +53,6 @@ def test_leases_command_names_bad_rows_and_shows_good_ones(url: str) -> None:
     output.encode()
     assert "1 leases, 0 finished" in output
     assert [key for key in SPOILT if f"{key} cannot be read: " not in output] == []
-    listing = json.loads(ran(leases, url, "--json"))
+    listing = json.loads(run_successfully(leases, url, "--json"))
     assert [lease["key"] for lease in listing["leases"]] == ["good"]
     assert sorted(row["key"] for row in listing["malformed"]) == sorted(SPOILT)

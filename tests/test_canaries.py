@@ -111,7 +111,7 @@ def test_command_does_not_repeat_credentials_of_a_store_url(
 ) -> None:
     """The parts of an AWS secret that contains slashes, as many do, are not repeated either."""
     monkeypatch.chdir(tmp_path)
-    _refused([command, *(word.format(url) for word in OF_STORES[command])], caplog)
+    _check_rejection([command, *(word.format(url) for word in OF_STORES[command])], caplog)
 
 
 @pytest.mark.parametrize("url", SOURCES)
@@ -122,10 +122,10 @@ def test_command_does_not_repeat_credentials_of_a_source_url(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     open_store("sqlite://here.db").close()
-    _refused([command, *(word.format(url) for word in OF_SOURCES[command])], caplog)
+    _check_rejection([command, *(word.format(url) for word in OF_SOURCES[command])], caplog)
 
 
-def _refused(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def _check_rejection(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, found_in(result.output + repr(result.exception) + caplog.text)) == (2, [])
     assert result.stderr.startswith(f"leasehold {arguments[0]}: ")
@@ -190,7 +190,7 @@ def test_worker_and_its_tools_leave_no_credential_anywhere(
     options = f"region=eu-west-1&endpoint={moto_url}"
     table = f"dynamodb://canaries?{options}"
     more = ["--from", "trim_horizon", "--log", "json", "--verbose"]
-    outputs = [*_consumed([f"kinesis://canaries?{options}&wire=json", "--store", table, "--events", *more], tmp_path)]
+    outputs = [*_run_worker([f"kinesis://canaries?{options}&wire=json", "--store", table, "--events", *more], tmp_path)]
     page = tmp_path / "page.html"
     for arguments in (
         ["leases", table, "--json"],
@@ -206,7 +206,7 @@ def test_worker_and_its_tools_leave_no_credential_anywhere(
     assert [found_in(each) for each in outputs] == [[]] * len(outputs)
 
 
-def _consumed(arguments: list[str], folder: Path) -> Iterator[str]:
+def _run_worker(arguments: list[str], folder: Path) -> Iterator[str]:
     """Run a worker until it has read a record, and stop it. Yield its command line, its events and its log."""
     out, log = folder / "out", folder / "log"
     command = [sys.executable, "-c", "from leasehold.adapters.cli import run; run()", "consume", *arguments]

@@ -81,7 +81,7 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _imported(node: ast.AST) -> list[str]:
+def _imported_packages(node: ast.AST) -> list[str]:
     """Return the packages that an import statement names. Modules of our own are reduced to their package."""
     match node:
         case ast.Import(names=names):
@@ -105,7 +105,7 @@ def test_imports_do_not_go_through_links() -> None:
         for path in _sources(*PACKAGES, "tests", *PROGRAMS)
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for module in _imported(node)
+        for module in _imported_packages(node)
         if module in LINKS
     ]
     assert violations == []
@@ -117,7 +117,7 @@ def test_balancer_imports_only_what_is_allowed() -> None:
         for path in _sources("leasehold/balancer")
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for module in _imported(node)
+        for module in _imported_packages(node)
         if module not in ALLOWED
     ]
     assert violations == []
@@ -177,14 +177,14 @@ def test_public_names_have_one_short_address() -> None:
     ] == []
 
 
-def _caught(tree: ast.Module) -> set[str]:
+def _exception_names(tree: ast.Module) -> set[str]:
     """Return the variables and parameters of a module that hold exceptions."""
     caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
     arguments = (node for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None)
     return caught | {each.arg for each in arguments if "Exception" in ast.unparse(each.annotation or each)}
 
 
-def _shows(node: ast.AST, faults: set[str]) -> bool:
+def _formats_exception(node: ast.AST, faults: set[str]) -> bool:
     """Return whether code formats an exception by its `__repr__`, or one that it does not know by its `__str__`."""
     match node:
         case ast.FormattedValue(value=ast.Name(id=name), conversion=conversion):
@@ -213,14 +213,14 @@ def test_exceptions_are_shown_only_by_error_summary() -> None:
         f"{_name(path)}:{node.lineno}"  # type: ignore[attr-defined]  # every node that is shown has a line
         for path in _sources(*PACKAGES)
         for tree in [_tree(path)]
-        for faults in [_caught(tree)]
+        for faults in [_exception_names(tree)]
         for node in ast.walk(tree)
-        if _shows(node, faults)
+        if _formats_exception(node, faults)
     ]
     assert violations == []
 
 
-STARTERS = {"Thread", "Timer", "start_new_thread"}
+THREAD_STARTERS = {"Thread", "Timer", "start_new_thread"}
 """Calls that start a thread whose failure would not be reported."""
 
 THREADS_OF_THEIR_OWN = {
@@ -236,7 +236,8 @@ def test_threads_are_started_only_by_spawn() -> None:
         for path in _sources(*PACKAGES)
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Call)
-        and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in STARTERS
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""))
+        in THREAD_STARTERS
     }
     assert violations == THREADS_OF_THEIR_OWN
 
@@ -314,7 +315,7 @@ def test_tests_never_import_moto_in_process() -> None:
         _name(path)
         for path in _sources("tests", *PROGRAMS)
         for node in ast.walk(_tree(path))
-        if "moto" in _imported(node)
+        if "moto" in _imported_packages(node)
     }
     assert violations == {alone}
 
@@ -335,7 +336,7 @@ def test_test_modules_are_not_imported_by_others() -> None:
         _name(path)
         for path in _sources("tests", *PROGRAMS)
         for node in ast.walk(_tree(path))
-        if any(module.startswith("test_") for module in _imported(node))
+        if any(module.startswith("test_") for module in _imported_packages(node))
     }
     assert violations == {REPEATED}
 

@@ -74,7 +74,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
 
 
-def ran(environment: dict[str, str], code: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def run_code(environment: dict[str, str], code: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run this code in the environment."""
     call = [sys.executable, "-c", code, *words]
     return subprocess.run(call, env=environment, input=stdin, capture_output=True, text=True, check=False)
@@ -82,12 +82,12 @@ def ran(environment: dict[str, str], code: str, *words: str, stdin: str = "") ->
 
 def command(environment: dict[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run the command line in the environment."""
-    return ran(environment, "from leasehold.adapters.cli import run; run()", *words, stdin=stdin)
+    return run_code(environment, "from leasehold.adapters.cli import run; run()", *words, stdin=stdin)
 
 
 def test_entry_points_add_the_schemes_of_stores_and_sources(environment: dict[str, str]) -> None:
     """Another distribution's module opens the URLs of its schemes, whose options are checked. Our schemes stay ours."""
-    output = ran(
+    output = run_code(
         environment,
         """
 from leasehold.adapters import open_source
@@ -119,7 +119,7 @@ def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: d
     planned = command(environment, "plan", stdin=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "A1"}]
     assert "acme: eager" in command(environment, "plan", "--help").stdout
-    output = ran(environment, "from leasehold_lab.simulator.question import RULES; print(RULES['acme'])")
+    output = run_code(environment, "from leasehold_lab.simulator.question import RULES; print(RULES['acme'])")
     assert output.stdout == "Acme(eager=True)\n"
 
 

@@ -25,7 +25,7 @@ UNIT = FOLDER / "leasehold-orders.service"
 COMMANDS = {"consume": get_command(consume), "serve": get_command(serve)}
 
 
-def parsed(words: list[str]) -> dict[str, Any]:
+def parse_arguments(words: list[str]) -> dict[str, Any]:
     """Parse these arguments as the command does, and return the parameters. Raises click's error for an unknown one."""
     name, *rest = words
     with COMMANDS[name].make_context(name, rest) as context:
@@ -37,13 +37,13 @@ def objects() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text()))
 
 
-def pod(name: str) -> dict[str, Any]:
+def pod_spec(name: str) -> dict[str, Any]:
     (deployments,) = (each for each in objects() if each["kind"] == "Deployment" and each["metadata"]["name"] == name)
     spec: dict[str, Any] = deployments["spec"]["template"]["spec"]
     return spec
 
 
-def unit(key: str) -> str:
+def unit_setting(key: str) -> str:
     """Return a setting of the systemd unit."""
     (settings,) = re.findall(rf"^{key}=(.*)$", UNIT.read_text(), re.MULTILINE)
     return str(settings)
@@ -51,19 +51,19 @@ def unit(key: str) -> str:
 
 def test_workers_get_the_time_that_they_need_to_drain() -> None:
     """The drain must end before the service manager kills the workers."""
-    spec = pod("orders-workers")
-    params = parsed(spec["containers"][0]["args"])
+    spec = pod_spec("orders-workers")
+    params = parse_arguments(spec["containers"][0]["args"])
     assert spec["terminationGracePeriodSeconds"] > params["drain_seconds"] + EXIT_LIMIT_SECONDS
-    unit_params = parsed(unit("ExecStart").split()[1:])
-    assert int(unit("TimeoutStopSec")) > unit_params["drain_seconds"] + EXIT_LIMIT_SECONDS
+    unit_params = parse_arguments(unit_setting("ExecStart").split()[1:])
+    assert int(unit_setting("TimeoutStopSec")) > unit_params["drain_seconds"] + EXIT_LIMIT_SECONDS
     assert (params["processes"], unit_params["processes"]) == (2, 4)
 
 
 def test_probe_uses_a_host_name_that_the_page_allows() -> None:
     """The served page rejects requests for other host names."""
-    container = pod("orders-page")["containers"][0]
+    container = pod_spec("orders-page")["containers"][0]
     probe = container["readinessProbe"]["httpGet"]
-    params = parsed(container["args"])
+    params = parse_arguments(container["args"])
     assert {header["name"]: header["value"] for header in probe["httpHeaders"]} == {"Host": params["allow_host"][0]}
     assert (probe["path"], params["port"]) == ("/readyz", container["ports"][0]["containerPort"])
 
@@ -159,4 +159,4 @@ def test_kubernetes_accepts_the_manifests(api: KubernetesApi) -> None:
 
 def test_manifest_check_rejects_unknown_options() -> None:
     with pytest.raises(Exception, match="No such option: --drain-time"):
-        parsed([*pod("orders-workers")["containers"][0]["args"], "--drain-time=3"])
+        parse_arguments([*pod_spec("orders-workers")["containers"][0]["args"], "--drain-time=3"])

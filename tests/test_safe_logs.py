@@ -22,7 +22,7 @@ RAISED = (
 ROOT = Path(leasehold.__file__).parent
 
 
-class Raising(logging.Handler):
+class RaisingHandler(logging.Handler):
     """A log handler that raises an exception for each record."""
 
     def __init__(self, error: Exception) -> None:
@@ -51,16 +51,16 @@ def test_log_call_returns_even_if_a_handler_or_filter_raises(
     """If a handler or a filter raises, the line is written to standard error instead."""
     log.setLevel(logging.DEBUG)
     if where == "handler":
-        log.logger.addHandler(Raising(error))
+        log.logger.addHandler(RaisingHandler(error))
     else:
-        log.logger.addFilter(Raising(error).handle)
+        log.logger.addFilter(RaisingHandler(error).handle)
     getattr(log, level)("lease %s is %s", "s-0", "lost")
     assert "leasehold.test_safe_logs: lease s-0 is lost (a log handler raised " in capsys.readouterr().err
 
 
 def test_log_call_returns_without_standard_error(log: SafeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon may have closed its standard error, so the fallback may not be available."""
-    log.logger.addHandler(Raising(OSError(28)))
+    log.logger.addHandler(RaisingHandler(OSError(28)))
     monkeypatch.setattr(sys, "stderr", None)
     log.warning("lost")
 
@@ -79,7 +79,7 @@ def test_log_line_names_its_calling_function_and_keeps_extra_fields(
 
 LOGGING_CALLS = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
 
-BARE_LOGGERS = (
+UNSAFE_LOGGERS = (
     "getLogger('a').warning('x')",
     "log = getLogger('a')\nlog.warning('x')",
     "log: Logger = getLogger('a')\nlog.warning('x')",
@@ -95,34 +95,34 @@ BARE_LOGGERS = (
 """Programs that log once through a logger that may raise."""
 
 
-@pytest.mark.parametrize("source", BARE_LOGGERS)
+@pytest.mark.parametrize("source", UNSAFE_LOGGERS)
 def test_unsafe_logger_is_found_wherever_it_is_stored(source: str) -> None:
     """A logger may be stored in a variable, an attribute, a default, or one of several targets."""
-    assert len(_bare_calls(ast.parse(source))) == 1
+    assert len(_unsafe_calls(ast.parse(source))) == 1
 
 
-@pytest.mark.parametrize("source", BARE_LOGGERS[:-1])
+@pytest.mark.parametrize("source", UNSAFE_LOGGERS[:-1])
 def test_safe_logger_may_be_stored_anywhere(source: str) -> None:
     """`make_safe_logger` makes a logger safe."""
-    assert _bare_calls(ast.parse(re.sub(r"((?:logging\.)?getLogger\('\w'\))", r"escaped(\1)", source))) == []
+    assert _unsafe_calls(ast.parse(re.sub(r"((?:logging\.)?getLogger\('\w'\))", r"escaped(\1)", source))) == []
 
 
 def test_every_logger_that_logs_is_safe() -> None:
     """A module that calls `logging.getLogger` in order to log wraps the logger in `make_safe_logger`."""
     modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
-    assert [f"{path.relative_to(ROOT)}:{line}" for path, tree in modules.items() for line in _bare_calls(tree)] == []
+    assert [f"{path.relative_to(ROOT)}:{line}" for path, tree in modules.items() for line in _unsafe_calls(tree)] == []
 
 
-def _bare_calls(tree: ast.AST) -> list[int]:
+def _unsafe_calls(tree: ast.AST) -> list[int]:
     """Return the numbers of lines that log through a logger that `make_safe_logger` has not wrapped."""
     nodes = [*ast.walk(tree)]
-    names = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
+    names = {_stored_name(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
     calls = [(node, node.func) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     return [
         call.lineno
         for call, function in calls
         if function.attr in LOGGING_CALLS
-        and (_is_bare(function.value) or _kept_as(function.value) in names | {"logging"})
+        and (_is_bare(function.value) or _stored_name(function.value) in names | {"logging"})
     ]
 
 
@@ -144,7 +144,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr | None]]:
             pass
 
 
-def _kept_as(target: ast.AST) -> str | None:
+def _stored_name(target: ast.AST) -> str | None:
     """Return the name of a variable or parameter, or of an attribute of any object."""
     match target:
         case ast.Name(name) | ast.Attribute(attr=name) | ast.arg(name):
@@ -171,9 +171,9 @@ def _is_bare(value: ast.AST | None) -> bool:
 RECOVERING = ("adapters/worker", "adapters/consumer", "adapters/sources", "adapters/multilang", "stores")
 """The folders with the code that holds, reads and writes leases."""
 
-TELLING = LOGGING_CALLS | {"notify", "unforeseen"}
+REPORTING_CALLS = LOGGING_CALLS | {"notify", "unforeseen"}
 
-TOLD_TOO_EARLY = (
+REPORTS_BEFORE_RECOVERY = (
     "log.warning('x')\nself.due = 1",
     "log.warning('x')\nreturn self.stop()",
     "if one:\n    log.warning('x')\nself.due = 1",
@@ -182,11 +182,11 @@ TOLD_TOO_EARLY = (
 )
 
 
-@pytest.mark.parametrize("body", TOLD_TOO_EARLY)
+@pytest.mark.parametrize("body", REPORTS_BEFORE_RECOVERY)
 def test_logging_before_recovery_is_found(body: str) -> None:
     """The recovery after a log line may be a call or an assignment, also in an outer block."""
     tree = ast.parse("try:\n    f()\nexcept Exception:\n" + "\n".join("    " + line for line in body.split("\n")))
-    assert len(_told_too_early(tree)) == 1
+    assert len(_reports_before_recovery(tree)) == 1
 
 
 def test_except_clause_recovers_before_it_logs() -> None:
@@ -195,34 +195,34 @@ def test_except_clause_recovers_before_it_logs() -> None:
         f"{path.relative_to(ROOT)}:{line}"
         for folder in RECOVERING
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for line in _told_too_early(ast.parse(path.read_text(encoding="utf-8")))
+        for line in _reports_before_recovery(ast.parse(path.read_text(encoding="utf-8")))
     ] == []
 
 
-def _told_too_early(tree: ast.AST) -> list[int]:
+def _reports_before_recovery(tree: ast.AST) -> list[int]:
     """Return the numbers of lines in `except` clauses that log or notify before more is done than leaving."""
     clauses = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
-    return [line for clause in clauses for line in _early(clause.body, followed=False)]
+    return [line for clause in clauses for line in _early_reports(clause.body, followed=False)]
 
 
-def _early(body: list[ast.stmt], *, followed: bool) -> Iterator[int]:
+def _early_reports(body: list[ast.stmt], *, followed: bool) -> Iterator[int]:
     for index, statement in enumerate(body):
         later = body[index + 1 :]
         leaves = next((each for each in later if isinstance(each, ast.Return | ast.Raise | ast.Continue)), None)
         acts = not all(map(_only_leaves, later)) or (followed and leaves is None)
-        if _tells(statement) and acts:
+        if _reports(statement) and acts:
             yield statement.lineno
         for field in ("body", "orelse", "finalbody"):
-            yield from _early(getattr(statement, field, []), followed=acts)
+            yield from _early_reports(getattr(statement, field, []), followed=acts)
         for case in getattr(statement, "cases", []):
-            yield from _early(case.body, followed=acts)
+            yield from _early_reports(case.body, followed=acts)
 
 
-def _tells(statement: ast.stmt) -> bool:
+def _reports(statement: ast.stmt) -> bool:
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
     function = statement.value.func
-    return getattr(function, "attr", None) in TELLING or getattr(function, "id", None) in TELLING
+    return getattr(function, "attr", None) in REPORTING_CALLS or getattr(function, "id", None) in REPORTING_CALLS
 
 
 def _only_leaves(statement: ast.stmt) -> bool:
@@ -233,4 +233,4 @@ def _only_leaves(statement: ast.stmt) -> bool:
         case ast.Raise() | ast.Continue() | ast.Break() | ast.Pass():
             return True
         case _:
-            return _tells(statement)
+            return _reports(statement)

@@ -70,7 +70,7 @@ from leasehold_lab.judge.tenures import compute_tenures, group_by_shard
 
 SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")
-FAULT_FREE_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
+FAULT_FREE_SECONDS, ARRIVE_SECONDS, REPORT_SECONDS = 6.0, 90.0, 5.0
 SILENCE_SECONDS = 4.0
 """The delay in seconds until other workers list the table if the lookout has died (C8).
 
@@ -394,7 +394,7 @@ class FaultSchedulePlayer:
         while (seconds_left := self._began + until - time.monotonic()) > 0:
             time.sleep(min(seconds_left, TICK_SECONDS))
             self.fleet.tick()
-            if time.monotonic() > self._last_report + SAY_SECONDS:
+            if time.monotonic() > self._last_report + REPORT_SECONDS:
                 self._report_progress("")
 
     def _report_progress(self, message: str) -> None:

@@ -224,8 +224,8 @@ def _connection(text: str) -> None:
 # Start positions, and URLs of sources
 
 
-def _start(document: object) -> None:
-    match document:
+def _start(start_document: object) -> None:
+    match start_document:
         case [str(sequence), int(sub), str(token)]:
             pass
         case _:

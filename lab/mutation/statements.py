@@ -231,13 +231,13 @@ class LineTracer:
     """A pytest plugin that records which tests run which lines of a module, in any thread of its process."""
 
     def __init__(self, module: Path) -> None:
-        self._module, self._test = str(module), ""
+        self._module, self._run_tests = str(module), ""
         self.tests = defaultdict[int, set[str]](set)
         self.seconds = defaultdict[str, float](float)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Attribute the lines that run from now on to this test."""
-        self._test = nodeid
+        self._run_tests = nodeid
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
@@ -246,7 +246,7 @@ class LineTracer:
         """Record a line. Frames of other modules are not traced."""
         if frame.f_code.co_filename != self._module:
             return None
-        self.tests[frame.f_lineno].add(self._test)
+        self.tests[frame.f_lineno].add(self._run_tests)
         return self.trace
 
     def run(self, arguments: list[str]) -> int:

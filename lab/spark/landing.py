@@ -9,8 +9,8 @@ import sys
 from itertools import count
 from pathlib import Path
 
-import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from leasehold import Delivery, run
 from leasehold.adapters.options import Options

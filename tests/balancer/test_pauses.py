@@ -17,11 +17,13 @@ from leasehold.balancer.watch import Watch
 
 CONFIG = Config(rules=Minimal(), lease_seconds=10.0)
 OWNERS = ("me", "a", "b")
-EVERY = 1.0
+READ_INTERVAL = 1.0
 """The seconds between two reads of the table."""
 
 
-def renewed(pauses: Sequence[tuple[float, float]], phase: float, interval: float, until: float) -> list[float]:
+def compute_renewal_times(
+    pauses: Sequence[tuple[float, float]], phase: float, interval: float, until: float
+) -> list[float]:
     """Return the times at which an owner renews. During the pauses (begin, end), requests get no response."""
     times, time = [], phase
     while time < until:
@@ -40,7 +42,7 @@ def table(renewal_times: dict[str, list[float]], t: float) -> list[Lease]:
     ]
 
 
-def lived(
+def watch_until_expiry(
     renewal_times: dict[str, list[float]], pauses: Sequence[tuple[float, float]], until: float
 ) -> tuple[float, set[str]]:
     """Return the time at which a's lease first counted as expired, and the workers that were reported as slow."""
@@ -54,7 +56,7 @@ def lived(
                 renewal_times["a"]
             ):
                 return t, reported_slow
-        t += EVERY
+        t += READ_INTERVAL
     return t, reported_slow
 
 
@@ -64,14 +66,15 @@ def test_pause_of_the_store_does_not_extend_leases_of_dead_workers(seconds: floa
     """After a pause of the store, the lease of a dead worker expires as soon as usual."""
     pauses = [(60.0, 60.0 + seconds)]
     renewal_times = {
-        owner: renewed(pauses, 1.0 + index, 5.3, 2 * seconds + 200.0) for index, owner in enumerate(OWNERS)
+        owner: compute_renewal_times(pauses, 1.0 + index, 5.3, 2 * seconds + 200.0)
+        for index, owner in enumerate(OWNERS)
     }
     last_renewal = next(t for t in renewal_times["a"] if t >= pauses[0][1])
     renewal_times["a"] = [t for t in renewal_times["a"] if t <= last_renewal]
     if not ours:
         del renewal_times["me"]
-    expired_at, reported_slow = lived(renewal_times, pauses, 20 * seconds)
-    assert expired_at <= last_renewal + 1.05 * CONFIG.lease_seconds + 2 * EVERY
+    expired_at, reported_slow = watch_until_expiry(renewal_times, pauses, 20 * seconds)
+    assert expired_at <= last_renewal + 1.05 * CONFIG.lease_seconds + 2 * READ_INTERVAL
     assert reported_slow == set()
 
 
@@ -87,14 +90,16 @@ def test_repeated_pauses_of_the_store_have_a_limited_effect(
     for quiet_seconds, seconds in gaps:
         begin = (pauses[-1][1] if pauses else 0.0) + quiet_seconds
         pauses.append((begin, begin + seconds))
-    renewal_times = {owner: renewed(pauses, phase, 5.3, 2000.0) for owner, phase in zip(OWNERS, phases, strict=True)}
+    renewal_times = {
+        owner: compute_renewal_times(pauses, phase, 5.3, 2000.0) for owner, phase in zip(OWNERS, phases, strict=True)
+    }
     last_pause_end = pauses[-1][1] if pauses else 60.0
     last_renewal = next(t for t in renewal_times["a"] if t >= last_pause_end)
     renewal_times["a"] = [t for t in renewal_times["a"] if t <= last_renewal]
-    expired_at, _ = lived(renewal_times, pauses, last_renewal + 100 * CONFIG.lease_seconds)
-    assert expired_at <= last_renewal + GAP_EXPIRY_MAX * CONFIG.lease_seconds + 2 * EVERY
+    expired_at, _ = watch_until_expiry(renewal_times, pauses, last_renewal + 100 * CONFIG.lease_seconds)
+    assert expired_at <= last_renewal + GAP_EXPIRY_MAX * CONFIG.lease_seconds + 2 * READ_INTERVAL
     if len(pauses) <= 1:
-        assert expired_at <= last_renewal + 1.05 * CONFIG.lease_seconds + 2 * EVERY
+        assert expired_at <= last_renewal + 1.05 * CONFIG.lease_seconds + 2 * READ_INTERVAL
 
 
 def test_two_gaps_determine_an_owners_interval() -> None:
@@ -128,8 +133,10 @@ def test_clock_step_of_the_store_is_not_an_owners_interval() -> None:
 def test_gap_shared_with_this_worker_does_not_count() -> None:
     """If this worker could not renew its own leases during a gap, the gap does not count against other owners."""
     pauses = [(40.0, 70.0), (76.0, 106.0), (112.0, 142.0)]
-    renewal_times = {owner: renewed(pauses, 1.0 + index, 7.0, 300.0) for index, owner in enumerate(OWNERS)}
-    assert lived(renewal_times, pauses, 260.0)[1] == set()
+    renewal_times = {
+        owner: compute_renewal_times(pauses, 1.0 + index, 7.0, 300.0) for index, owner in enumerate(OWNERS)
+    }
+    assert watch_until_expiry(renewal_times, pauses, 260.0)[1] == set()
 
 
 @given(st.text(max_size=30) | st.sampled_from(["9" * 4301 + " 1 1", "1 1 " + "9" * 10_000, "7 " * 3, "٣ 1 1"]))

@@ -12,7 +12,7 @@ from leasehold.balancer.rules.kcl import KclRust
 from leasehold.balancer.rules.shares import least_moves, path_of
 
 
-def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
+def planned_takes(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
     """Return the actions of worker a if the leases s-0, s-1 … have these owners.
 
     "-" means that a lease has no owner.
@@ -27,14 +27,17 @@ def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
 
 def test_last_allowed_lease_may_be_stolen() -> None:
     """R2: Under kcl-rust, a worker that may hold one lease steals it from a worker that holds two."""
-    assert [type(action) for action in did(KclRust(max_leases=1), "bb")] == [Steal]
-    assert did(KclRust(max_leases=1), "abbb") == []
+    assert [type(action) for action in planned_takes(KclRust(max_leases=1), "bb")] == [Steal]
+    assert planned_takes(KclRust(max_leases=1), "abbb") == []
 
 
 def test_steals_are_spread_over_the_fullest_workers() -> None:
     """R2: Steals are spread over all workers with the most leases."""
     previous_owners = {
-        action.from_owner for turn in range(20) for action in did(KclRust(), "bbcc", turn) if isinstance(action, Steal)
+        action.from_owner
+        for turn in range(20)
+        for action in planned_takes(KclRust(), "bbcc", turn)
+        if isinstance(action, Steal)
     }
     assert previous_owners == {"b", "c"}
 
@@ -60,8 +63,8 @@ def test_ownership_of_dotnet_and_java_expires_exactly_at_its_limit(seconds: floa
 
 def test_python_worker_with_its_share_claims_nothing() -> None:
     """E3: A worker with its share leaves free leases to workers that have fewer."""
-    assert did(EventHubs("python"), "aab-") == []
-    assert [type(action) for action in did(EventHubs("python"), "ab--")] == [Claim]
+    assert planned_takes(EventHubs("python"), "aab-") == []
+    assert [type(action) for action in planned_takes(EventHubs("python"), "ab--")] == [Claim]
 
 
 def test_group_name_ends_at_the_first_separator() -> None:

@@ -150,7 +150,7 @@ def test_shard_id_is_the_key_without_the_stream() -> None:
     assert (create.lease.key, create.lease.shard) == ("acc:orders:1:shardId-0", "shardId-0")
 
 
-def made(leases: list[Lease], shards: list[Shard], *holes: Hole) -> dict[str, str]:
+def created_leases(leases: list[Lease], shards: list[Shard], *holes: Hole) -> dict[str, str]:
     """Return the keys of the leases that are created, with their rules."""
     actions = plan(leases, shards, Me("a", history=History(holes=holes)), Config(initial_position=LATEST))
     return {action.lease.key: action.rule for action in actions if isinstance(action, Create)}
@@ -161,9 +161,9 @@ def test_merge_child_waits_for_listed_or_leased_parent() -> None:
     ended_parent, child = Lease("0", checkpoint=SHARD_END), shard("2", "0", "1", keys=(0, 9), open=False)
     first_parent = shard("0", keys=(0, 4), open=False)
     other_parent = shard("1", keys=(5, 9), open=False)
-    assert made([ended_parent], [first_parent, child]) == {"2": "L3"}
-    assert "2" not in made([ended_parent], [first_parent, other_parent, child])
-    assert "2" not in made([ended_parent, Lease("1", owner="b", checkpoint=READ)], [first_parent, child])
+    assert created_leases([ended_parent], [first_parent, child]) == {"2": "L3"}
+    assert "2" not in created_leases([ended_parent], [first_parent, other_parent, child])
+    assert "2" not in created_leases([ended_parent, Lease("1", owner="b", checkpoint=READ)], [first_parent, child])
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_shard_overlaps_a_hole_in_one_hash_key(keys: tuple[int, int] | None, las
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 5 if last == 9 else 0, last, times=3)
     listed = [shard("0", open=False), shard("1", "0", keys=keys, open=False)]
-    assert ("1" in made([parent], listed, hole)) is behind
-    assert "1" not in made([parent], listed, evolve(hole, times=2))
-    assert "1" not in made([parent], listed, evolve(hole, stream="other"))
+    assert ("1" in created_leases([parent], listed, hole)) is behind
+    assert "1" not in created_leases([parent], listed, evolve(hole, times=2))
+    assert "1" not in created_leases([parent], listed, evolve(hole, stream="other"))
 
 
 def test_merge_child_after_a_hole_waits_only_for_listed_parents() -> None:
@@ -185,8 +185,8 @@ def test_merge_child_after_a_hole_waits_only_for_listed_parents() -> None:
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 0, 4, times=3)
     first_parent, child = shard("0", open=False), shard("2", "0", "1", keys=(0, 4), open=False)
-    assert made([parent], [first_parent, child], hole) == {"2": "L7"}
-    assert "2" not in made([parent], [first_parent, shard("1", open=False), child], hole)
+    assert created_leases([parent], [first_parent, child], hole) == {"2": "L7"}
+    assert "2" not in created_leases([parent], [first_parent, shard("1", open=False), child], hole)
 
 
 def test_new_lease_names_its_stream() -> None:
@@ -212,15 +212,15 @@ def test_child_of_a_finished_shard_waits_for_its_other_parent() -> None:
         Lease("0", checkpoint=SHARD_END),
         Lease("1", owner="b", checkpoint=READ, hash_range=(0, 9)),
     )
-    assert "2" not in made([ended_parent, other_parent], [shard("1", open=False), shard("2", "0", "1")])
+    assert "2" not in created_leases([ended_parent, other_parent], [shard("1", open=False), shard("2", "0", "1")])
 
 
 def test_child_of_expired_shard_waits_for_row_of_other_parent() -> None:
     """L9: If a worker dies between the two creations, the other parent must not look finished."""
     expired_lease = Lease("0", checkpoint=READ, hash_range=(0, 4))
     listed = [shard("1", keys=(5, 9), open=False), shard("2", "0", "1")]
-    assert made([expired_lease], listed) == {"1": "L5"}
-    assert made([expired_lease, Lease("1", hash_range=(5, 9))], listed) == {"2": "L9"}
+    assert created_leases([expired_lease], listed) == {"1": "L5"}
+    assert created_leases([expired_lease, Lease("1", hash_range=(5, 9))], listed) == {"2": "L9"}
 
 
 # Rows that were deleted (L13)

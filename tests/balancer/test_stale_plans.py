@@ -48,7 +48,7 @@ class FleetResult:
         return [lease_rules for lease_rules in rules.values() if len(lease_rules) > 1]
 
 
-def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> FleetResult:
+def simulate_stale_plans(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> FleetResult:
     """Simulate two to eight workers with two to twelve leases each. Throughputs are log-normal.
 
     If `even`, all workers start with the same number of leases. Otherwise, each starts with between one lease and twice
@@ -118,7 +118,7 @@ def owned(lease: Lease, worker: str, number: int) -> Lease:
 @pytest.mark.parametrize("asked", [False, True], ids=["stolen", "asked for"])
 def test_no_lease_moves_twice_for_constant_loads(asked: bool) -> None:
     """S9: With constant loads no lease moves twice, even if workers plan from old listings or during moves."""
-    fleets = {seed: settling(seed, even=True, asked=asked) for seed in range(30)}
+    fleets = {seed: simulate_stale_plans(seed, even=True, asked=asked) for seed in range(30)}
     assert {seed: fleet.repeated for seed, fleet in fleets.items() if fleet.repeated} == {}
     assert sum(len(fleet.moves) for fleet in fleets.values()) > 50
     assert {seed for seed, fleet in fleets.items() if any(move.at > 10 * CYCLE for move in fleet.moves)} == set()
@@ -130,7 +130,7 @@ def test_lease_that_moves_twice_moved_for_its_count_first() -> None:
 
     So a lease may move for its count and then for its load. Any other second move is a fault.
     """
-    fleets = [settling(seed, even=False, asked=False) for seed in range(20)]
+    fleets = [simulate_stale_plans(seed, even=False, asked=False) for seed in range(20)]
     assert {rules for fleet in fleets for rules in fleet.repeated} <= {("M6", "M13")}
     assert 0 < sum(len(fleet.repeated) for fleet in fleets) < 0.05 * sum(len(fleet.moves) for fleet in fleets)
     for fleet in fleets:
@@ -144,7 +144,7 @@ def test_lease_that_moves_twice_moved_for_its_count_first() -> None:
 def test_only_counts_decide_with_very_low_traffic(even: bool) -> None:
     """M13: With 43 bytes per second in total, leases are balanced by count."""
     for seed in range(15):
-        fleet = settling(seed, even=even, asked=False, unit=2)
+        fleet = simulate_stale_plans(seed, even=even, asked=False, unit=2)
         assert max(fleet.counts.values()) - min(fleet.counts.values()) <= 1
         assert fleet.repeated == []
         assert not (even and fleet.moves)

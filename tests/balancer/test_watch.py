@@ -366,7 +366,7 @@ KEYS = [f"s-{place}" for place in range(6)]
 
 
 @st.composite
-def readings(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float, float]]:
+def draw_reads(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float, float]]:
     """Draw reads of the whole table and of a few rows, in any order.
 
     Each has the requested keys, the rows, its start and its end.
@@ -381,7 +381,7 @@ def readings(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float
     return reads
 
 
-def anew(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
+def recompute_history(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
     """Compute the history after a listing from all leases before and after it, without incremental updates."""
 
     def leases_of(watch: Watch) -> dict[str, Lease]:
@@ -422,7 +422,7 @@ def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
     )
 
 
-@given(readings(), st.booleans(), st.sampled_from([Minimal(), Minimal(grace_seconds=5.0), Kcl()]))
+@given(draw_reads(), st.booleans(), st.sampled_from([Minimal(), Minimal(grace_seconds=5.0), Kcl()]))
 def test_counts_after_partial_reads_equal_a_full_count(
     told: list[tuple[list[str] | None, list[Lease], float, float]], hears: bool, rules: RuleSet
 ) -> None:
@@ -431,7 +431,7 @@ def test_counts_after_partial_reads_equal_a_full_count(
     for turn, (requested_keys, listing, began, ended) in enumerate(told):
         watch_before = watch
         watch, leases = watch.look(listing, began, ended, requested_keys)
-        assert watch.history == anew(watch_before, watch, ended, whole=requested_keys is None)
+        assert watch.history == recompute_history(watch_before, watch, ended, whole=requested_keys is None)
         all_leases = tuple(leases)
         assert len(leases) == len(all_leases) == len(watch.sightings)
         assert {lease.key: lease for lease in all_leases} == {

@@ -93,11 +93,11 @@ def test_a_process_is_denied_a_resource_and_granted_it_again(
     if denied is ThreadLimit and not can_limit_threads():
         pytest.skip("REFUSED THREADS ARE NOT TRIED: this user may make no control group of pids")
     pids: list[int] = []
-    with talking(program, {}, pids) as ask:
+    with start_answering_process(program, {}, pids) as ask:
         answers = [ask()]
-        short = denied(*pids)
+        limit = denied(*pids)
         answers.append(ask())
-        short.end()
+        limit.end()
         answers.append(ask())
     assert answers == ["had", refusal, "had"]
 
@@ -105,15 +105,15 @@ def test_a_process_is_denied_a_resource_and_granted_it_again(
 def test_a_stepped_clock_leaves_monotonic_time_alone(tmp_path: Path) -> None:
     """A stepped clock changes the time of day, but not monotonic time, as on a real machine."""
     program = "import time\nfor _ in iter(input, ''): print(time.time(), time.monotonic(), flush=True)"
-    libc = a_libc(tmp_path)
-    with talking(program, libc.environment("a"), []) as ask:
+    libc = compile_libc(tmp_path)
+    with start_answering_process(program, libc.environment("a"), []) as ask:
         times = [[float(word) for word in ask().split()]]
         for ahead in (STEP_SECONDS, -STEP_SECONDS, 0):
             libc.set_clock_ahead("a", ahead)
             times.append([float(word) for word in ask().split()])
-    wall, monotonic = zip(*times, strict=True)
-    assert [round((later - wall[0]) / STEP_SECONDS) for later in wall] == [0, 1, -1, 0]
-    assert max(monotonic) - min(monotonic) < STEP_SECONDS / 2
+    wall_times, monotonic_times = zip(*times, strict=True)
+    assert [round((later - wall_times[0]) / STEP_SECONDS) for later in wall_times] == [0, 1, -1, 0]
+    assert max(monotonic_times) - min(monotonic_times) < STEP_SECONDS / 2
 
 
 def test_a_read_only_disk_becomes_writable_again(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ for _ in iter(input, ""):
     print(wrote(first), wrote(sqlite3.connect(place, isolation_level=None)), flush=True)
 """
     (tmp_path / "disk").mkdir()
-    libc = a_libc(tmp_path)
-    with talking(program, libc.environment("a"), []) as ask:
+    libc = compile_libc(tmp_path)
+    with start_answering_process(program, libc.environment("a"), []) as ask:
         assert ask(str(tmp_path / "disk" / "leases.db")) == "begun"
         answers = []
         for refused in (False, True, False):
@@ -145,7 +145,7 @@ for _ in iter(input, ""):
     assert answers == ["done done", "SQLITE_IOERR_WRITE SQLITE_READONLY", "done done"]
 
 
-def a_libc(folder: Path) -> FaultyLibc:
+def compile_libc(folder: Path) -> FaultyLibc:
     """Return a libc that can be told to give wrong results to processes of worker a."""
     if not has_compiler():
         pytest.skip("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
@@ -153,7 +153,9 @@ def a_libc(folder: Path) -> FaultyLibc:
 
 
 @contextmanager
-def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> Iterator[Callable[..., str]]:
+def start_answering_process(
+    program: str, environment: Mapping[str, str], pids: list[int]
+) -> Iterator[Callable[..., str]]:
     """Run a process that answers each line with a line until it gets an empty one. Its id is added to `pids`."""
     command = (sys.executable, "-c", program)
     with subprocess.Popen(
@@ -164,16 +166,16 @@ def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> It
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},
     ) as process:
-        asking, telling = process.stdin, process.stdout
-        assert asking is not None
-        assert telling is not None
+        process_input, process_output = process.stdin, process.stdout
+        assert process_input is not None
+        assert process_output is not None
 
         pids.append(process.pid)
 
         def asked(line: str = "one") -> str:
-            asking.write(f"{line}\n")
-            asking.flush()
-            return telling.readline().strip()
+            process_input.write(f"{line}\n")
+            process_input.flush()
+            return process_output.readline().strip()
 
         yield asked
         process.communicate("\n")
@@ -225,8 +227,8 @@ def test_each_write_is_recorded_with_its_outcome(tmp_path: Path) -> None:
     with pytest.raises(OutcomeUnknown):
         store.write(CheckpointLease(store.list().leases[0], Position("7")))
     store.close()
-    noted = [parse_answer(line, "a#1") for line in (tmp_path / "writes").read_bytes().splitlines()]
-    assert noted == [
+    recorded_writes = [parse_answer(line, "a#1") for line in (tmp_path / "writes").read_bytes().splitlines()]
+    assert recorded_writes == [
         WriteAnswer(1.0, 0.0, "a#1", "create", "s-0", "done", None, "0", 0, TRIM_HORIZON.order),
         WriteAnswer(3.0, 2.0, "a#1", "create", "s-0", "lost", None, "0", 0, TRIM_HORIZON.order),
         WriteAnswer(5.0, 4.0, "a#1", "claim", "s-0", "done", "a", "1", 1, TRIM_HORIZON.order),

@@ -58,10 +58,12 @@ def test_every_kind_of_fault_occurs_and_most_workers_are_spared(seed: int) -> No
     assert max(counts.values()) - min(counts.values()) <= 2
     assert all(fault.until < 600.0 and bool(fault.worker) != fault.kind.common for fault in faults)
     for fault in faults:
-        others = [each for each in faults if each.at <= fault.at < each.until]
-        workers = [each.worker for each in others if each.worker]
+        current_faults = [
+            current_fault for current_fault in faults if current_fault.at <= fault.at < current_fault.until
+        ]
+        workers = [current_fault.worker for current_fault in current_faults if current_fault.worker]
         assert len(workers) == len(set(workers)) <= 2
-        assert sum(each.kind.common for each in others) <= 1
+        assert sum(current_fault.kind.common for current_fault in current_faults) <= 1
 
 
 def test_kinds_of_faults_have_distinct_names() -> None:
@@ -72,7 +74,7 @@ def test_kinds_of_faults_have_distinct_names() -> None:
 
 
 @contextmanager
-def a_service(asked: list[str]) -> Iterator[str]:
+def run_recording_service(asked: list[str]) -> Iterator[str]:
     """Run a service that adds the path of each request to `asked`."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -98,8 +100,8 @@ def put(url: str, path: str, patience: float = 20.0) -> tuple[int, str | None]:
     """Send a PUT request over this line, and return the status and the ETag."""
     with closing(HTTPConnection(HOST, urlsplit(url).port, timeout=patience)) as connection:
         connection.request("PUT", path, b"body")
-        answer = connection.getresponse()
-        return answer.status, answer.headers["ETag"]
+        response = connection.getresponse()
+        return response.status, response.headers["ETag"]
 
 
 def outcome(url: str, path: str, patience: float = 20.0) -> str:
@@ -115,7 +117,7 @@ def outcome(url: str, path: str, patience: float = 20.0) -> str:
 def test_a_condition_affects_one_workers_line_while_it_lasts() -> None:
     """A partition between one worker and the store does not affect other workers, and ends when its condition ends."""
     paths: list[str] = []
-    with a_service(paths) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
+    with run_recording_service(paths) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
         lines.begin("parted", "a")
         assert [outcome(lines.url(worker), f"/{worker}/1") for worker in "ab"] == ["reset", "201"]
         lines.end("parted", "a")
@@ -127,9 +129,21 @@ def test_a_condition_affects_one_workers_line_while_it_lasts() -> None:
 
 
 def test_lines_support_every_condition_of_a_schedule() -> None:
-    with a_service([]) as service:
-        felt = ("silence", "silence", "reset", "reset", "503", "201", "reset", "silence", "silence", "silence", "reset")
-        for what, expected in zip((*HTTP_FAULTS, SLOW_SERVICE, *ONE_WAY), felt, strict=True):
+    with run_recording_service([]) as service:
+        outcomes = (
+            "silence",
+            "silence",
+            "reset",
+            "reset",
+            "503",
+            "201",
+            "reset",
+            "silence",
+            "silence",
+            "silence",
+            "reset",
+        )
+        for what, expected in zip((*HTTP_FAULTS, SLOW_SERVICE, *ONE_WAY), outcomes, strict=True):
             with Lines.laid(service, ("a",), what, refused=(BUSY,)) as lines:
                 lines.begin(what, "a")
                 assert expected in {outcome(lines.url("a"), "/x", 0.1) for _ in range(20)}
@@ -138,7 +152,7 @@ def test_lines_support_every_condition_of_a_schedule() -> None:
 def test_a_line_can_block_one_direction() -> None:
     """The service gets the requests whose responses are held back, but no requests that are held back themselves."""
     paths: list[str] = []
-    with a_service(paths) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
+    with run_recording_service(paths) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
         for what in ONE_WAY:
             lines.begin(what, "a")
             assert outcome(lines.url("a"), f"/{what.replace(' ', '-')}", 0.5) in {"silence", "reset"}
@@ -151,7 +165,7 @@ def test_a_line_can_block_one_direction() -> None:
 def test_a_wire_can_block_one_direction() -> None:
     """Requests that were held back arrive late, as in a network that recovers."""
     paths: list[str] = []
-    with a_service(paths) as service:
+    with run_recording_service(paths) as service:
         wire = Wire(int(service.rpartition(":")[2]), lambda _port: "a")
         by_wire = f"http://{HOST}:{wire.port}"
         wire.hold("a", requests=True, responses=False)
@@ -170,8 +184,8 @@ def test_logging_raises_while_the_fault_is_active(tmp_path: Path) -> None:
     orders = tmp_path / "orders"
     orders.write_text(ORDER)
     log = logging.getLogger("leasehold.test_faults")
-    raising = RaisingLogHandler(orders)
-    raising.install()
+    raising_handler = RaisingLogHandler(orders)
+    raising_handler.install()
     try:
         raised_in = set()
         for _ in range(2 * len(RAISED)):
@@ -181,7 +195,7 @@ def test_logging_raises_while_the_fault_is_active(tmp_path: Path) -> None:
         orders.write_text("")
         log.error("x")
     finally:
-        raising.remove()
+        raising_handler.remove()
     assert raised_in == {"filter", "handler"}
 
 
@@ -189,7 +203,7 @@ def test_a_wire_affects_only_named_clients() -> None:
     """A fault between one worker and a hub does not affect other workers."""
     paths: list[str] = []
     names = iter(["b", "a", "a", "a", "a", "a"])
-    with a_service(paths) as service:
+    with run_recording_service(paths) as service:
         wire = Wire(int(service.rpartition(":")[2]), lambda _port: next(names))
         by_wire = f"http://{HOST}:{wire.port}"
         wire.part("a")
@@ -212,12 +226,12 @@ def test_a_wire_affects_only_named_clients() -> None:
 
 def test_a_connection_is_attributed_to_its_worker_by_port() -> None:
     """Workers share the proxy to a hub, which tells their connections apart by port."""
-    talk = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); sys.stdin.read()"
+    program = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); sys.stdin.read()"
     with closing(socket.create_server((HOST, 0))) as server:
-        command = (sys.executable, "-c", talk, str(server.getsockname()[1]))
+        command = (sys.executable, "-c", program, str(server.getsockname()[1]))
         with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
-            near, (_, port) = server.accept()
+            connection, (_, port) = server.accept()
             assert find_client_at_port(port, {"other": 1, "it": process.pid}) == "it"
             assert find_client_at_port(port, {"other": 1}) == ""
-            near.close()
+            connection.close()
             process.communicate()

@@ -7,7 +7,7 @@ from plain_workers import RunRequest, run_chaos
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("runs")]
 
-OF_DAEMONS = RunRequest(12, 22.0, "kinesis", "dynamodb", consumer="multilang", workers=3)
+MULTILANG_REQUEST = RunRequest(12, 22.0, "kinesis", "dynamodb", consumer="multilang", workers=3)
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ OF_DAEMONS = RunRequest(12, 22.0, "kinesis", "dynamodb", consumer="multilang", w
     [
         pytest.param(RunRequest(6, 22.0, "event-hubs", "sqlite", workers=3), id="workers of a hub"),
         pytest.param(RunRequest(5, 22.0, "kinesis", "dynamodb", workers=3), id="workers of a stream"),
-        pytest.param(OF_DAEMONS, id="daemons and their children"),
+        pytest.param(MULTILANG_REQUEST, id="daemons and their children"),
         pytest.param(RunRequest(8, 22.0, "kinesis", "dynamodb", to="postgres", workers=3), id="during a swap"),
     ],
 )

@@ -11,9 +11,9 @@ from leasehold.adapters.consumer.events import CLOSED_PIPE_STATUS
 PROGRAM = "import sys; sys.argv[0] = 'leasehold'; from leasehold.adapters.cli import run; run()"
 
 
-def ended(closed: str, *arguments: str) -> tuple[int, str, str]:
-    """Run this command with the redirection `closed`, and return its exit status, its output and its errors."""
-    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, *arguments]
+def run_with_redirection(redirection: str, *arguments: str) -> tuple[int, str, str]:
+    """Run this command with the redirection `redirection`, and return its exit status, its output and its errors."""
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", PROGRAM, *arguments]
     completed = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     return completed.returncode, completed.stdout, completed.stderr
 
@@ -22,7 +22,7 @@ def ended(closed: str, *arguments: str) -> tuple[int, str, str]:
 def test_consume_events_without_standard_output_exits_as_on_a_closed_pipe(processes: str, tmp_path: Path) -> None:
     """Without standard output, `consume --events` reads nothing and exits with the status of a closed pipe."""
     command = ["kinesis://orders?region=x", "--store", f"sqlite:///{tmp_path}/l.db", "--events"]
-    status, _, errors = ended(">&-", "consume", *command, "--processes", processes)
+    status, _, errors = run_with_redirection(">&-", "consume", *command, "--processes", processes)
     assert (status, errors) == (
         CLOSED_PIPE_STATUS,
         "leasehold consume: standard output is closed, so no one can read the events\n",

@@ -59,21 +59,21 @@ def test_an_invalid_stream_is_reported_before_anything_starts(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dev_command, "replace_aws_environment", lambda: None)
-    ran = CliRunner().invoke(app, arguments)
-    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
-    assert says in ran.stderr
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert says in result.stderr
 
 
 def test_a_missing_engine_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dev_command, "replace_aws_environment", lambda: None)
     monkeypatch.setattr(event_hubs, "has_engine", lambda: False)
-    ran = CliRunner().invoke(app, ["eventhubs:flights=2"])
-    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
-    assert "pip install cffi python-qpid-proton" in ran.stderr
+    result = CliRunner().invoke(app, ["eventhubs:flights=2"])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert "pip install cffi python-qpid-proton" in result.stderr
 
 
 @contextmanager
-def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "subprocess.Popen[str]"]]:
+def run_dev(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "subprocess.Popen[str]"]]:
     """Run `leasehold dev --json`, and yield the JSON that it printed and its process."""
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     command = (*LEASEHOLD, "dev", *arguments, "--json")
@@ -87,7 +87,7 @@ def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "
             dev.wait(60)
 
 
-def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
+def list_leases(environment: dict[str, str]) -> list[dict[str, Any]]:
     """Return the leases that `leasehold leases` prints. Only the environment contains the table's endpoint."""
     command = (*LEASEHOLD, "leases", "dynamodb://orders-app", "--json")
     completed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
@@ -96,8 +96,8 @@ def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
 
 @pytest.mark.more
 @pytest.mark.services
-def test_the_printed_lines_work_and_nothing_is_left(tmp_path: Path) -> None:
-    with running(tmp_path, "orders=2", "--rate", "50") as (printed, dev):
+def test_the_printed_urls_work_and_no_files_are_left(tmp_path: Path) -> None:
+    with run_dev(tmp_path, "orders=2", "--rate", "50") as (printed, dev):
         consume = (*LEASEHOLD, "consume", "kinesis://orders", "--store", "dynamodb://orders-app", "--events")
         with subprocess.Popen(
             (*consume, "--from", "trim_horizon", "--set", "cycle_seconds=1", "--checkpoint-seconds", "1000"),
@@ -110,9 +110,9 @@ def test_the_printed_lines_work_and_nothing_is_left(tmp_path: Path) -> None:
             while len(shards) < 2:
                 event = json.loads(worker.stdout.readline())
                 shards |= {event["shard"]} if event["event"] == "record" else set()
-            rows = leases(printed["environment"])
+            rows = list_leases(printed["environment"])
             while not all("reach" in row.get("notes", {}) for row in rows):
-                rows = leases(printed["environment"])
+                rows = list_leases(printed["environment"])
             worker.terminate()
             worker.communicate(timeout=60)
         assert len(rows) == 2
@@ -124,7 +124,7 @@ def test_the_printed_lines_work_and_nothing_is_left(tmp_path: Path) -> None:
 @pytest.mark.more
 @pytest.mark.services
 def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    with running(tmp_path, "table:carts=2", "--rate", "50") as (printed, dev):
+    with run_dev(tmp_path, "table:carts=2", "--rate", "50") as (printed, dev):
         consume = (*LEASEHOLD, "consume", printed["streams"]["carts"], "--store", "dynamodb://carts-app", "--events")
         environment = {**os.environ, **printed["environment"]}
         command = (*consume, "--from", "trim_horizon")
@@ -147,7 +147,7 @@ def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> No
 @pytest.mark.services
 @pytest.mark.usefixtures("amqp_engine")
 def test_a_local_hub_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    with running(tmp_path, "eventhubs:flights=2", "--rate", "50") as (printed, dev):
+    with run_dev(tmp_path, "eventhubs:flights=2", "--rate", "50") as (printed, dev):
         source, table = printed["streams"]["flights"], printed["tables"]["flights"]
         consume = (*LEASEHOLD, "consume", source, "--store", table, "--events", "--from", "trim_horizon")
         environment = {**os.environ, **printed["environment"]}
@@ -175,7 +175,7 @@ def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
     """With `--folder`, streams and tables still exist after a restart."""
     folder, temporary = tmp_path / "kept", tmp_path / "temporary"
     temporary.mkdir()
-    with running(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
+    with run_dev(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
         produce = (*LEASEHOLD, "produce", printed["streams"]["orders"], "--json")
         completed = subprocess.run(
             produce,
@@ -186,12 +186,12 @@ def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
             env=dict(os.environ) | printed["environment"],
         )
         assert json.loads(completed.stdout)["UserRecordsPut"] == 1
-        assert leases_made(printed["environment"]) == 0
-    with running(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
-        assert leases(printed["environment"]) == []
+        assert create_lease_table(printed["environment"]) == 0
+    with run_dev(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
+        assert list_leases(printed["environment"]) == []
 
 
-def leases_made(environment: dict[str, str]) -> int:
+def create_lease_table(environment: dict[str, str]) -> int:
     """Create the lease table by opening its store, and return the exit status."""
     script = "from leasehold.stores.urls import open_store; open_store('dynamodb://orders-app').close()"
     return subprocess.run((sys.executable, "-c", script), check=False, env={**os.environ, **environment}).returncode
@@ -199,7 +199,7 @@ def leases_made(environment: dict[str, str]) -> int:
 
 @pytest.mark.more
 @pytest.mark.services
-def test_the_page_is_served_from_the_start(tmp_path: Path) -> None:
+def test_the_printed_page_serves_the_leases(tmp_path: Path) -> None:
     command = (*LEASEHOLD, "dev", "orders=1")
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as dev:

@@ -7,7 +7,7 @@ import pytest
 
 from leasehold.adapters.cli.common.ending import END_SIGNALS, EndSignal, raise_on_signal
 
-SET = signal.signal
+ORIGINAL_SIGNAL_FUNCTION = signal.signal
 
 
 @pytest.fixture
@@ -16,18 +16,18 @@ def before() -> Iterator[dict[signal.Signals, object]]:
     handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
     yield dict(handlers)
     for number, handler in handlers.items():
-        SET(number, handler)
+        ORIGINAL_SIGNAL_FUNCTION(number, handler)
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, call: int, sent: signal.Signals) -> None:
+def raise_signal_at_call(monkeypatch: pytest.MonkeyPatch, call_number: int, sent: signal.Signals) -> None:
     """Raise this signal right after the call of `signal.signal` with this number, counted from 0."""
     calls = iter(range(100))
 
     def set_and_send(number: signal.Signals, handler: signal.Handlers) -> object:
-        was = SET(number, handler)
-        if next(calls) == call:
+        previous = ORIGINAL_SIGNAL_FUNCTION(number, handler)
+        if next(calls) == call_number:
             signal.raise_signal(sent)
-        return was
+        return previous
 
     monkeypatch.setattr(signal, "signal", set_and_send)
 
@@ -37,7 +37,7 @@ def test_a_signal_while_handlers_are_restored_leaves_them_restored(
 ) -> None:
     """Ctrl-C still works in a program that continues after a command."""
     with raise_on_signal():
-        interrupted(monkeypatch, len(END_SIGNALS), END_SIGNALS[-1])  # earlier calls make each signal ignored
+        raise_signal_at_call(monkeypatch, len(END_SIGNALS), END_SIGNALS[-1])  # earlier calls make each signal ignored
     assert {number: signal.getsignal(number) for number in END_SIGNALS} == before
 
 
@@ -45,7 +45,7 @@ def test_a_signal_while_handlers_are_set_restores_the_previous_ones(
     before: dict[signal.Signals, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handlers are restored even if the signal arrives before the `with` block has begun."""
-    interrupted(monkeypatch, 0, END_SIGNALS[0])
+    raise_signal_at_call(monkeypatch, 0, END_SIGNALS[0])
     with pytest.raises(EndSignal), raise_on_signal():
         raise AssertionError
     assert {number: signal.getsignal(number) for number in END_SIGNALS} == before
@@ -55,7 +55,7 @@ def test_an_ignored_signal_stays_ignored(before: dict[signal.Signals, object]) -
     """A command under nohup does not end when its terminal is closed."""
     ignored_signal = END_SIGNALS[-1]
     assert ignored_signal in before
-    SET(ignored_signal, signal.SIG_IGN)
+    ORIGINAL_SIGNAL_FUNCTION(ignored_signal, signal.SIG_IGN)
     with raise_on_signal():
         signal.raise_signal(ignored_signal)
         assert signal.getsignal(ignored_signal) == signal.SIG_IGN

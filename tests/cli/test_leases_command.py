@@ -41,7 +41,7 @@ from leasehold.stores.swap import CONTROL_KEY, MOVED_OWNER_PREFIX, MOVED_TO, swa
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
-FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
+LARGE_POSITION = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LAGS = {
     "s-0": LeaseLag(12.5, age=14.0, host="vm-7", moves=3),
     "s-1": LeaseLag(0.0, end=True),
@@ -54,13 +54,13 @@ STATUSES = {
     "s-3": Status("OK", "read to its end"),
     "s-4": Status("UNKNOWN", "west tells nothing"),
 }
-WRONG = [
+PROBLEM_LINES = [
     "ORPHAN s-2: nobody owns it, for 99 s",
     "BEHIND s-0: 12.5 s behind, and falling further",
     "UNKNOWN s-4: west tells nothing",
 ]
 LEASES = (
-    Lease("s-2", checkpoint=FAR, idle=float("inf")),
+    Lease("s-2", checkpoint=LARGE_POSITION, idle=float("inf")),
     Lease("s-0", owner="east-1", idle=0.0, weight=1536, next_owner="east-2", yields=True),
     Lease("s-1", owner="east-2", idle=3.25, weight=2048),
     Lease("s-3", owner="west-1", checkpoint=SHARD_END, idle=9.0),
@@ -68,17 +68,17 @@ LEASES = (
 )
 
 
-def text(reading: WatchedTable, by: str | None = None) -> list[str]:
+def page_lines(table: WatchedTable, by: str | None = None) -> list[str]:
     """Return the visible lines of the page without the borders of the table."""
     console = Console(width=160, record=True, force_terminal=False)
-    console.print(draw_page(reading, by, 160))
+    console.print(draw_page(table, by, 160))
     return [
         " ".join(line.replace("│", "|").split()) for line in console.export_text().splitlines() if line[0] not in "┏┡└"
     ]
 
 
 def test_the_table_has_one_row_per_lease() -> None:
-    assert text(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES)) == [
+    assert page_lines(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES)) == [
         "┃ lease ┃ owner ┃ status ┃ lag s ┃ end ┃ checkpoint ┃ age s ┃ idle s ┃ KB/s ┃ switches ┃ host ┃ moving to ┃",
         "| s-0 | east-1 | BEHIND | 12.5 | no | TRIM_HORIZON | 14.0 | | 1.5 | 3 | vm-7 | east-2 |",
         "| s-1 | east-2 | OK | 0.0 | yes | TRIM_HORIZON | | 3.2 | 2.0 | | | |",
@@ -86,21 +86,23 @@ def test_the_table_has_one_row_per_lease() -> None:
         "| s-3 | west-1 | | | | SHARD_END | | 9.0 | | | | |",
         "| s-4 | west | UNKNOWN | | | TRIM_HORIZON | | 1.0 | | | | |",
         "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most; ORPHAN",
-        *WRONG,
+        *PROBLEM_LINES,
     ]
 
 
-def test_a_piped_lease_is_one_uncut_line(tmp_path: Path) -> None:
+def test_piped_output_has_one_whole_line_per_lease(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     key, owner = "orders:shardId-000000000000", "ip-10-0-12-7.eu-central-1.compute.internal-29097"
-    expect_applied(store.write(ClaimLease(create_lease_with_owner(store, Lease(key, checkpoint=FAR)), owner)))
+    expect_applied(
+        store.write(ClaimLease(create_lease_with_owner(store, Lease(key, checkpoint=LARGE_POSITION)), owner))
+    )
     create_lease_with_owner(store, Lease("two words"))
     store.close()
     for width in ("20", "80"):
         shown = CliRunner(env={"COLUMNS": width}).invoke(app, [f"sqlite://{tmp_path}/l.db"])
         assert [line.split()[:2] + line.split()[5:6] for line in shown.stdout.splitlines()] == [
             ["LEASE", "OWNER", "CHECKPOINT"],
-            [key, owner, f"{FAR.sequence}/{FAR.sub}"],
+            [key, owner, f"{LARGE_POSITION.sequence}/{LARGE_POSITION.sub}"],
             ["two\\x20words", "nobody", "TRIM_HORIZON"],
         ]
         assert len({len(line.split()) for line in shown.stdout.splitlines()}) == 1
@@ -118,22 +120,22 @@ def test_a_narrow_screen_keeps_owners_and_lists_omitted_columns() -> None:
 def test_the_table_has_one_row_per_worker_or_group() -> None:
     head = "leases ┃ target ┃ share ┃ workers ┃ lag s ┃ status ┃ KB/s ┃ longest idle s ┃"
     total = "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most; ORPHAN"
-    assert text(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES), "worker") == [
+    assert page_lines(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES), "worker") == [
         f"┃ worker ┃ {head}",
         "| east-1 | 1 | 1 | 25.0% | 1 | 12.5 | BEHIND | 1.5 | |",
         "| east-2 | 1 | 2 | 25.0% | 1 | 0.0 | OK | 2.0 | 3.2 |",
         "| nobody | 1 | | 25.0% | 0 | | ORPHAN | | |",
         "| west | 1 | 1 | 25.0% | 1 | | UNKNOWN | | 1.0 |",
         total,
-        *WRONG,
+        *PROBLEM_LINES,
     ]
-    assert text(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES), "group") == [
+    assert page_lines(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES), "group") == [
         f"┃ group ┃ {head}",
         "| (none) | 1 | 1 | 25.0% | 1 | | UNKNOWN | | 1.0 |",
         "| east | 2 | 3 | 50.0% | 2 | 12.5 | BEHIND | 3.5 | 3.2 |",
         "| nobody | 1 | | 25.0% | 0 | | ORPHAN | | |",
         total,
-        *WRONG,
+        *PROBLEM_LINES,
     ]
 
 
@@ -142,7 +144,7 @@ def test_malformed_rows_are_reported_below_the_table() -> None:
 
     Markup in the key of a row is shown as plain text.
     """
-    assert text(
+    assert page_lines(
         WatchedTable((), malformed=(Malformed("[red]s-9", "checkpoint", "is missing"),), trouble="the line is down")
     )[1:] == [
         "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
@@ -166,18 +168,18 @@ def test_a_worker_that_put_its_only_lease_aside_is_a_worker() -> None:
     )
     table = WatchedTable((Lease("s-0", annotations=note),), statuses={"s-0": Status("STALLED", "")}, at=110.0)
     later = evolve(table, at=161.0)
-    assert [describe_totals_and_problems(each)[0].split("; ")[1] for each in (table, later)] == [
+    assert [describe_totals_and_problems(watched)[0].split("; ")[1] for watched in (table, later)] == [
         "1 workers",
         "0 workers",
     ]
-    assert [describe_table(each, Config())["total"]["workers"] for each in (table, later)] == [1, 0]
+    assert [describe_table(watched, Config())["total"]["workers"] for watched in (table, later)] == [1, 0]
 
 
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
     """The mark appears in the tables of leases and workers, in the totals, and in the JSON description of the table."""
     lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))
-    bound = LeaseLag(75.0, at_least=True)
-    table = WatchedTable((lease,), lags={"s-0": bound}, statuses={"s-0": Status("OK", "")})
+    lag = LeaseLag(75.0, at_least=True)
+    table = WatchedTable((lease,), lags={"s-0": lag}, statuses={"s-0": Status("OK", "")})
     assert (
         "≥75.0" in format_as_plain_text(tabulate_leases(table, None)),
         "≥75.0" in format_as_plain_text(tabulate_leases(table, "worker")),
@@ -186,12 +188,12 @@ def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
         True,
     )
     assert "; lag ≥ 75.0 s" in describe_totals_and_problems(table)[0]
-    shown = describe_table(table, Config())
-    assert shown["leases"][0]["lag"] == {"seconds": 75.0, "end": False, "at_least": True}
-    assert (shown["total"]["lag_at_least"], shown["workers"][0]["lag_at_least"]) == (True, True)
+    description = describe_table(table, Config())
+    assert description["leases"][0]["lag"] == {"seconds": 75.0, "end": False, "at_least": True}
+    assert (description["total"]["lag_at_least"], description["workers"][0]["lag_at_least"]) == (True, True)
 
 
-def test_a_table_in_a_swap_is_reported_as_such() -> None:
+def test_a_table_in_a_swap_is_reported() -> None:
     remaining = (
         Lease("s-0", owner=f"{MOVED_OWNER_PREFIX}east-1"),
         Lease("s-1", owner=MOVED_OWNER_PREFIX),
@@ -199,12 +201,12 @@ def test_a_table_in_a_swap_is_reported_as_such() -> None:
     )
     assert (
         "2 leases have moved or are moving to another table (leasehold swap): look there, too; --to TO shows both"
-        in text(WatchedTable(remaining, swapping=swap_notices(remaining)))
+        in page_lines(WatchedTable(remaining, swapping=swap_notices(remaining)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL_KEY, checkpoint=SHARD_END))
     notice = "leasehold-swap is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
-    assert notice in text(WatchedTable(arrived, swapping=swap_notices(arrived)))
-    assert not any("swap" in line for line in text(WatchedTable(LEASES)))
+    assert notice in page_lines(WatchedTable(arrived, swapping=swap_notices(arrived)))
+    assert not any("swap" in line for line in page_lines(WatchedTable(LEASES)))
 
 
 def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
@@ -215,9 +217,9 @@ def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
         store, Lease("s-0", owner=f"{MOVED_OWNER_PREFIX}east-1", annotations=((PROGRESS_ANNOTATION, stale.note),))
     )
     create_lease_with_owner(store, Lease("s-1", owner=f"{MOVED_OWNER_PREFIX}east-1"))
-    alone = TableWatch(store, 10.0, 10.0).look()
-    assert ({status.word for status in alone.statuses.values()}, alone.lags) == ({"UNKNOWN"}, {})
-    assert alone.status.says.endswith("--to TO shows both")
+    unlinked_table = TableWatch(store, 10.0, 10.0).look()
+    assert ({status.word for status in unlinked_table.statuses.values()}, unlinked_table.lags) == ({"UNKNOWN"}, {})
+    assert unlinked_table.status.says.endswith("--to TO shows both")
     create_lease_with_owner(
         store, Lease(CONTROL_KEY, checkpoint=SHARD_END, annotations=((MOVED_TO, "postgres://db/orders"),))
     )
@@ -225,9 +227,9 @@ def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
     says = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"
     says += "; 2 rows that it left here are not shown"
     assert (table.leases, table.swapping, table.status) == ((), (says,), Status("UNKNOWN", says))
-    assert text(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN", says]
-    written = json.dumps(_convert_to_json(table))
-    document = json.loads(written)
+    assert page_lines(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN", says]
+    json_text = json.dumps(_convert_to_json(table))
+    document = json.loads(json_text)
     assert [lease["key"] for lease in document.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"
     assert document | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": says, "malformed": [], "swapping": [says]}
 
@@ -293,7 +295,7 @@ def test_a_watch_lists_moves_as_they_happen() -> None:
     expect_applied(store.write(ReleaseLease(store.get(["s-0"])[0], "bob")))
     last = next(looks)
     assert [format_move(move).split(maxsplit=1)[1] for move in last.moves] == ["s-0: bob -> nobody", "s-0: ann -> bob"]
-    assert text(last)[-2].endswith("s-0: bob -> nobody")
+    assert page_lines(last)[-2].endswith("s-0: bob -> nobody")
 
 
 def test_a_python_without_keyboard_support_is_reported(
@@ -343,11 +345,11 @@ def test_the_command_shows_the_table_in_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_an_unreadable_store_is_reported_in_one_line(tmp_path: Path, url: str, status: int, says: str) -> None:
-    ran = CliRunner().invoke(app, [url.format(tmp_path)])
-    assert (ran.exit_code, ran.stdout) == (status, "")
-    assert ran.stderr.startswith("leasehold leases: ")
-    assert says in ran.stderr
-    assert ran.stderr.count("\n") == 1
+    result = CliRunner().invoke(app, [url.format(tmp_path)])
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert result.stderr.startswith("leasehold leases: ")
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -393,61 +395,63 @@ def test_check_exits_with_the_number_of_the_status(
         Lease("s-0", owner="ann", annotations=() if seconds_ago is None else progress_annotations(seconds_ago, **more)),
     )
     store.close()
-    ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
-    assert (ran.exit_code, says in ran.stderr) == (status, True), ran.stderr
-    assert ran.stdout.splitlines()[1].split()[:2] == ["s-0", "ann"]
+    checked = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
+    assert (checked.exit_code, says in checked.stderr) == (status, True), checked.stderr
+    assert checked.stdout.splitlines()[1].split()[:2] == ["s-0", "ann"]
     shown = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db"])
-    alike = [re.sub(r"\d+\.\d", "T", each.stdout) for each in (ran, shown)]  # some time passes between the two
-    assert (shown.exit_code, alike[0]) == (0, alike[1])
+    outputs = [
+        re.sub(r"\d+\.\d", "T", result.stdout) for result in (checked, shown)
+    ]  # some time passes between the two
+    assert (shown.exit_code, outputs[0]) == (0, outputs[1])
 
 
 @pytest.mark.parametrize(("renewed", "word", "seconds"), [(True, "OK", 3.0), (False, "UNKNOWN", 8.0)])
 def test_a_single_read_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str, seconds: float) -> None:
     """If the owner was killed, its last annotation is not enough for the command to report OK."""
-    store, passed = MemoryStore(), [0.0]
-    row = [create_lease_with_owner(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0)))]
+    store, clock_seconds = MemoryStore(), [0.0]
+    rows = [create_lease_with_owner(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0)))]
 
     def wait(for_seconds: float) -> None:
-        passed[0] += for_seconds
-        if renewed and passed[0] > 2:
-            row.append(expect_applied(store.write(CheckpointLease(row[-1], Position(str(int(passed[0])))))))
+        clock_seconds[0] += for_seconds
+        if renewed and clock_seconds[0] > 2:
+            rows.append(expect_applied(store.write(CheckpointLease(rows[-1], Position(str(int(clock_seconds[0])))))))
 
-    looks = keep_confirmed_states(read_states_repeatedly(store, 1.0, wait, clock=lambda: passed[0]))
-    assert (next(looks).status.word, passed[0]) == (word, seconds)
+    looks = keep_confirmed_states(read_states_repeatedly(store, 1.0, wait, clock=lambda: clock_seconds[0]))
+    assert (next(looks).status.word, clock_seconds[0]) == (word, seconds)
 
 
 def test_the_command_reports_a_lease_that_was_not_renewed(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     create_lease_with_owner(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0, lease=1.0)))
     store.close()
-    ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
-    assert (ran.exit_code, "UNKNOWN s-0: ann owns it and has not renewed it for " in ran.stderr) == (3, True)
+    result = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
+    assert (result.exit_code, "UNKNOWN s-0: ann owns it and has not renewed it for " in result.stderr) == (3, True)
 
 
 def test_check_watches_until_the_status_is_known_within_a_limit() -> None:
     """The command watches a Java fleet until its status is known. It does not watch a quiet fleet forever."""
-    store, passed = MemoryStore(), [0.0]
-    row = [create_lease_with_owner(store, Lease("s-0", owner="java"))]
+    store, clock_seconds = MemoryStore(), [0.0]
+    rows = [create_lease_with_owner(store, Lease("s-0", owner="java"))]
 
     def first_known(wait: Callable[[float], None], *, watch: bool = True) -> str:
-        looks = read_states_repeatedly(store, 2.0, wait, clock=lambda: passed[0])
-        return next(keep_known_states(looks, watch=watch, clock=lambda: passed[0])).status.word
+        looks = read_states_repeatedly(store, 2.0, wait, clock=lambda: clock_seconds[0])
+        return next(keep_known_states(looks, watch=watch, clock=lambda: clock_seconds[0])).status.word
 
     def wait(seconds: float) -> None:
-        passed[0] += seconds
-        if moving and passed[0] > 7:
-            row.append(expect_applied(store.write(CheckpointLease(row[-1], Position(str(int(passed[0])))))))
+        clock_seconds[0] += seconds
+        if owner_is_alive and clock_seconds[0] > 7:
+            rows.append(expect_applied(store.write(CheckpointLease(rows[-1], Position(str(int(clock_seconds[0])))))))
 
-    moving = True
-    assert (first_known(wait), passed[0]) == ("OK", 8.0)
-    moving, passed[0] = False, 0.0
-    assert (first_known(wait, watch=False), passed[0]) == ("UNKNOWN", 0.0)
+    owner_is_alive = True
+    assert (first_known(wait), clock_seconds[0]) == ("OK", 8.0)
+    owner_is_alive, clock_seconds[0] = False, 0.0
+    assert (first_known(wait, watch=False), clock_seconds[0]) == ("UNKNOWN", 0.0)
     # No worker renews the lease meanwhile, so after this time its owner is known to be dead.
-    assert (first_known(wait), passed[0]) == ("ORPHAN", 52.0)
+    assert (first_known(wait), clock_seconds[0]) == ("ORPHAN", 52.0)
 
-    def renewed(seconds: float) -> None:
-        passed[0] += seconds
-        row.append(expect_applied(store.write(RenewLease(row[-1]))))
+    def wait_and_renew(seconds: float) -> None:
+        clock_seconds[0] += seconds
+        rows.append(expect_applied(store.write(RenewLease(rows[-1]))))
 
-    passed[0] = 0.0
-    assert (first_known(renewed), passed[0]) == ("UNKNOWN", 120.0)
+    clock_seconds[0] = 0.0
+    assert (first_known(wait_and_renew), clock_seconds[0]) == ("UNKNOWN", 120.0)

@@ -58,24 +58,24 @@ WITHOUT_EXTRAS = {
 COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli import run; run()")
 
 
-def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_in_process(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, as a shell does."""
     env = {**os.environ, "TERM": "dumb", **environment}
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, env=env)
 
 
-def called(*words: str) -> Result:
+def invoke_here(*words: str) -> Result:
     """Run the command in this process, because starting another one takes a second of CPU time."""
     return CliRunner().invoke(app, words, prog_name="leasehold", env={"TERM": "dumb"})
 
 
 def test_the_version_is_the_installed_one() -> None:
-    result = ran("--version")
+    result = run_in_process("--version")
     assert (result.returncode, result.stdout) == (0, f"leasehold {version('leasehold')}\n")
 
 
 def test_h_prints_the_help_of_every_command() -> None:
-    help_of_all, help_of_one = called("-h"), called("leases", "-h")
+    help_of_all, help_of_one = invoke_here("-h"), invoke_here("leases", "-h")
     assert (help_of_all.exit_code, help_of_one.exit_code) == (0, 0)
     assert all(name in help_of_all.stdout for name in (*COMMANDS, *LAB_COMMANDS))
     assert "Usage: leasehold leases" in help_of_one.stdout
@@ -85,11 +85,11 @@ def test_h_prints_the_help_of_every_command() -> None:
 @pytest.mark.parametrize(("words", "offered"), [("leasehold re", "reset"), ("leasehold leases --wi", "--wide")])
 def test_a_shell_completes_commands_and_their_options(words: str, offered: str) -> None:
     environment = {"_LEASEHOLD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    assert offered in ran(**environment).stdout.split()
+    assert offered in run_in_process(**environment).stdout.split()
 
 
 def test_an_unknown_command_exits_2() -> None:
-    result = ran("lease")
+    result = run_in_process("lease")
     assert (result.returncode, result.stdout, "No such command" in result.stderr) == (2, "", True)
 
 
@@ -100,7 +100,7 @@ def test_a_missing_library_is_reported_with_its_extra(library: str, capsys: pyte
     assert f"pip install 'leasehold[{EXTRAS[library]}]'" in capsys.readouterr().err
 
 
-def without_extras(*calls: str) -> list[tuple[int, str, str]]:
+def run_without_extras(*calls: str) -> list[tuple[int, str, str]]:
     """Run each command with `cli` as the only installed extra. Return their exit statuses, outputs and errors."""
     words = json.dumps([call.split() for call in calls])
     completed = subprocess.run(
@@ -111,58 +111,58 @@ def without_extras(*calls: str) -> list[tuple[int, str, str]]:
 
 def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
     """If only `leasehold[cli]` is installed, each command still shows its usage and the full names of its options."""
-    results = dict(zip(COMMANDS, without_extras(*(f"{name} --help" for name in COMMANDS)), strict=True))
-    assert {name: (status, wrong) for name, (status, _, wrong) in results.items()} == dict.fromkeys(COMMANDS, (0, ""))
+    results = dict(zip(COMMANDS, run_without_extras(*(f"{name} --help" for name in COMMANDS)), strict=True))
+    assert {name: (status, errors) for name, (status, _, errors) in results.items()} == dict.fromkeys(COMMANDS, (0, ""))
     for name, (_, shown, _) in results.items():
         assert f"Usage: leasehold {name}" in shown
         assert re.findall(r"│ +-[\w-]*…", shown) == []
-    for status, shown, wrong in without_extras(*(f"{name} --help" for name in LAB_COMMANDS)):
+    for status, shown, errors in run_without_extras(*(f"{name} --help" for name in LAB_COMMANDS)):
         # The options of these commands are not known unless the laboratory is installed.
-        assert (status, wrong, "pip install 'leasehold[dev]'" in " ".join(shown.split())) == (0, "", True)
+        assert (status, errors, "pip install 'leasehold[dev]'" in " ".join(shown.split())) == (0, "", True)
 
 
 def test_a_missing_extra_is_reported_and_exits_2() -> None:
     """The exit status is the same whether the command itself or its URL needs the missing extra."""
-    calls = [(extra, call) for extra, each in WITHOUT_EXTRAS.items() for call in each]
-    results = zip(calls, without_extras(*(call for _, call in calls)), strict=True)
-    actual = {call: (status, f"leasehold[{extra}]" in wrong) for (extra, call), (status, _, wrong) in results}
+    calls = [(extra, call) for extra, commands in WITHOUT_EXTRAS.items() for call in commands]
+    results = zip(calls, run_without_extras(*(call for _, call in calls)), strict=True)
+    actual = {call: (status, f"leasehold[{extra}]" in errors) for (extra, call), (status, _, errors) in results}
     assert actual == {call: (2, True) for _, call in calls}
 
 
 def test_every_library_of_an_extra_is_reported_with_that_extra() -> None:
-    bringing: dict[str, set[str]] = {}
+    extras_by_library: dict[str, set[str]] = {}
     for project in ("pyproject.toml", "lab/pyproject.toml"):
         metadata = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))["project"]
         for extra, requirements in metadata["optional-dependencies"].items():
             for each in requirements:
-                if named := re.match(r"[\w-]+", each):
-                    bringing.setdefault(named[0].lower(), set()).add(extra)
-    others = {"images", "librt", "mypy_extensions", "py"}  # no module of ours imports them
-    wrong = {
+                if name_match := re.match(r"[\w-]+", each):
+                    extras_by_library.setdefault(name_match[0].lower(), set()).add(extra)
+    unused_libraries = {"images", "librt", "mypy_extensions", "py"}  # no module of ours imports them
+    unreported = {
         library: EXTRAS.get(library)
         for library, distributions in packages_distributions().items()
         if not library.startswith("_")
         and library.isidentifier()
-        and library not in others
-        and (extras := set().union(*(bringing.get(each.lower(), set()) for each in distributions)))
+        and library not in unused_libraries
+        and (extras := set().union(*(extras_by_library.get(each.lower(), set()) for each in distributions)))
         and EXTRAS.get(library) not in extras
     }
-    assert wrong == {}
+    assert unreported == {}
 
 
 def test_each_command_is_listed_under_one_heading() -> None:
-    help_text = called("--help").stdout
+    help_text = invoke_here("--help").stdout
     assert sorted(name for names in COMMANDS_BY_HEADING.values() for name in names) == sorted(
         {*COMMANDS, *LAB_COMMANDS}
     )
-    places = [help_text.index(heading) for heading in COMMANDS_BY_HEADING]
-    assert places == sorted(places)
-    shown = [
+    heading_offsets = [help_text.index(heading) for heading in COMMANDS_BY_HEADING]
+    assert heading_offsets == sorted(heading_offsets)
+    listed_commands = [
         line.split()[1]
         for line in help_text.splitlines()
         if line[:2] in {"│ ", "| "} and line.split()[1] in {*COMMANDS, *LAB_COMMANDS}
     ]
-    assert shown == [name for names in COMMANDS_BY_HEADING.values() for name in names]
+    assert listed_commands == [name for names in COMMANDS_BY_HEADING.values() for name in names]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_typing_error_gets_a_suggestion(
     (tmp_path / "shop.py").write_text("def handle(batch):\n    pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    result = called(*words.split())
+    result = invoke_here(*words.split())
     sys.modules.pop("shop", None)  # imported from the temporary folder
     error = " ".join(result.stderr.replace("│", " ").split())
     assert (result.exit_code, result.stdout) == (2, "")
@@ -199,6 +199,6 @@ def test_a_typing_error_gets_a_suggestion(
 
 def test_help_is_printed_in_an_ascii_locale() -> None:
     """Characters that the locale lacks are replaced."""
-    result = ran("leases", "--help", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    result = run_in_process("leases", "--help", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (result.returncode, result.stderr) == (0, "")
     assert "Usage: leasehold leases" in result.stdout

@@ -16,17 +16,17 @@ STATE = '{"leases":[],"shards":[{"id":"s-0"}],"me":{"worker":"b-1","turn":1},"co
 SIMULATE = ("simulate", "--leases", "4", "--workers", "2", "--json")
 
 
-def ran(
-    *words: str, closed: str = "", given: str = "", folder: Path | None = None, full: bool = False
+def run_in_shell(
+    *words: str, closed: str = "", input_text: str = "", folder: Path | None = None, disk_is_full: bool = False
 ) -> tuple[int, str, str]:
     """Run the command in a shell, and return its status, output and errors. `closed` is `>&-`, `2>&-` or `<&-`."""
-    shell = f'exec "$@" {">/dev/full" if full else closed}'
+    shell = f'exec "$@" {">/dev/full" if disk_is_full else closed}'
     env = {**os.environ, "TERM": "dumb"}
-    done = subprocess.run(
+    completed = subprocess.run(
         ["/bin/sh", "-c", shell, "sh", *COMMAND, *words],
-        capture_output=True, text=True, check=False, input=given, env=env, cwd=folder, timeout=120,
+        capture_output=True, text=True, check=False, input=input_text, env=env, cwd=folder, timeout=120,
     )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 @pytest.mark.sampled(4)
@@ -34,20 +34,20 @@ def ran(
     "words", [("plan",), ("--version",), ("leases", "--help"), SIMULATE], ids=lambda words: words[0]
 )
 def test_closed_output_is_an_error(words: tuple[str, ...]) -> None:
-    assert ran(*words, closed=">&-", given=STATE) == (1, "", "leasehold: standard output is closed\n")
+    assert run_in_shell(*words, closed=">&-", input_text=STATE) == (1, "", "leasehold: standard output is closed\n")
 
 
 def test_full_output_is_an_error_with_its_reason() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     says = "leasehold: standard output cannot be written: No space left on device\n"
-    assert ran("plan", given=STATE, full=True) == (1, "", says)
+    assert run_in_shell("plan", input_text=STATE, disk_is_full=True) == (1, "", says)
 
 
 def test_an_error_with_closed_standard_error_keeps_its_status() -> None:
     """The error message is not written to standard output, which a program may read as JSON."""
-    assert ran("plan", closed="2>&-", given="nonsense") == (2, "", "")
-    status, output, _ = ran("plan", closed="2>&-", given=STATE)
+    assert run_in_shell("plan", closed="2>&-", input_text="nonsense") == (2, "", "")
+    status, output, _ = run_in_shell("plan", closed="2>&-", input_text=STATE)
     assert (status, json.loads(output)["actions"][0]["do"]) == (0, "create")
 
 
@@ -55,9 +55,9 @@ def test_an_error_with_closed_standard_error_keeps_its_status() -> None:
 @pytest.mark.parametrize("words", [("plan",), ("--version",), SIMULATE], ids=lambda words: words[0])
 def test_a_broken_pipe_ends_a_command_with_141(words: tuple[str, ...]) -> None:
     """A script with `set -o pipefail` can tell a closed pipe from a failure."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "wb") as output:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as output:
         env = {**os.environ, "TERM": "dumb"}
         completed = subprocess.run(
             [*COMMAND, *words], stdout=output, stderr=subprocess.PIPE, text=True, check=False, input=STATE, env=env
@@ -66,9 +66,9 @@ def test_a_broken_pipe_ends_a_command_with_141(words: tuple[str, ...]) -> None:
 
 
 def test_a_failed_command_keeps_its_status_on_a_broken_pipe() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "wb") as output:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as output:
         completed = subprocess.run(
             [*COMMAND, "plan"], stdout=output, stderr=subprocess.PIPE, text=True, check=False, input="nonsense"
         )
@@ -78,7 +78,7 @@ def test_a_failed_command_keeps_its_status_on_a_broken_pipe() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["plan", "deaggregate"])
 def test_closed_input_is_bad_usage(command: str) -> None:
-    assert ran(command, closed="<&-") == (2, "", f"leasehold {command}: standard input is closed\n")
+    assert run_in_shell(command, closed="<&-") == (2, "", f"leasehold {command}: standard input is closed\n")
 
 
 @pytest.mark.more
@@ -96,11 +96,11 @@ def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
 
     status, output, errors = ran_in_deleted("plan")
     assert (status, json.loads(output)["actions"][0]["do"], errors) == (0, "create", says)
-    missing = f"{says}leasehold consume: 'shop:handle': there is no module 'shop' here\n"
+    missing_module_error = f"{says}leasehold consume: 'shop:handle': there is no module 'shop' here\n"
     words = ("consume", "kinesis://orders?region=eu-west-1", "--store", "sqlite://leases.db", "--handler")
-    assert ran_in_deleted(*words, "shop:handle") == (2, "", missing)
-    opened = f"{says}leasehold consume: leases.db: unable to open database file; check the folder, the permissions "
-    assert ran_in_deleted(*words, "json:dumps") == (1, "", f"{opened}and the table\n")
+    assert ran_in_deleted(*words, "shop:handle") == (2, "", missing_module_error)
+    open_error = f"{says}leasehold consume: leases.db: unable to open database file; check the folder, the permissions "
+    assert ran_in_deleted(*words, "json:dumps") == (1, "", f"{open_error}and the table\n")
 
 
 def test_symbols_are_spelled_out_in_an_ascii_locale() -> None:

@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.slow]
 
 LEASE_SECONDS = 10.0
-WITHIN_SECONDS = max(60.0, 2 * LEASE_SECONDS)
+FAULT_SHOWN_SECONDS = max(60.0, 2 * LEASE_SECONDS)
 """The time limit for showing a fault: a minute or two lease durations, whichever is longer."""
 QUIET_SECONDS = 75.0
-AGAIN_SECONDS = LEASE_SECONDS + 20.0
+RECOVERY_SECONDS = LEASE_SECONDS + 20.0
 """The time limit for recovery. It allows for the delay of a machine whose two processors run twenty workers."""
 ASIDE_SECONDS = 60.0
 """The time for which a worker leaves a lease to other workers after its handler failed."""
@@ -82,7 +82,7 @@ UNANSWERED_SECONDS = 50.0
 PostgreSQL may still carry out a claim that waits for a lock.
 """
 STEP_SECONDS = 1.0
-SIDE_BY_SIDE = 8
+PARALLEL_TRIALS = 8
 """The number of trials that run at once. Each starts a worker, and there may be only two processors."""
 ROOT = Path(__file__).parents[2]
 LEASEHOLD = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()")
@@ -145,7 +145,7 @@ UNHEARD = r"has not been heard of|nobody owns it"
 SILENT = r"not answer|no response for|no answer|the stream has not responded to the last request"
 RAISED = r"its handler raised ValueError"
 AT_WORK = r"its handler has been at work"
-SHOWN = {
+EXPECTED_STATUSES = {
     "stream silent": (STALLED, SILENT),
     "stream mute": (STALLED, SILENT),  # the proxy passes on requests, but no responses
     "stream slow": (OK, ""),
@@ -184,13 +184,13 @@ SHOWN = {
 }
 """For each fault, the possible statuses, and the pattern that the sentence must match."""
 
-BETWEEN = "silent mute slow dripping throttled refused cut"
+PROXY_FAULTS = "silent mute slow dripping throttled refused cut"
 """The faults that a proxy in front of a service of AWS can have."""
 
 # The layout of the Azure SDKs is left out. Its rows contain nothing about reading, so a single look never knows the
 # status.
-ROWS = [
-    ("kinesis", "sqlite", "stream", f"{BETWEEN} deleted recreated"),
+CASE_TABLE = [
+    ("kinesis", "sqlite", "stream", f"{PROXY_FAULTS} deleted recreated"),
     ("kinesis", "sqlite", "handler", "raises hangs sleeps poison"),
     ("kinesis", "sqlite", "async", "sleeps blocks hangs"),
     ("kinesis", "sqlite", "letter", "lost"),
@@ -200,7 +200,7 @@ ROWS = [
     ("kinesis", "sqlite", "clock", "forwards backwards"),
     ("kinesis", "sqlite", "disk", "full"),
     ("kinesis", "sqlite", "table", "locked"),
-    ("dynamodb-streams", "sqlite", "stream", BETWEEN),
+    ("dynamodb-streams", "sqlite", "stream", PROXY_FAULTS),
     ("dynamodb-streams", "sqlite", "handler", "raises hangs sleeps poison"),
     ("dynamodb-streams", "dynamodb", "table", "silent throttled"),
     ("dynamodb-streams", "dynamodb", "worker", "killed"),
@@ -210,19 +210,19 @@ ROWS = [
     ("eventhubs", "sqlite", "clock", "forwards backwards"),
     ("eventhubs", "azblob", "handler", "raises"),
     ("eventhubs", "azblob", "table", "silent refused"),
-    ("kinesis", "dynamodb", "table", f"{BETWEEN} unwritable"),
+    ("kinesis", "dynamodb", "table", f"{PROXY_FAULTS} unwritable"),
     ("kinesis", "dynamodb", "handler", "raises hangs"),
     ("kinesis", "dynamodb", "letter", "full"),
     ("kinesis", "dynamodb", "worker", "killed"),
     ("kinesis", "dynamodb", "clock", "forwards backwards"),
     ("kinesis", "dynamodb", "other", "stream"),
-    ("kinesis", "azblob", "table", f"{BETWEEN} unwritable"),
+    ("kinesis", "azblob", "table", f"{PROXY_FAULTS} unwritable"),
     ("kinesis", "azblob", "handler", "raises"),
     ("kinesis", "azblob", "worker", "killed"),
-    ("kinesis", "s3", "table", f"{BETWEEN} unwritable"),
+    ("kinesis", "s3", "table", f"{PROXY_FAULTS} unwritable"),
     ("kinesis", "s3", "handler", "raises"),
     ("kinesis", "s3", "worker", "killed"),
-    ("kinesis", "gcs", "table", f"{BETWEEN} unwritable"),
+    ("kinesis", "gcs", "table", f"{PROXY_FAULTS} unwritable"),
     ("kinesis", "gcs", "handler", "raises"),
     ("kinesis", "gcs", "worker", "killed"),
     ("kinesis", "postgres", "table", "silent mute slow dripping cut locked"),
@@ -234,14 +234,14 @@ HARMLESS = {"kinesis-azblob-table-dripping", "kinesis-s3-table-dripping"}
 """Cases whose status stays OK, because responses to renewals and checkpoints have no body that could come late."""
 
 
-def case_of(source: str, store: str, where: str, how: str) -> Case:
+def make_case(source: str, store: str, where: str, how: str) -> Case:
     """Return the case with the status and the cause that must be shown."""
-    words, cause = SHOWN[f"{where} {how}"]
+    words, cause = EXPECTED_STATUSES[f"{where} {how}"]
     case = Case(source, store, where, how, words, cause)
     return evolve(case, words=OK, cause="") if case.name in HARMLESS else case
 
 
-CASES = [case_of(source, store, where, how) for source, store, where, hows in ROWS for how in hows.split()]
+CASES = [make_case(source, store, where, how) for source, store, where, hows in CASE_TABLE for how in hows.split()]
 
 
 @define
@@ -294,13 +294,13 @@ class Trial:
         match case.source:
             case "dynamodb-streams":
                 self.table_streams = TableStreams(name=case.name, open_shard_count=1)
-                to = self.stack.enter_context(run_table_server(self.table_streams))
-                to = self.faulty(to) if case.where == "stream" else to
-                self.source = f"dynamodb-streams://{case.name}?region=eu-west-1&endpoint={to}"
+                endpoint = self.stack.enter_context(run_table_server(self.table_streams))
+                endpoint = self.faulty(endpoint) if case.where == "stream" else endpoint
+                self.source = f"dynamodb-streams://{case.name}?region=eu-west-1&endpoint={endpoint}"
             case "kinesis":
                 self.create_stream(case.name)
-                to = self.faulty(services.kinesis) if case.where == "stream" else services.kinesis
-                self.source = f"kinesis://{case.name}?region=eu-west-1&endpoint={to}"
+                endpoint = self.faulty(services.kinesis) if case.where == "stream" else services.kinesis
+                self.source = f"kinesis://{case.name}?region=eu-west-1&endpoint={endpoint}"
             case "eventhubs":
                 self.hubs = hubs = self.stack.enter_context(event_hubs({"orders": 1}))
                 if case.where == "stream" and case.how != "silent":
@@ -322,8 +322,8 @@ class Trial:
                 self.store, self.url = f"{bucket}={services.gcs}", f"{bucket}={self.faulty(services.gcs)}"
             case "azblob":
                 self.store = self.url = f"azblob://{AZURITE_ACCOUNT}/{case.name}?prefix=fleet"
-                through = evolve(services.azurite, url=self.faulty(services.azurite.url))
-                self.env[CONNECTION_STRING_VARIABLE] = azurite_connection_string(through)
+                proxied_azurite = evolve(services.azurite, url=self.faulty(services.azurite.url))
+                self.env[CONNECTION_STRING_VARIABLE] = azurite_connection_string(proxied_azurite)
             case "postgres":
                 assert services.postgres is not None
                 name = f"leases_{case.where}_{case.how}"
@@ -342,8 +342,8 @@ class Trial:
     def wire(self, port: int) -> FaultyWire:
         """Return a proxy for this port, which produces the case's fault."""
         # Opening an AMQP connection takes about eight responses. If each is only 2 s late, it still opens in time.
-        late = {"slow_seconds": 2.0} if self.case.source == "eventhubs" else {}
-        wire = self.stack.enter_context(faulty_wire(port, **late))
+        delay_options = {"slow_seconds": 2.0} if self.case.source == "eventhubs" else {}
+        wire = self.stack.enter_context(faulty_wire(port, **delay_options))
         self.line = wire
         return wire
 
@@ -445,31 +445,31 @@ class Trial:
                 assert serve.stdout is not None
                 url = urlsplit(serve.stdout.readline().partition(" ")[0])
 
-                def got(path: str) -> bytes:
+                def get(path: str) -> bytes:
                     line = HTTPConnection(url.hostname or "", url.port, timeout=30)
                     with closing(line):
                         line.request("GET", path)
                         return line.getresponse().read()
 
                 deadline = time.monotonic() + 60
-                while not json.loads(got("/readyz"))["ok"] and time.monotonic() < deadline:
+                while not json.loads(get("/readyz"))["ok"] and time.monotonic() < deadline:
                     time.sleep(0.2)
-                (group,) = json.loads(got("/healthz"))["groups"]
-                metrics = got("/metrics").decode()
+                (group,) = json.loads(get("/healthz"))["groups"]
+                metrics = get("/metrics").decode()
             finally:
                 serve.terminate()
-        wrong = [] if group["status"] == status else [f"/healthz: {group}"]
+        differences = [] if group["status"] == status else [f"/healthz: {group}"]
         match = re.search(rf'leasehold_lease_status{{[^}}]*lease="{re.escape(key)}"}} (\S+)', metrics)
         number = None if match is None else float(match[1])
         if number != NUMBERS[status]:
-            wrong.append(f"/metrics: {number}")
+            differences.append(f"/metrics: {number}")
         rules = (ROOT / "docs/alarms/prometheus.yml").read_text()
         above, equal = (int(re.search(rule, rules)[1]) for rule in ALARMS.values())  # type: ignore[index]
-        rings = [name for name, on in zip(ALARMS, ((number or 0) > above, number == equal), strict=True) if on]
-        wanted = (
+        firing_alarms = [name for name, on in zip(ALARMS, ((number or 0) > above, number == equal), strict=True) if on]
+        expected_alarms = (
             ["LeaseholdNotRead"] if NUMBERS[status] > NUMBERS["BEHIND"] else ["LeaseholdBehind"] * (status == "BEHIND")
         )
-        return wrong if rings == wanted else [*wrong, f"alarms: {rings}"]
+        return differences if firing_alarms == expected_alarms else [*differences, f"alarms: {firing_alarms}"]
 
     def fault(self) -> None:  # noqa: C901  one branch for each fault
         self.said = "begun"
@@ -566,11 +566,24 @@ class Trial:
 
     def refused(self) -> list[str]:
         """Start a worker of another stream on this table, and return an error unless it refuses the table."""
-        mine, other = self.case.name, f"{self.case.name}-2"
-        words = ("consume", self.source.replace(mine, other, 1), "--store", self.url, "--handler", "builtins:print")
-        ran = self.command(*words, "--worker", "w-2")
-        named = other in ran.stderr and mine in ran.stderr.replace(other, "")
-        return [] if ran.returncode == 1 and named else [f"a worker on another stream: {ran.returncode} {ran.stderr}"]
+        stream_name, other_stream_name = self.case.name, f"{self.case.name}-2"
+        words = (
+            "consume",
+            self.source.replace(stream_name, other_stream_name, 1),
+            "--store",
+            self.url,
+            "--handler",
+            "builtins:print",
+        )
+        completed = self.command(*words, "--worker", "w-2")
+        names_both_streams = other_stream_name in completed.stderr and stream_name in completed.stderr.replace(
+            other_stream_name, ""
+        )
+        return (
+            []
+            if completed.returncode == 1 and names_both_streams
+            else [f"a worker on another stream: {completed.returncode} {completed.stderr}"]
+        )
 
     def works(self, table: WatchedTable) -> bool:
         """Return whether the worker has read the stream and its status is OK."""
@@ -588,8 +601,8 @@ class Trial:
         self.start()
         wrong = list[str]()
         try:
-            took, table = self.until(self.works, START_SECONDS)
-            if took == float("inf"):
+            start_seconds, table = self.until(self.works, START_SECONDS)
+            if start_seconds == float("inf"):
                 log = (self.folder / "worker.log").read_text()[-600:]
                 return f"{self.case.name}: never OK: {table and table.status}", [f"{self.case.name}: {log}"]
             self.fault()
@@ -598,57 +611,59 @@ class Trial:
                 time.sleep(
                     RETRIED_RENEWAL_FRACTION * LEASE_SECONDS
                 )  # a renewal is overdue by now, so no command says OK any more
-                early = self.command("leases", self.store, "--check")
-                wrong += [] if early.returncode else [f"OK after a kill: {early.stdout}{early.stderr}"]
-            slow = self.case.words == OK
+                early_check = self.command("leases", self.store, "--check")
+                wrong += (
+                    [] if early_check.returncode else [f"OK after a kill: {early_check.stdout}{early_check.stderr}"]
+                )
+            must_stay_ok = self.case.words == OK
             # A lease whose owner has missed a renewal is UNKNOWN before it is an ORPHAN.
-            taken, table = self.until(
-                lambda found: not found.status.ok if slow else found.status.word in self.case.words,
-                QUIET_SECONDS if slow else WITHIN_SECONDS,
+            shown_seconds, table = self.until(
+                lambda found: not found.status.ok if must_stay_ok else found.status.word in self.case.words,
+                QUIET_SECONDS if must_stay_ok else FAULT_SHOWN_SECONDS,
             )
             assert table is not None
-            if slow != (taken == float("inf")) and self.case.where != "pair":
-                wrong.append(f"{table.status} after {taken:.0f} s")
+            if must_stay_ok != (shown_seconds == float("inf")) and self.case.where != "pair":
+                wrong.append(f"{table.status} after {shown_seconds:.0f} s")
             if self.case.where == "pair":
-                taken, table = self.until(
-                    lambda found: found.status.ok and found.leases[0].owner == "w-2", WITHIN_SECONDS
+                shown_seconds, table = self.until(
+                    lambda found: found.status.ok and found.leases[0].owner == "w-2", FAULT_SHOWN_SECONDS
                 )
-                if taken == float("inf"):
+                if shown_seconds == float("inf"):
                     wrong.append(f"the other worker did not take it: {table and table.leases}")
                 assert table is not None
             age = self.age(table)
             checked = self.command("leases", self.store, "--check", "--json")
-            told = json.loads(checked.stdout)
-            key = told["leases"][0]["key"]
-            lag = told["lags"].get(key, {}).get("seconds", 0.0)
+            listing = json.loads(checked.stdout)
+            key = listing["leases"][0]["key"]
+            lag = listing["lags"].get(key, {}).get("seconds", 0.0)
             explained = self.command("explain", self.store, "--lease", key, "--for", "1s", "--json")
-            status = told["status"]
-            if status not in self.case.words or not re.search(self.case.cause, told["says"]):
-                wrong.append(f"leases: {status}: {told['says']}")
+            status = listing["status"]
+            if status not in self.case.words or not re.search(self.case.cause, listing["says"]):
+                wrong.append(f"leases: {status}: {listing['says']}")
             # The watch of `explain` may see a renewal of the worker whose clock went back; a single look cannot.
-            agreed = {status, "OK"} if self.case.where == "clock" else {status}
+            allowed_statuses = {status, "OK"} if self.case.where == "clock" else {status}
             explanation = json.loads(explained.stdout)
-            if explanation["status"] not in agreed:
+            if explanation["status"] not in allowed_statuses:
                 wrong.append(f"explain: {explanation['status']}: {explanation['says']}; leases: {status}")
             later = explanation["lag"]
             # After SILENT_SECONDS of silence, the lag becomes a lower bound. This may happen between the two commands.
-            crossed = lag <= SILENT_SECONDS < later.get("seconds", 0.0)
-            if not crossed and later.get("at_least") != told["lags"].get(key, {}).get("at_least"):
-                wrong.append(f"explain: {explained.stdout[-300:]}; leases: {told['lags']}")
+            became_lower_bound = lag <= SILENT_SECONDS < later.get("seconds", 0.0)
+            if not became_lower_bound and later.get("at_least") != listing["lags"].get(key, {}).get("at_least"):
+                wrong.append(f"explain: {explained.stdout[-300:]}; leases: {listing['lags']}")
             if checked.returncode != NUMBERS[status]:
                 wrong.append(f"exit status {checked.returncode}")
             wrong += self.served(key, status)
-            if not slow and lag < age:
+            if not must_stay_ok and lag < age:
                 wrong.append(f"lag {lag:.1f} below the age {age:.1f}")
             self.heal()
-            again, table = self.until(lambda found: found.status.ok, 120)
+            recovery_seconds, table = self.until(lambda found: found.status.ok, 120)
             # A lease that was put aside is taken again after a minute, since there is no other worker.
             log = (self.folder / "worker.log").read_text()  # the log is incomplete if the disk was full
-            aside = "put it aside" in told["says"] or re.search("not taken again|leaving its leases to others", log)
-            most = AGAIN_SECONDS + (ASIDE_SECONDS if aside else 0.0)
-            most += RESTART_SECONDS if self.case.how in {"killed", "deleted", "recreated"} else 0.0
-            most += UNANSWERED_SECONDS if (self.case.store, self.case.how) == ("postgres", "locked") else 0.0
-            if again > most:
+            aside = "put it aside" in listing["says"] or re.search("not taken again|leaving its leases to others", log)
+            recovery_limit = RECOVERY_SECONDS + (ASIDE_SECONDS if aside else 0.0)
+            recovery_limit += RESTART_SECONDS if self.case.how in {"killed", "deleted", "recreated"} else 0.0
+            recovery_limit += UNANSWERED_SECONDS if (self.case.store, self.case.how) == ("postgres", "locked") else 0.0
+            if recovery_seconds > recovery_limit:
                 wrong.append(f"not OK again: {table and table.status}")
         finally:
             with suppress(OSError):
@@ -659,8 +674,8 @@ class Trial:
                     process.wait()
             if self.table_store is not None:
                 self.table_store.close()
-        line = f"{self.case.name:34} {status:8} after {taken:5.0f} s, lag {lag:6.1f} age {age:6.1f}, "
-        line += f"OK after {again:3.0f} s: {told['says']}"
+        line = f"{self.case.name:34} {status:8} after {shown_seconds:5.0f} s, lag {lag:6.1f} age {age:6.1f}, "
+        line += f"OK after {recovery_seconds:3.0f} s: {listing['says']}"
         return line, [f"{self.case.name}: {each}" for each in wrong]
 
 
@@ -686,8 +701,10 @@ def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
 ) -> None:
     """A minute after a fault, the status names its cause, and the lag is at least the oldest record's age."""
     pattern = os.environ.get("STATUS_CASES")
-    possible = [case for case in CASES if services.have(case)]
-    cases = possible[::5] if pattern is None else [case for case in possible if re.search(pattern, case.name)]
+    possible_cases = [case for case in CASES if services.have(case)]
+    cases = (
+        possible_cases[::5] if pattern is None else [case for case in possible_cases if re.search(pattern, case.name)]
+    )
 
     def run(case: Case) -> list[str]:
         (folder := tmp_path / case.name).mkdir()
@@ -699,8 +716,8 @@ def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
             print(line, *wrong, sep="\n    ", flush=True)  # noqa: T201  printing the table is the purpose of this run
         return wrong
 
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+    with ThreadPoolExecutor(PARALLEL_TRIALS) as pool:
         results = list(pool.map(run, cases))
-    again = [case for case, wrong in zip(cases, results, strict=True) if wrong]
-    failures = [wrong for case in again for wrong in run(evolve(case, suffix="-again"))]
+    failed_cases = [case for case, wrong in zip(cases, results, strict=True) if wrong]
+    failures = [wrong for case in failed_cases for wrong in run(evolve(case, suffix="-again"))]
     assert sorted(failures) == []

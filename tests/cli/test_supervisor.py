@@ -50,7 +50,7 @@ sys.stdin.read()
 
 
 @contextmanager
-def supervised(
+def run_supervisor(
     code: str, *names: str, drain_seconds: float = 30.0
 ) -> Iterator[tuple["subprocess.Popen[str]", IO[str]]]:
     """Run a supervisor of processes that have these names and run `code`. Yield its process and its output."""
@@ -60,19 +60,19 @@ def supervised(
         yield process, process.stdout
 
 
-def begun(out: IO[str], count: int) -> dict[str, int]:
+def read_started_pids(out: IO[str], count: int) -> dict[str, int]:
     """Wait until this many processes have started, and return the process id of each name."""
     return {name: int(pid) for name, pid in (out.readline().split() for _ in range(count))}
 
 
-def gone(pidfd: int) -> bool:
+def ends_in_time(pidfd: int) -> bool:
     """Wait for the end of this process, and return whether it ended in time."""
     return bool(select.select([pidfd], [], [], WAIT)[0])
 
 
 def test_all_workers_drain_together_at_one_signal() -> None:
-    with supervised(DRAINS, "a-0", "a-1", "a-2") as (process, out):
-        begun(out, 3)
+    with run_supervisor(DRAINS, "a-0", "a-1", "a-2") as (process, out):
+        read_started_pids(out, 3)
         process.terminate()
         assert sorted(out) == ["a-0 drained\n", "a-1 drained\n", "a-2 drained\n"]
         assert process.wait(WAIT) == 0
@@ -80,18 +80,18 @@ def test_all_workers_drain_together_at_one_signal() -> None:
 
 def test_a_killed_process_restarts_under_its_name() -> None:
     """Under its own name, the process keeps its leases. Under another name, they would have to expire first."""
-    with supervised(DRAINS, "a-0", "a-1") as (process, out):
-        first = begun(out, 2)
-        os.kill(first["a-1"], signal.SIGKILL)
-        again = begun(out, 1)
-        assert list(again) == ["a-1"]
-        assert again["a-1"] != first["a-1"]
+    with run_supervisor(DRAINS, "a-0", "a-1") as (process, out):
+        first_pids = read_started_pids(out, 2)
+        os.kill(first_pids["a-1"], signal.SIGKILL)
+        restarted_pids = read_started_pids(out, 1)
+        assert list(restarted_pids) == ["a-1"]
+        assert restarted_pids["a-1"] != first_pids["a-1"]
         process.terminate()
         assert process.wait(WAIT) == 0
 
 
 def test_each_restart_waits_longer() -> None:
-    with supervised("import sys; sys.exit(7)", "a-0") as (process, _out):
+    with run_supervisor("import sys; sys.exit(7)", "a-0") as (process, _out):
         assert process.stderr is not None
         lines = [process.stderr.readline() for _ in range(2)]
         process.terminate()
@@ -101,28 +101,28 @@ def test_each_restart_waits_longer() -> None:
 
 def test_workers_end_when_the_supervisor_is_killed() -> None:
     """Workers that outlived their supervisor would run in parallel with new workers that have the same ids."""
-    with supervised(DRAINS, "a-0", "a-1") as (process, out):
-        watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
+    with run_supervisor(DRAINS, "a-0", "a-1") as (process, out):
+        process_fds = [os.pidfd_open(pid) for pid in read_started_pids(out, 2).values()]
         process.kill()
-        assert [gone(process_fd) for process_fd in watched] == [True, True]
-    for process_fd in watched:
+        assert [ends_in_time(process_fd) for process_fd in process_fds] == [True, True]
+    for process_fd in process_fds:
         os.close(process_fd)
 
 
 def test_a_second_signal_kills_all_workers() -> None:
-    with supervised(HANGS, "a-0", "a-1") as (process, out):
-        watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
+    with run_supervisor(HANGS, "a-0", "a-1") as (process, out):
+        process_fds = [os.pidfd_open(pid) for pid in read_started_pids(out, 2).values()]
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
-        assert [gone(process_fd) for process_fd in watched] == [True, True]
-    for process_fd in watched:
+        assert [ends_in_time(process_fd) for process_fd in process_fds] == [True, True]
+    for process_fd in process_fds:
         os.close(process_fd)
 
 
 def test_a_worker_that_does_not_drain_is_killed_and_logged() -> None:
-    with supervised(HANGS, "a-0", drain_seconds=0.0) as (process, out):
-        begun(out, 1)
+    with run_supervisor(HANGS, "a-0", drain_seconds=0.0) as (process, out):
+        read_started_pids(out, 1)
         process.terminate()
         assert process.wait(WAIT) == 1
         assert process.stderr is not None
@@ -132,18 +132,18 @@ def test_a_worker_that_does_not_drain_is_killed_and_logged() -> None:
 def test_bad_usage_in_one_worker_ends_all() -> None:
     """A restart would not help, because the command line stays the same. So the other workers end at once."""
     code = "import sys; sys.argv[1] == 'a-1' and sys.exit(2); sys.stdin.read()"
-    with supervised(code, "a-0", "a-1") as (process, _out):
+    with run_supervisor(code, "a-0", "a-1") as (process, _out):
         assert process.wait(WAIT) == 2
         assert process.stderr is not None
         assert process.stderr.read() == "a-1 ended with status 2, so all processes end\n"
 
 
 def test_output_lines_of_workers_are_not_interleaved() -> None:
-    with supervised(WRITES_LARGE_LINES, "a", "b", "c") as (process, out):
-        done, lines = 0, []
-        while done < 3:
+    with run_supervisor(WRITES_LARGE_LINES, "a", "b", "c") as (process, out):
+        finished_count, lines = 0, []
+        while finished_count < 3:
             line = out.readline()
-            done += line == "done\n"
+            finished_count += line == "done\n"
             lines.append(line)
         process.terminate()
         assert process.wait(WAIT) == 0
@@ -171,16 +171,16 @@ def test_a_signal_received_by_another_thread_ends_all_workers() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LIMITS OF ANOTHER PROCESS ARE NOT LOWERED: it wants Linux")
 def test_a_failed_restart_is_retried_while_the_others_run() -> None:
-    with supervised(DRAINS, "a-0", "a-1") as (process, out):
+    with run_supervisor(DRAINS, "a-0", "a-1") as (process, out):
         assert process.stderr is not None
-        first = begun(out, 2)
+        first_pids = read_started_pids(out, 2)
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         # Too few file descriptors for another process, even with those that the dead one frees.
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
-        os.kill(first["a-1"], signal.SIGKILL)
+        os.kill(first_pids["a-1"], signal.SIGKILL)
         lines = [process.stderr.readline() for _ in range(3)]
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
-        assert begun(out, 1).keys() == {"a-1"}
+        assert read_started_pids(out, 1).keys() == {"a-1"}
         process.terminate()
         assert sorted(out) == ["a-0 drained\n", "a-1 drained\n"]
         assert process.wait(WAIT) == 0
@@ -190,30 +190,30 @@ def test_a_failed_restart_is_retried_while_the_others_run() -> None:
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
-def test_a_process_without_a_reader_thread_is_ended(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_reader_thread_cannot_start_is_killed(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is killed and its pipes are closed, because the next attempt starts a process with the same id."""
     start, count, started = threading.Thread.start, itertools.count(), list["subprocess.Popen[bytes]"]()
 
-    def refuse(thread: threading.Thread) -> None:
+    def start_or_refuse(thread: threading.Thread) -> None:
         if next(count) == refused:
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    def keep(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401  as Popen has them
+    def start_and_record(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401  as Popen has them
         started.append(subprocess.Popen(*words, **options))
         return started[-1]
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.Popen", keep)
-    others = set(threading.enumerate())
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.Popen", start_and_record)
+    earlier_threads = set(threading.enumerate())
     command = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")
     supervisor = Supervisor({"a-0": command}, 30.0, {2})
-    (child_of_it,) = supervisor.create_processes()
-    supervisor.start_or_postpone(child_of_it)
-    for thread in set(threading.enumerate()) - others:
+    (supervised_process,) = supervisor.create_processes()
+    supervisor.start_or_postpone(supervised_process)
+    for thread in set(threading.enumerate()) - earlier_threads:
         thread.join(WAIT)
     (process,) = started
-    assert (child_of_it.process, process.returncode) == (None, -signal.SIGKILL)
+    assert (supervised_process.process, process.returncode) == (None, -signal.SIGKILL)
     assert [pipe.closed for pipe in (process.stdin, process.stdout, process.stderr) if pipe] == [True] * 3
 
 
@@ -236,7 +236,7 @@ def test_end_of_a_worker_is_noticed_while_its_output_stays_open(monkeypatch: pyt
         assert not thread.is_alive()
 
 
-class FullFor:
+class BrieflyFullFile:
     """A file that rejects a number of writes, and accepts a few bytes before each rejection."""
 
     def __init__(self, refusals: int, why: int) -> None:
@@ -257,7 +257,7 @@ class FullFor:
 def test_a_briefly_full_disk_ends_no_worker(why: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers do not end with 141, the status of a closed pipe, and no line is torn or lost."""
     monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.WRITE_RETRY_SECONDS", (0.0, 0.01))
-    full = FullFor(5, why)
+    full = BrieflyFullFile(5, why)
     monkeypatch.setattr("sys.stdout", full)
     code = "for number in range(20): print('line', number)"
     supervisor = Supervisor({"a-0": (sys.executable, "-S", "-c", f"{code}\nraise SystemExit(2)")}, 30.0, {2})

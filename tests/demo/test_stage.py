@@ -26,7 +26,7 @@ print("down", flush=True)
 """
 
 
-def greeter(folder: Path) -> Child:
+def start_greeter(folder: Path) -> Child:
     """Start a process, and return it when it has printed that it is ready."""
     child = Child("greeter", ("-c", GREETS), folder)
     while not child.out.read_text().endswith("\n"):
@@ -35,13 +35,13 @@ def greeter(folder: Path) -> Child:
 
 
 def test_a_child_finishes_on_sigterm(tmp_path: Path) -> None:
-    child = greeter(tmp_path)
+    child = start_greeter(tmp_path)
     child.ask_to_end()
     assert (child.wait(), child.out.read_text(), child.is_running) == (0, "up\ndown\n", False)
 
 
 def test_a_killed_child_does_not_finish(tmp_path: Path) -> None:
-    child = greeter(tmp_path)
+    child = start_greeter(tmp_path)
     child.kill()
     assert (child.out.read_text(), child.is_running) == ("up\n", False)
 
@@ -74,7 +74,7 @@ def test_shards_get_readable_names(shards: list[str], names: str) -> None:
     assert format_shard_names(shards) == names
 
 
-def staged() -> Screen:
+def make_screen() -> Screen:
     """Return the screen at a moment with a dead worker, a hand-off in progress, and a finished shard."""
     stream = cast("Stream", SimpleNamespace(shards=tuple))
     stage = Stage(Path(), stream, MemoryStore("staged"), "")
@@ -96,7 +96,7 @@ def staged() -> Screen:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_screen_shows_every_owner(width: int) -> None:
     out = io.StringIO()
-    Console(width=width, file=out).print(staged())
+    Console(width=width, file=out).print(make_screen())
     lines = out.getvalue().splitlines()
     rows = [line.split() for line in lines[: lines.index(next(line for line in lines if "leases" in line))]]
     shown = {row[0]: [word for word in row if word in "●○→✗"] for row in rows if row}

@@ -9,8 +9,8 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[2]
 PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
 
-_DEV = re.compile(r"leasehold dev [\w:=. -]*[\w]")
-_FILE = re.compile(r"# (\w+\.py)\n")
+_DEV_COMMAND = re.compile(r"leasehold dev [\w:=. -]*[\w]")
+_FILE_COMMENT = re.compile(r"# (\w+\.py)\n")
 
 
 @frozen
@@ -24,7 +24,7 @@ class Block:
     @property
     def file(self) -> str | None:
         """The name of the file in which a reader saves the block. The block's first line contains it as a comment."""
-        match = _FILE.match(self.text) if self.kind == "python" else None
+        match = _FILE_COMMENT.match(self.text) if self.kind == "python" else None
         return match[1] if match else None
 
     @property
@@ -46,5 +46,5 @@ def blocks(page: str) -> list[Block]:
 
 def dev_line(page: str) -> str | None:
     """Return the command that starts the local services that the page needs, or None."""
-    match = _DEV.search(PAGES[page].read_text(encoding="utf-8"))
+    match = _DEV_COMMAND.search(PAGES[page].read_text(encoding="utf-8"))
     return match[0] if match else None

@@ -21,7 +21,7 @@ from attrs import define, field
 HERE = Path(__file__).parent
 STAYS = re.compile(r"\bleasehold (consume|serve(?!.*--once))\b|--watch|^python \w+\.py")
 """Commands that run until the user presses Ctrl-C."""
-USUAL_PORT = re.compile(r"\bleasehold serve\b(?!.*(--port|--once))")
+USES_DEFAULT_PORT = re.compile(r"\bleasehold serve\b(?!.*(--port|--once))")
 """Commands that listen on the default port, which only one process at a time can use."""
 SECONDS = 240
 """The time limit of a page's command in seconds, on a busy machine."""
@@ -62,7 +62,7 @@ class Terminal:
 
     def end(self) -> None:
         """Press Ctrl-C, and check that the command exits with one of its allowed statuses."""
-        well = {0, 130, -signal.SIGINT} if "|" in self.command else self.statuses
+        allowed_statuses = {0, 130, -signal.SIGINT} if "|" in self.command else self.statuses
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGINT)
         try:
@@ -71,7 +71,7 @@ class Terminal:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self._listening.join(SECONDS)
-        assert status in well, f"{self.command}\nended with {status}\n{self.errors.read_text()}"
+        assert status in allowed_statuses, f"{self.command}\nended with {status}\n{self.errors.read_text()}"
 
 
 @define
@@ -107,7 +107,7 @@ class Reader:
 
     def starts(self, command: str) -> Terminal:
         """Open a terminal in which the command runs until the reader has finished the page."""
-        if USUAL_PORT.search(command) and self._turn is None:
+        if USES_DEFAULT_PORT.search(command) and self._turn is None:
             self._turn = (Path(tempfile.gettempdir()) / "leasehold-tests-usual-port").open("w")
             flock(self._turn, LOCK_EX)
         errors = self.folder / f".errors-{len(self._staying)}"
@@ -139,9 +139,9 @@ class Reader:
         assert self._session.stdin is not None
         assert self._session.stdout is not None
         print(json.dumps([place, text]), file=self._session.stdin, flush=True)
-        answer = self._session.stdout.readline()
-        assert answer, f"{place} ended the session with {self._session.wait()}; its last words are above"
-        return str(json.loads(answer))
+        response = self._session.stdout.readline()
+        assert response, f"{place} ended the session with {self._session.wait()}; its last words are above"
+        return str(json.loads(response))
 
     def close(self) -> None:
         """Close all terminals, beginning with the last one."""
@@ -161,15 +161,15 @@ class Reader:
 @contextmanager
 def stand_ins(line: str, folder: Path) -> Iterator[Mapping[str, str]]:
     """Run `leasehold dev` and the worker that it suggests. Yield the variables that it prints to paste."""
-    at_work = Reader(folder, {})
+    reader = Reader(folder, {})
     try:
-        dev = at_work.starts(line)
-        while not (export := dev.line()).startswith("export "):
+        dev = reader.starts(line)
+        while not (export_line := dev.line()).startswith("export "):
             pass
-        at_work.pasted = dict(word.split("=", 1) for word in shlex.split(export)[1:])
-        while not (worker := dev.line()).startswith("leasehold consume "):
+        reader.pasted = dict(word.split("=", 1) for word in shlex.split(export_line)[1:])
+        while not (worker_command := dev.line()).startswith("leasehold consume "):
             pass
-        at_work.types(worker.strip())
-        yield at_work.pasted
+        reader.types(worker_command.strip())
+        yield reader.pasted
     finally:
-        at_work.close()
+        reader.close()

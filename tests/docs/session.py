@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 
-class Printed(io.StringIO):
+class BlockOutput(io.StringIO):
     """Collects the output of a block. The first output makes a running program end."""
 
     def write(self, text: str) -> int:
@@ -24,13 +24,13 @@ class Printed(io.StringIO):
 
 def main() -> None:
     """Run each block with the names that earlier blocks defined."""
-    answers, names = os.fdopen(os.dup(1), "w"), dict[str, Any](__name__="__main__")
+    responses, namespace = os.fdopen(os.dup(1), "w"), dict[str, Any](__name__="__main__")
     os.dup2(2, 1)  # output of child processes must not mix with the responses
     for line in sys.stdin:
         page, text = json.loads(line)
-        with contextlib.redirect_stdout(Printed()) as printed:
-            exec(compile(text, page, "exec"), names)  # noqa: S102  the page is ours
-        print(json.dumps(printed.getvalue()), file=answers, flush=True)
+        with contextlib.redirect_stdout(BlockOutput()) as output:
+            exec(compile(text, page, "exec"), namespace)  # noqa: S102  the page is ours
+        print(json.dumps(output.getvalue()), file=responses, flush=True)
 
 
 if __name__ == "__main__":

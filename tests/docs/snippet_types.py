@@ -13,16 +13,16 @@ from pages import PAGES, ROOT, blocks
 from leasehold.adapters.toolchain import fill_once
 from leasehold_lab.standins.node import find_node, install_packages
 
-TREE = ROOT / "tests" / "javascript" / "pyright"
-OUT = ROOT / "build" / "snippets"
+PYRIGHT_PACKAGE = ROOT / "tests" / "javascript" / "pyright"
+SNIPPETS_FOLDER = ROOT / "build" / "snippets"
 MODES = ("basic", "strict")
 UNTYPED = ("boto3", "pyarrow")
 """Libraries without types. Programs that import them are not checked in the strict mode."""
 
 
 def _pyright() -> list[str]:
-    lock = (TREE / "package-lock.json").read_bytes()
-    folder = fill_once(f"node/pyright-{sha256(lock).hexdigest()[:12]}", partial(install_packages, TREE))
+    lock = (PYRIGHT_PACKAGE / "package-lock.json").read_bytes()
+    folder = fill_once(f"node/pyright-{sha256(lock).hexdigest()[:12]}", partial(install_packages, PYRIGHT_PACKAGE))
     return [*find_node().node, str(folder / "node_modules" / "pyright" / "index.js")]
 
 
@@ -39,26 +39,26 @@ def write(folder: Path) -> dict[Path, str]:
             if block.kind == "python":
                 lines = files.setdefault(block.file or "session.py", [])
                 lines += [""] * (block.line - len(lines)) + block.text.splitlines()
-        place = folder / page.replace("/", "_").removesuffix(".md")
+        page_folder = folder / page.replace("/", "_").removesuffix(".md")
         for name, lines in files.items():
-            place.mkdir(parents=True, exist_ok=True)
-            (place / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-            folders[place] = page
+            page_folder.mkdir(parents=True, exist_ok=True)
+            (page_folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            folders[page_folder] = page
     return folders
 
 
-def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
+def find_type_errors(mode: str, folders: dict[Path, str]) -> list[str]:
     """Return the errors that pyright finds in this mode."""
     project = {
         "typeCheckingMode": mode,
         "pythonVersion": "3.11",
         "reportDuplicateImport": False,  # each block of a page has its own imports
         "executionEnvironments": [
-            {"root": str(place), "extraPaths": [str(ROOT), str(ROOT / "lab")]} for place in folders
+            {"root": str(page_folder), "extraPaths": [str(ROOT), str(ROOT / "lab")]} for page_folder in folders
         ],
     }
-    (OUT / "pyrightconfig.json").write_text(json.dumps(project))
-    command = [*_pyright(), "--outputjson", "--pythonpath", sys.executable, "--project", str(OUT)]
+    (SNIPPETS_FOLDER / "pyrightconfig.json").write_text(json.dumps(project))
+    command = [*_pyright(), "--outputjson", "--pythonpath", sys.executable, "--project", str(SNIPPETS_FOLDER)]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         diagnostics = json.loads(completed.stdout)["generalDiagnostics"]
@@ -67,18 +67,18 @@ def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
     return [
         f"{folders[Path(issue['file']).parent]}:{issue['range']['start']['line'] + 1} ({mode}): {issue['message']}"
         for issue in diagnostics
-        if issue["severity"] == "error" and not (mode == "strict" and _untyped(Path(issue["file"])))
+        if issue["severity"] == "error" and not (mode == "strict" and _imports_untyped_library(Path(issue["file"])))
     ]
 
 
-def _untyped(file: Path) -> bool:
+def _imports_untyped_library(file: Path) -> bool:
     return any(f"import {library}\n" in file.read_text(encoding="utf-8") for library in UNTYPED)
 
 
 def main() -> None:
     """Check the programs, and exit with 1 if there are errors."""
-    folders = write(OUT)
-    errors = [line for mode in MODES for line in complaints(mode, folders)]
+    folders = write(SNIPPETS_FOLDER)
+    errors = [line for mode in MODES for line in find_type_errors(mode, folders)]
     sys.exit("\n".join(errors) or None)
 
 

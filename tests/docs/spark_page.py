@@ -25,12 +25,12 @@ pytestmark = pytest.mark.timeout(3000)
 
 PAGE = "docs/spark.md"
 DEV = "leasehold dev orders=4 --rate 50"
-PATIENCE = 600
+STEP_SECONDS = 600
 """The time limit of a step of the page, in seconds, on a busy machine."""
 VERSIONS = "4.0", "4.1", ""
 """The older versions, which are installed from lock files, and the installed version."""
 SHARDS = 4
-SUPERVISED = "from pyspark.sql import SparkSession\n\nfrom leasehold.spark import register, supervise"
+SUPERVISED_BEGINNING = "from pyspark.sql import SparkSession\n\nfrom leasehold.spark import register, supervise"
 """The beginning of the page's second program."""
 CONSOLE_ROW = re.compile(r"^\|shardId-\d+\|\s*\S+\|.*\|$", re.MULTILINE)
 
@@ -49,8 +49,8 @@ def user(request: pytest.FixtureRequest, pasted: Mapping[str, str], tmp_path: Pa
         java = {"JAVA_HOME": str(find_java_home()), "JAVA_TOOL_OPTIONS": SOON, "SPARK_LOCAL_IP": "127.0.0.1"}
     except ServiceError as missing:
         pytest.skip(f"SPARK IS NOT TESTED: {missing}")
-    older = [str(pyspark_path(request.param))] if request.param else []
-    path = os.pathsep.join([*older, *filter(None, [os.environ.get("PYTHONPATH")])])
+    older_path = [str(pyspark_path(request.param))] if request.param else []
+    path = os.pathsep.join([*older_path, *filter(None, [os.environ.get("PYTHONPATH")])])
     user = Reader(tmp_path, {**pasted, **java, "PYTHONPATH": path})
     version = user.types("python -c 'import pyspark; print(pyspark.__version__)'").strip()
     assert version.startswith(request.param)
@@ -68,19 +68,19 @@ def program(beginning: str) -> str:
 def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
     """Each run continues where the previous one stopped, and no row is written twice."""
     (user.folder / "orders.py").write_text(program("# orders.py"))
-    numbers = [-1]
+    batch_numbers = [-1]
     for _ in range(2):
         printed = run_to_its_end(user, "python orders.py")
         assert CONSOLE_ROW.search(printed), printed
-        numbers.append(committed(user.folder / "orders-checkpoint"))
-        assert numbers[-1] > numbers[-2], printed
+        batch_numbers.append(last_committed_batch(user.folder / "orders-checkpoint"))
+        assert batch_numbers[-1] > batch_numbers[-2], printed
 
-    (user.folder / "supervised.py").write_text(program(SUPERVISED))
+    (user.folder / "supervised.py").write_text(program(SUPERVISED_BEGINNING))
     supervised = user.starts("python supervised.py")
     supervised.statuses = (-signal.SIGINT,)  # the program does not handle KeyboardInterrupt
     until(lambda: len({shard for shard, *_ in rows(user.folder / "orders")}) == SHARDS, supervised)
     interrupt(supervised)
-    assert committed(user.folder / "orders-checkpoint") > numbers[-1]
+    assert last_committed_batch(user.folder / "orders-checkpoint") > batch_numbers[-1]
 
     (command,) = [
         command
@@ -88,11 +88,11 @@ def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
         for command in block.commands
         if block.kind == "sh" and command.startswith("leasehold pipeline")
     ]
-    landing = user.starts(command)
-    while not json.loads(landing.line())["rows"]:
+    pipeline = user.starts(command)
+    while not json.loads(pipeline.line())["rows"]:
         pass
-    interrupt(landing)
-    assert landing.process.returncode == 0, landing.errors.read_text()
+    interrupt(pipeline)
+    assert pipeline.process.returncode == 0, pipeline.errors.read_text()
     for sink in (user.folder / "orders", user.folder / "landed" / "rows" / "main"):
         assert max(Counter(rows(sink)).values()) == 1
 
@@ -100,22 +100,22 @@ def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
 def run_to_its_end(user: Reader, command: str) -> str:
     """Run a program and return its output. Run it again if Spark did not start in time on a busy machine."""
     for _ in range(START_ATTEMPTS):
-        done = subprocess.run(
+        completed = subprocess.run(
             shlex.split(command),
             cwd=user.folder,
             env=user.environment,
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=STEP_SECONDS,
         )
-        if done.returncode == 0 or START_TIMEOUT not in done.stderr:
+        if completed.returncode == 0 or START_TIMEOUT not in completed.stderr:
             break
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
-def committed(checkpoint: Path) -> int:
+def last_committed_batch(checkpoint: Path) -> int:
     """Return the number of the last batch that Spark committed in this checkpointLocation."""
     return max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
 
@@ -130,7 +130,7 @@ def rows(sink: Path) -> list[tuple[str, str, int]]:
 
 def until(seen: Callable[[], bool], terminal: Terminal) -> None:
     """Wait until `seen` returns true. The command must not end before that."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + STEP_SECONDS
     while not seen():
         assert terminal.process.poll() is None, terminal.errors.read_text()
         assert time.monotonic() < deadline, terminal.errors.read_text()
@@ -140,4 +140,4 @@ def until(seen: Callable[[], bool], terminal: Terminal) -> None:
 def interrupt(terminal: Terminal) -> None:
     """Press Ctrl-C, and wait until the command has ended."""
     os.killpg(terminal.process.pid, signal.SIGINT)
-    terminal.process.wait(PATIENCE)
+    terminal.process.wait(STEP_SECONDS)

@@ -8,17 +8,17 @@ import pytest
 import leasehold
 from leasehold import adapters, balancer, stores
 
-ELSEWHERE = {"arun", "produce", "read", "run", "worker"}
+STREAM_FUNCTIONS = {"arun", "produce", "read", "run", "worker"}
 """The functions of `leasehold` that need a stream. `tests/worker/test_front_door.py` runs their examples."""
-NEEDS_STREAM = {"ShardConsumer"}
+STREAM_CLASSES = {"ShardConsumer"}
 """Classes that need a stream. `tests/worker/test_acknowledging.py` runs their examples."""
 
 NAMES = [
     (module, name)
     for module in (balancer, stores, adapters, leasehold)
     for name in module.__all__
-    if name not in NEEDS_STREAM
-    and not (module is leasehold and (name in ELSEWHERE or name in balancer.__all__))
+    if name not in STREAM_CLASSES
+    and not (module is leasehold and (name in STREAM_FUNCTIONS or name in balancer.__all__))
     and (inspect.isclass(getattr(module, name)) or inspect.isfunction(getattr(module, name)))
 ]
 

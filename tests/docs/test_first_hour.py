@@ -34,8 +34,8 @@ class Newcomer(Reader):
         home = self.folder.parent / "home"
         home.mkdir(exist_ok=True)
         path = f"{self.commands}{os.pathsep}{os.environ['PATH']}"
-        mine = {"HOME": str(home), "PATH": path, "LEASEHOLD_CACHE": str(cache_folder())}
-        return {**mine, **self.pasted, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
+        variables = {"HOME": str(home), "PATH": path, "LEASEHOLD_CACHE": str(cache_folder())}
+        return {**variables, **self.pasted, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
 
     def pastes(self, dev: Terminal) -> None:
         """Set the variables from the line of `leasehold dev` that begins with `export`."""
@@ -73,7 +73,7 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
         reader.close()
 
 
-def owners(listed: str) -> list[str]:
+def lease_owners(listed: str) -> list[str]:
     """Return the owner of each lease in the output of `leasehold leases`."""
     return [line.split()[1] for line in listed.splitlines() if line.startswith("shardId-")]
 
@@ -83,30 +83,33 @@ def test_the_first_hour_needs_only_the_readme(newcomer: Newcomer) -> None:
     for block in blocks(PAGE):
         if block.file:
             (newcomer.folder / block.file).write_text(block.text, encoding="utf-8")
-    first = newcomer.starts(page_command(r"python shop\.py"))
-    assert first.line().startswith("shardId-")
-    second = newcomer.starts(page_command("leasehold consume .*shop:handle"))
+    first_worker = newcomer.starts(page_command(r"python shop\.py"))
+    assert first_worker.line().startswith("shardId-")
+    second_worker = newcomer.starts(page_command("leasehold consume .*shop:handle"))
     listing = page_command("leasehold leases")
-    until(lambda: len({*owners(newcomer.types(listing))} - {"nobody"}) == 2, "two workers share the shards")
-    assert second.line().startswith("shardId-")
+    until(lambda: len({*lease_owners(newcomer.types(listing))} - {"nobody"}) == 2, "two workers share the shards")
+    assert second_worker.line().startswith("shardId-")
 
-    page = newcomer.starts(page_command("leasehold serve"))
-    address = re.search(r"http://\S+", page.line())
+    server = newcomer.starts(page_command("leasehold serve"))
+    address = re.search(r"http://\S+", server.line())
     assert address
-    with urllib.request.urlopen(address[0], timeout=SECONDS) as answer:  # noqa: S310  it is ours
-        assert answer.status == 200
-        assert b"<html" in answer.read()
+    with urllib.request.urlopen(address[0], timeout=SECONDS) as response:  # noqa: S310  it is ours
+        assert response.status == 200
+        assert b"<html" in response.read()
 
-    newcomer.kills(first)
+    newcomer.kills(first_worker)
     until(
-        lambda: len(held := owners(newcomer.types(listing))) == 4 and len({*held} - {"nobody"}) == 1,
+        lambda: (
+            len(current_owners := lease_owners(newcomer.types(listing))) == 4
+            and len({*current_owners} - {"nobody"}) == 1
+        ),
         "the living worker has the leases of the dead one",
     )
 
-    careful = newcomer.starts(page_command("leasehold consume .*careful:handle"))
-    dead = newcomer.folder / "dead"
-    until(lambda: dead.is_dir() and [*dead.iterdir()], "a letter")
-    careful.end()
-    assert newcomer.types(page_command("ls dead")).split() == sorted(path.name for path in dead.iterdir())
+    careful_worker = newcomer.starts(page_command("leasehold consume .*careful:handle"))
+    dead_letter_folder = newcomer.folder / "dead"
+    until(lambda: dead_letter_folder.is_dir() and [*dead_letter_folder.iterdir()], "a letter")
+    careful_worker.end()
+    assert newcomer.types(page_command("ls dead")).split() == sorted(path.name for path in dead_letter_folder.iterdir())
     newcomer.types(page_command("leasehold replay"))
-    assert [path for path in dead.rglob("*") if path.is_file()] == []
+    assert [path for path in dead_letter_folder.rglob("*") if path.is_file()] == []

@@ -120,7 +120,7 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
-def _code(answer: str) -> Callable[[re.Match[str]], str]:
+def _keep_code_with(answer: str) -> Callable[[re.Match[str]], str]:
     """Return a replacement function for code blocks that removes a block unless it contains the answer."""
     return lambda block: block[0] if answer in block[0] else ""
 
@@ -128,11 +128,11 @@ def _code(answer: str) -> Callable[[re.Match[str]], str]:
 def words_until(location: str, answer: str) -> int | None:
     """Return the number of words to the end of the answer, without code blocks, or None if there is no answer."""
     text = (ROOT / "docs" / f"{page_of(location) or 'index'}.md").read_text(encoding="utf-8")
-    sections = re.split(r"(?m)^(?=#+ )", re.sub(r"(?m)^```(?:sh|python)\n(.*\n)*?```$", _code(answer), text))
+    sections = re.split(r"(?m)^(?=#+ )", re.sub(r"(?m)^```(?:sh|python)\n(.*\n)*?```$", _keep_code_with(answer), text))
     anchor = location.partition("#")[2]
-    starts = [number for number, section in enumerate(sections) if _anchor(section.split("\n")[0]) == anchor]
-    read, found, _ = "".join(sections[starts[0] if starts else 0 :]).partition(answer)
-    return len(read.split()) + len(answer.split()) if found else None
+    section_numbers = [number for number, section in enumerate(sections) if _anchor(section.split("\n")[0]) == anchor]
+    text_before, answer_found, _ = "".join(sections[section_numbers[0] if section_numbers else 0 :]).partition(answer)
+    return len(text_before.split()) + len(answer.split()) if answer_found else None
 
 
 def test_search_terms_find_the_right_page_first(firsts: Mapping[str, str]) -> None:
@@ -154,8 +154,10 @@ def test_questions_are_answered_on_the_first_page_found(firsts: Mapping[str, str
 
 def test_no_page_has_hidden_keywords() -> None:
     """Only the words that readers see lead to a page. No page has tags, boosts or keywords in its front matter."""
-    heads = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
-    fronts = {name: text.split("---")[1] for name, text in heads.items() if text.startswith("---")}
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+    front_matters = {name: text.split("---")[1] for name, text in texts.items() if text.startswith("---")}
     assert [
-        name for name, front in fronts.items() if any(word in front for word in ("tags", "boost", "keywords"))
+        name
+        for name, front_matter in front_matters.items()
+        if any(word in front_matter for word in ("tags", "boost", "keywords"))
     ] == []

@@ -31,7 +31,7 @@ from leasehold.stores import urls as store_urls
 
 pytestmark = pytest.mark.slow
 
-LOADED = re.compile(
+LOADED_FROM_OTHER_HOST = re.compile(
     r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?(?:https?:)?//[^"'> ]+"""
     r"""|<link[^>]*rel=["']?(?:stylesheet|preconnect|preload|icon)[^>]*href=["']?(?:https?:)?//[^"'> ]+"""
     r"""|(?:@import|url\()\s*["']?(?:https?:)?//[^"') ]+"""
@@ -45,8 +45,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     return folder
 
 
@@ -59,7 +59,9 @@ def test_every_page_is_built_and_in_the_menu(site: Path) -> None:
 def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
     """Readers behind a firewall do not have to wait for fonts, and other hosts cannot track readers."""
     files = [path for path in site.rglob("*") if path.suffix in {".html", ".css"}]
-    assert {found[0] for path in files for found in LOADED.finditer(path.read_text(encoding="utf-8"))} == set()
+    assert {
+        found[0] for path in files for found in LOADED_FROM_OTHER_HOST.finditer(path.read_text(encoding="utf-8"))
+    } == set()
 
 
 def test_search_finds_only_user_pages(site: Path) -> None:
@@ -71,22 +73,22 @@ def test_search_finds_only_user_pages(site: Path) -> None:
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     page = (site / "planner-reference" / "index.html").read_text(encoding="utf-8")
-    named = [(package, name) for package in (balancer, stores, adapters) for name in package.__all__]
+    public_names = [(package, name) for package in (balancer, stores, adapters) for name in package.__all__]
     anchors = set(re.findall(r'id="([\w.]+)"', page))
     # The anchors of `plan` and `execute` contain the name twice, because their modules have the same names.
     assert [
         name
-        for package, name in named
+        for package, name in public_names
         if not anchors & {f"{package.__name__}.{name}", f"{package.__name__}.{name}.{name}"}
     ] == []
 
 
-def shown(site: Path, page: str) -> str:
+def article_html(site: Path, page: str) -> str:
     """Return the HTML of a page's article, without the menus around it."""
     return (site / page / "index.html").read_text(encoding="utf-8").partition("<article")[2]
 
 
-FRONT = "leasehold.adapters.api"
+API_MODULE = "leasehold.adapters.api"
 HANDLING = "leasehold.adapters.consumer.handling"
 RECORD = "leasehold.adapters.sources.protocol.Record"
 
@@ -96,9 +98,9 @@ INSTRUMENTS = re.findall(
     r"""create_counter\("(\w+)"|WorkerMetrics\.(\w+),""",
     (ROOT / "leasehold" / "adapters" / "consumer" / "metrics.py").read_text(encoding="utf-8"),
 )
-RAISED = [each for each in vars(errors).values() if isinstance(each, type)]
-KINDS: list[Any] = [Config, *RULES.values()]
-SETTINGS = [name for kind in KINDS for name in fields_dict(kind) if name != "rules"]
+ERROR_CLASSES = [each for each in vars(errors).values() if isinstance(each, type)]
+SETTINGS_CLASSES: list[Any] = [Config, *RULES.values()]
+SETTINGS = [name for kind in SETTINGS_CLASSES for name in fields_dict(kind) if name != "rules"]
 SPARK_SOURCES, SPARK_SINKS = (
     [f"<code>{option.name}</code>" for table in tables for option in table if option.in_docs]
     for tables in (
@@ -108,10 +110,10 @@ SPARK_SOURCES, SPARK_SINKS = (
 )
 DELIVERY = ("records", "behind_seconds", "shard", "stream", "epoch", "lost", "checkpoint")
 REFERENCE = {
-    "functions": ("reference", [f'id="{FRONT}.{name}"' for name in ("run", "arun", "worker", "read", "produce")]),
+    "functions": ("reference", [f'id="{API_MODULE}.{name}"' for name in ("run", "arun", "worker", "read", "produce")]),
     "Delivery": ("reference", [f'id="{HANDLING}.Delivery.{name}"' for name in DELIVERY]),
     "Record": ("reference", [f'id="{RECORD}.{name}"' for name in Record._fields]),
-    "errors": ("reference", [f'id="leasehold.errors.{each.__name__}"' for each in RAISED]),
+    "errors": ("reference", [f'id="leasehold.errors.{each.__name__}"' for each in ERROR_CLASSES]),
     "options": (
         "options",
         [f"<code>{name}</code>" for table in (Options, ProduceOptions) for name in options_by_name(table)],
@@ -141,19 +143,21 @@ REFERENCE = {
 @pytest.mark.parametrize(("page", "parts"), REFERENCE.values(), ids=REFERENCE)
 def test_the_reference_has_every_part(site: Path, page: str, parts: list[str]) -> None:
     """The page names everything that the code defines: parameters, options, commands, URLs, metrics and statuses."""
-    text = shown(site, page)
+    text = article_html(site, page)
     assert [part for part in parts if part not in text] == []
 
 
 def test_each_parameter_of_run_is_a_table_row(site: Path) -> None:
     """Each parameter of `run` has a row in a table, and is not only mentioned in a paragraph."""
-    text = shown(site, "reference").partition(f'id="{FRONT}.run"')[2].partition(f'id="{FRONT}.arun"')[0]
+    text = (
+        article_html(site, "reference").partition(f'id="{API_MODULE}.run"')[2].partition(f'id="{API_MODULE}.arun"')[0]
+    )
     assert [name for name in ("source", "handler", "leases", "options") if f"<code>{name}</code>" not in text] == []
 
 
 def test_the_glossary_has_at_most_twenty_words(site: Path) -> None:
     """The second table, which has the words of other systems, is not counted."""
-    words, _, _ = shown(site, "glossary").partition("</table>")
+    words, _, _ = article_html(site, "glossary").partition("</table>")
     assert 10 <= words.count("<tr>") - 1 <= 20
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.more, pytest.mark.slow]
 PAGES = ["", "start/", "theory/", "choosing-a-store/", "handlers/"]
 
 
-class Silent(SimpleHTTPRequestHandler):
+class SilentFileHandler(SimpleHTTPRequestHandler):
     """Serves files without logging requests."""
 
     def log_message(self, *_: object) -> None:
@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("site")
     command = (sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(folder))
     subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SilentFileHandler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/"
@@ -53,8 +53,8 @@ def test_each_page_of_the_site_is_accessible(
     browser: tuple[str, str], tmp_path: Path, site: str, page: str, screen: tuple[int, bool]
 ) -> None:
     """No text is too pale, no picture lacks a description, and no text extends beyond the edge of a phone."""
-    with closing(Page(browser[0], tmp_path, site + page)) as shown:
-        shown.until("document.readyState === 'complete' && document.querySelector('article') !== null")
-        shown.drawn(screen[0], 1000, dark=screen[1])
-        assert shown.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-        assert faults_for_readers(shown, browser[1]) == []
+    with closing(Page(browser[0], tmp_path, site + page)) as browser_page:
+        browser_page.until("document.readyState === 'complete' && document.querySelector('article') !== null")
+        browser_page.drawn(screen[0], 1000, dark=screen[1])
+        assert browser_page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        assert faults_for_readers(browser_page, browser[1]) == []

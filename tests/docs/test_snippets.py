@@ -21,15 +21,15 @@ from typer.main import get_command
 
 from leasehold.adapters.cli.main import app
 
-READ: Mapping[str, Callable[[str], object]] = {"json": json.loads, "yaml": yaml.safe_load, "hcl": hcl2.loads}
+PARSERS: Mapping[str, Callable[[str], object]] = {"json": json.loads, "yaml": yaml.safe_load, "hcl": hcl2.loads}
 """The parsers that check blocks other than programs.
 
 A `text` block is the output of the block before it, or a drawing. A `dockerfile` is not built, as its page states.
 """
-KINDS = {"python", "sh", "text", "dockerfile", *READ}
+KINDS = {"python", "sh", "text", "dockerfile", *PARSERS}
 
 
-def _installed(command: str) -> None:
+def _check_extras(command: str) -> None:
     """Assert that the project has the extras that pip would install."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     requirements = [Requirement(word) for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
@@ -38,18 +38,18 @@ def _installed(command: str) -> None:
     } <= set(extras), command
 
 
-def _made(command: str) -> None:
+def _check_target(command: str) -> None:
     """Assert that the Makefile has the target of the command."""
     target = shlex.split(command, comments=True)[1]
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
 
 
-def _tested(command: str) -> None:
+def _check_test_files(command: str) -> None:
     """Assert that the test files in the command exist."""
     assert all((ROOT / path).exists() for path in re.findall(r"tests/[\w/.]+", command)), command
 
 
-def _understood(command: str) -> None:
+def _check_options(command: str) -> None:
     """Assert that our command accepts these options. The options of other programs are not checked."""
     if words := re.match(r"(?:\w+=\S* )*leasehold (.*)", command):
         options = shlex.split(words[1], comments=True)
@@ -59,30 +59,30 @@ def _understood(command: str) -> None:
             resolved.make_context(name, rest, parent=context).close()
 
 
-ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
-    r"^pip install": ("nobody's index has the project yet", _installed),
-    r"^make ": ("it would run these very tests", _made),
-    r"\bpytest .*tests/": ("tests that have their own place", _tested),
-    r"^aws ": ("it needs an account of Amazon's", _understood),
-    r"^leasehold pipeline": ("applications of Spark are tried in tests/spark", _understood),
+NOT_RUN: Mapping[str, tuple[str, Callable[[str], None]]] = {
+    r"^pip install": ("nobody's index has the project yet", _check_extras),
+    r"^make ": ("it would run these very tests", _check_target),
+    r"\bpytest .*tests/": ("tests that have their own place", _check_test_files),
+    r"^aws ": ("it needs an account of Amazon's", _check_options),
+    r"^leasehold pipeline": ("applications of Spark are tried in tests/spark", _check_options),
     r"^(python3 -m (venv|pip) |mv leasehold-|env/bin/|PYSPARK_PYTHON=|spark-submit)": (
         "clusters are tried in tests/spark",
-        _understood,
+        _check_options,
     ),
-    r"^leasehold simulate": ("minutes of every core; tests/proving simulates", _understood),
-    r"dynamodb-streams://": ("what `dev` starts has no streams of tables", _understood),
-    r"[?&]consumer=": ("no stand-in has fan-out that boto3 understands", _understood),
+    r"^leasehold simulate": ("minutes of every core; tests/proving simulates", _check_options),
+    r"dynamodb-streams://": ("what `dev` starts has no streams of tables", _check_options),
+    r"[?&]consumer=": ("no stand-in has fan-out that boto3 understands", _check_options),
 }
 """Patterns of commands that cannot run here, each with the reason, and with a check that is made instead."""
 
 
 @cache
-def _listed(command: str) -> Callable[[str], None] | None:
-    return next((check for pattern, (_, check) in ELSEWHERE.items() if re.search(pattern, command)), None)
+def _find_check(command: str) -> Callable[[str], None] | None:
+    return next((check for pattern, (_, check) in NOT_RUN.items() if re.search(pattern, command)), None)
 
 
 @define
-class Developed:
+class DevCommands:
     """Runs the `leasehold dev` commands of pages, and keeps the variables that they print to paste.
 
     Each command is started once, and keeps running for the following pages that use it.
@@ -107,25 +107,25 @@ class Developed:
 
 
 @pytest.fixture(scope="module")
-def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Developed]:
+def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCommands]:
     """Yield the running `leasehold dev` commands, and end them after the last page."""
-    made = Developed(tmp_path_factory)
-    yield made
-    made.keep()
+    dev_commands = DevCommands(tmp_path_factory)
+    yield dev_commands
+    dev_commands.keep()
 
 
-def _read(page: str, reader: Reader, developed: Developed) -> None:
+def _run_page(page: str, reader: Reader, developed: DevCommands) -> None:
     printed: str | None = None
     for block in blocks(page):
         if block.kind == "text" and printed is not None:
             assert block.text == printed, f"{page}:{block.line}"
-        printed = _followed(f"{page}:{block.line}", block, reader, developed)
+        printed = _run_block(f"{page}:{block.line}", block, reader, developed)
 
 
-def _followed(place: str, block: Block, reader: Reader, developed: Developed) -> str | None:
+def _run_block(place: str, block: Block, reader: Reader, developed: DevCommands) -> str | None:
     """Run a block and return its output. Return None if it is not a program, or if a command keeps running."""
     if block.kind == "sh":
-        printed = "".join(_typed(command, reader, developed) for command in block.commands)
+        printed = "".join(_run_command(command, reader, developed) for command in block.commands)
         return None if any(map(STAYS.search, block.commands)) else printed
     if block.file:
         (reader.folder / block.file).write_text(block.text, encoding="utf-8")
@@ -133,13 +133,13 @@ def _followed(place: str, block: Block, reader: Reader, developed: Developed) ->
         compile(block.text, place, "exec")  # programs with a Spark session are run in tests/spark
     elif block.kind == "python":
         return reader.runs(place, block.text)
-    elif block.kind in READ:
-        READ[block.kind](block.text)
+    elif block.kind in PARSERS:
+        PARSERS[block.kind](block.text)
     return None
 
 
-def _typed(command: str, reader: Reader, developed: Developed) -> str:
-    if check := _listed(command):
+def _run_command(command: str, reader: Reader, developed: DevCommands) -> str:
+    if check := _find_check(command):
         subprocess.run(("bash", "-n", "-c", command), check=True)
         check(command)
         return ""
@@ -170,14 +170,14 @@ def test_every_code_block_has_a_language() -> None:
 def test_every_exception_is_needed() -> None:
     """Each pattern in the list of exceptions matches a command on some page."""
     commands = [command for page in PAGES for block in blocks(page) if block.kind == "sh" for command in block.commands]
-    assert [pattern for pattern in ELSEWHERE if not any(re.search(pattern, command) for command in commands)] == []
+    assert [pattern for pattern in NOT_RUN if not any(re.search(pattern, command) for command in commands)] == []
 
 
 @pytest.mark.parametrize("page", [*_pages()])
 def test_the_snippets_of_a_page_work(
     page: str,
     tmp_path: Path,
-    developed: Developed,
+    developed: DevCommands,
     request: pytest.FixtureRequest,
 ) -> None:
     line = dev_line(page)
@@ -188,6 +188,6 @@ def test_the_snippets_of_a_page_work(
     developed.keep(line or "")
     reader = Reader(tmp_path, developed.pasted(line) if line else {})
     try:
-        _read(page, reader, developed)
+        _run_page(page, reader, developed)
     finally:
         reader.close()

@@ -23,9 +23,11 @@ from leasehold.adapters.spark.event_hubs.options import WITHOUT_EFFECT as EVENT_
 from leasehold.adapters.spark.kinesis.options import WITHOUT_EFFECT as KINESIS_IGNORED
 
 DOCS = ROOT / "docs"
-LABORATORY = re.compile(r"\bnot met\b|\d: met\b|\bload (?:average )?of \d|\bload \d|(?<!-)\b[Ss]eeds? \d|two cores\b")
+LABORATORY_PHRASES = re.compile(
+    r"\bnot met\b|\d: met\b|\bload (?:average )?of \d|\bload \d|(?<!-)\b[Ss]eeds? \d|two cores\b"
+)
 """Phrases such as whether a goal was met, how busy a machine was, or which seed failed."""
-ONLY_OF_HANDLING = {"cooldown_seconds", "most_wait_seconds", "least_wait_seconds"}
+HANDLING_ONLY_FIELDS = {"cooldown_seconds", "most_wait_seconds", "least_wait_seconds"}
 """Fields of Handling that `handlers.md` names, but that are not options of `leasehold.run`."""
 
 
@@ -36,9 +38,11 @@ def test_settings_of_a_producer_are_options_of_produce() -> None:
 
 def test_durations_on_the_page_of_handlers_are_options() -> None:
     """Every `…_seconds` on the page is an option of `leasehold.run` or a field of Handling."""
-    named = set(re.findall(r"`(\w+_seconds)`", (DOCS / "handlers.md").read_text(encoding="utf-8")))
-    assert named - {*options_by_name(Options)} - {"behind_seconds"} <= ONLY_OF_HANDLING
-    assert {each for each in ONLY_OF_HANDLING if each in named} <= {*get_type_hints(Handling)}
+    documented_names = set(re.findall(r"`(\w+_seconds)`", (DOCS / "handlers.md").read_text(encoding="utf-8")))
+    assert documented_names - {*options_by_name(Options)} - {"behind_seconds"} <= HANDLING_ONLY_FIELDS
+    assert {field_name for field_name in HANDLING_ONLY_FIELDS if field_name in documented_names} <= {
+        *get_type_hints(Handling)
+    }
 
 
 def table_after(page: str, heading: str) -> list[list[str]]:
@@ -62,23 +66,29 @@ def test_table_of_metrics_has_the_names_of_the_code() -> None:
 
 
 def test_every_column_of_leases_is_explained() -> None:
-    sometimes = (lease_tables.TABLE_COLUMN, lease_tables.EVENTS_COLUMN)
-    shown = {column.name for column in (*lease_tables.LEASE_COLUMNS, *lease_tables.SHARE_COLUMNS, *sometimes)}
+    optional_columns = (lease_tables.TABLE_COLUMN, lease_tables.EVENTS_COLUMN)
+    column_names = {
+        column.name for column in (*lease_tables.LEASE_COLUMNS, *lease_tables.SHARE_COLUMNS, *optional_columns)
+    }
     rows = table_after("steering.md", "## Consumer lag: how far behind is the group")
     explained = {name.partition(" (")[0] for row in rows for name in row[0].split(", ")}
-    assert explained == shown
+    assert explained == column_names
 
 
 def test_table_of_loggers_has_the_loggers_of_the_code() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "leasehold").rglob("*.py"))
-    named = [name for row in table_after("logging.md", "## Choose single loggers") for name in row[0].split(", ")]
-    assert sorted(named) == sorted(set(re.findall(r'getLogger\("(leasehold\.\w+)"\)', code)))
+    documented_loggers = [
+        name for row in table_after("logging.md", "## Choose single loggers") for name in row[0].split(", ")
+    ]
+    assert sorted(documented_loggers) == sorted(set(re.findall(r'getLogger\("(leasehold\.\w+)"\)', code)))
 
 
 def test_table_of_a_dead_letter_has_the_fields_of_the_code() -> None:
     dead_letter = DeadLetterEntry("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
-    named = [name for row in table_after("dead-letters.md", "## Dead-letter format") for name in row[0].split(", ")]
-    assert sorted(named) == sorted(json.loads(dead_letter.line))
+    documented_fields = [
+        name for row in table_after("dead-letters.md", "## Dead-letter format") for name in row[0].split(", ")
+    ]
+    assert sorted(documented_fields) == sorted(json.loads(dead_letter.line))
 
 
 def test_options_of_other_connectors_are_on_the_page_that_migrates_from_them() -> None:
@@ -121,4 +131,4 @@ def test_table_of_mapping_settings_is_complete_and_valid() -> None:
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
 def test_pages_contain_no_laboratory_notes(page: str) -> None:
     """A page for users contains no machine loads, goals or seeds."""
-    assert LABORATORY.findall((DOCS / page).read_text(encoding="utf-8")) == []
+    assert LABORATORY_PHRASES.findall((DOCS / page).read_text(encoding="utf-8")) == []

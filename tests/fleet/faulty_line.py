@@ -192,14 +192,14 @@ def laid(faulty_connection: AnyLine) -> Iterator[AnyLine]:
     server = ThreadingHTTPServer((HOST, 0), type("Handler", (_Carrier,), {"line": faulty_connection}))
     server.daemon_threads = True
     faulty_connection.url = f"http://{HOST}:{server.server_port}"
-    serving = Thread(target=server.serve_forever, args=(0.05,))
-    serving.start()
+    server_thread = Thread(target=server.serve_forever, args=(0.05,))
+    server_thread.start()
     try:
         yield faulty_connection
     finally:
         faulty_connection.closed.set()
         server.shutdown()
-        serving.join()
+        server_thread.join()
         server.server_close()
 
 

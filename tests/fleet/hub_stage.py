@@ -108,9 +108,11 @@ class Group:
     def join_official(
         self, worker: str, make: str = "python", expiry: float = EXPIRY_SECONDS, interval: float = CYCLE_SECONDS
     ) -> None:
-        program, *first = MAKES[make].start()
-        words = (worker, self.feed.stream.hub, MAKES[make].group, self.container, str(interval), str(expiry))
-        self.stage.watch_process(Child(worker, (*first, *words), self.stage.folder, program=program))
+        program, *program_arguments = MAKES[make].start()
+        worker_arguments = (worker, self.feed.stream.hub, MAKES[make].group, self.container, str(interval), str(expiry))
+        self.stage.watch_process(
+            Child(worker, (*program_arguments, *worker_arguments), self.stage.folder, program=program)
+        )
         self.makes[worker] = make
 
     def make(self, worker: str) -> str:
@@ -119,11 +121,11 @@ class Group:
 
     def readers(self) -> dict[str, list[str]]:
         """Return the workers that read each partition now, according to their events."""
-        by_partition = defaultdict[str, list[str]](list)
+        readers_by_partition = defaultdict[str, list[str]](list)
         for tenure in self.stage.reading.tenures:
             if tenure.end == float("inf"):
-                by_partition[tenure.shard].append(tenure.worker)
-        return by_partition
+                readers_by_partition[tenure.shard].append(tenure.worker)
+        return readers_by_partition
 
     def shares(self) -> list[int]:
         """Return the numbers of partitions that the live workers read alone, in descending order."""

@@ -115,7 +115,7 @@ class Mixed:
         log.info("KCL %s (%s): %d records, %d lost, %d handed over again", *figures)
         return verdict
 
-    def _wait(self, goal: str, condition: Callable[[], bool]) -> None:
+    def _wait(self, expected_state: str, condition: Callable[[], bool]) -> None:
         last_incident = self.stage.history.incidents[-1]
         is_reached = self.stage.until(condition, WAIT_SECONDS)
         seconds, lease_counts = time.time() - last_incident.t, dict(self.stage.count_leases_of_workers())
@@ -125,12 +125,12 @@ class Mixed:
             self.mode,
             last_incident.what,
             last_incident.subject,
-            goal,
+            expected_state,
             seconds,
             lease_counts,
         )
         assert is_reached, (
-            f"not {goal} {seconds:.0f} s after {last_incident.what} {last_incident.subject}: {lease_counts}"
+            f"not {expected_state} {seconds:.0f} s after {last_incident.what} {last_incident.subject}: {lease_counts}"
         )
 
 

@@ -133,9 +133,11 @@ def test_a_fan_out_fleet_loses_no_record_in_reshards_and_a_kill(
         assert "AdjacentParentShardId" in producer.open_shards()[-1]
         # The stand-in may name only one of two parents, so that records of the other parent may come after those of the
         # child.
-        other_records = [each for each in fleet.records() if each["shard"] != merged_shard]
+        other_records = [record_line for record_line in fleet.records() if record_line["shard"] != merged_shard]
         assert out_of_order(other_records, producer.sent) == []
-        copies = Counter(each["sha1"] for each in fleet.records())
-        shards_with_repetitions = {each["shard"] for each in fleet.records() if copies[each["sha1"]] > 1}
+        copies = Counter(record_line["sha1"] for record_line in fleet.records())
+        shards_with_repetitions = {
+            record_line["shard"] for record_line in fleet.records() if copies[record_line["sha1"]] > 1
+        }
         # Only the killed worker can have dispatched records without checkpointing them.
-        assert shards_with_repetitions <= {each["shard"] for each in fleet.events("b-1")}
+        assert shards_with_repetitions <= {record_line["shard"] for record_line in fleet.events("b-1")}

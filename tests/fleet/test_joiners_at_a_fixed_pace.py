@@ -49,7 +49,7 @@ class Ledger:
         return sum(before != after for owners in owner_sequences for before, after in pairwise(owners))
 
 
-class Noted:
+class LedgerStore:
     """A connection to the table that records confirmed writes."""
 
     def __init__(self, store: Store, ledger: Ledger) -> None:
@@ -70,7 +70,7 @@ class Noted:
 def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
     """Run one worker with a connection of its own until `ending` is set."""
     with closing(open_store(url)) as connection:
-        store, stop_requested = Noted(connection, ledger), Event()
+        store, stop_requested = LedgerStore(connection, ledger), Event()
         worker = ScanPerCycleWorker(
             store=store,
             source=ListSource(create_even_shards(LEASES)),
@@ -111,7 +111,7 @@ def test_48_joiners_of_48_workers_with_97_leases_make_the_fewest_moves(tmp_path:
     """Without coordination, two joiners might empty an owner of two leases, and 49 to 53 moves would be needed (M5)."""
     url, ledger = f"sqlite:///{tmp_path / 'leases.db'}", Ledger()
     with ExitStack() as open_now:
-        table = Noted(open_now.enter_context(closing(open_store(url))), ledger)
+        table = LedgerStore(open_now.enter_context(closing(open_store(url))), ledger)
         for index, key in enumerate(LEASES):
             created = table.write(CreateLease(Lease(key)))
             assert isinstance(created, Done)

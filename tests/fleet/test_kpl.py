@@ -71,13 +71,13 @@ def identities(folder: Path) -> Iterator[int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    serving = Thread(target=server.serve_forever)
-    serving.start()
+    server_thread = Thread(target=server.serve_forever)
+    server_thread.start()
     try:
         yield server.server_port
     finally:
         server.shutdown()
-        serving.join()
+        server_thread.join()
         server.server_close()
 
 
@@ -120,8 +120,12 @@ def split(client: "KinesisClient") -> None:
 
 def merge(client: "KinesisClient") -> None:
     """Merge the two open shards with the highest hash keys."""
-    open_shards = [each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
-    lower_shard, upper_shard = sorted(open_shards, key=lambda each: int(each["HashKeyRange"]["StartingHashKey"]))[-2:]
+    open_shards = [
+        shard_row for shard_row in shards(client) if "EndingSequenceNumber" not in shard_row["SequenceNumberRange"]
+    ]
+    lower_shard, upper_shard = sorted(
+        open_shards, key=lambda shard_row: int(shard_row["HashKeyRange"]["StartingHashKey"])
+    )[-2:]
     client.merge_shards(
         StreamName=STREAM, ShardToMerge=lower_shard["ShardId"], AdjacentShardToMerge=upper_shard["ShardId"]
     )
@@ -158,13 +162,13 @@ def test_every_record_delivered_by_the_kpl_is_dispatched(tmp_path: Path) -> None
         client.create_stream(StreamName=STREAM, ShardCount=3)
         client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
         acknowledged_puts = acknowledged(client, (tls_port, sts), tmp_path)
-        by_setting = {each: dispatched_records(kinesis.url, each) for each in get_args(Misplaced)}
-    delivered_puts = {each for each in acknowledged_puts if each.shard != "failed"}
+        by_setting = {item: dispatched_records(kinesis.url, item) for item in get_args(Misplaced)}
+    delivered_puts = {item for item in acknowledged_puts if item.shard != "failed"}
     lost_counts = {
         misplaced: len(delivered_puts - {*dispatched_puts}) for misplaced, dispatched_puts in by_setting.items()
     }
     repeated_counts = {
-        misplaced: len(dispatched_puts) - len({each.data for each in dispatched_puts})
+        misplaced: len(dispatched_puts) - len({item.data for item in dispatched_puts})
         for misplaced, dispatched_puts in by_setting.items()
     }
     print(f"of {len(delivered_puts)} acknowledged records lost: {lost_counts}; twice: {repeated_counts}")  # noqa: T201  the figures show what dropping costs

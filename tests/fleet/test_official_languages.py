@@ -85,10 +85,10 @@ def judged(group: Group, makes: tuple[str, ...]) -> None:
     print(f"taken over after {takeover_times} s; read twice for {group.doubled_seconds():.1f} s: {verdict}")  # noqa: T201  a measurement
     assert (verdict.faults, verdict.produced, verdict.lost) == ((), EVENTS, 0)
     assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
-    passed = group.passed(verdict)
+    pairs_of_makes = group.passed(verdict)
     for make in makes:
-        assert {before for before, after in passed if after == make} - {make}, (make, passed)
-        assert {after for before, after in passed if before == make} - {make}, (make, passed)
+        assert {before for before, after in pairs_of_makes if after == make} - {make}, (make, pairs_of_makes)
+        assert {after for before, after in pairs_of_makes if before == make} - {make}, (make, pairs_of_makes)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -158,10 +158,12 @@ class Functions:
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         finished_calls = [json.loads(line) for line in lines]
         failed_indexes = [
-            [*range(len(each["texts"]))] if each["failed"] == "all" else each["failed"] for each in finished_calls
+            [*range(len(logged_call["texts"]))] if logged_call["failed"] == "all" else logged_call["failed"]
+            for logged_call in finished_calls
         ]
         return [
-            Call(each["at"], each["texts"], failed) for each, failed in zip(finished_calls, failed_indexes, strict=True)
+            Call(logged_call["at"], logged_call["texts"], failed)
+            for logged_call, failed in zip(finished_calls, failed_indexes, strict=True)
         ]
 
     def handled(self) -> list[str]:

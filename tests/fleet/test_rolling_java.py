@@ -26,7 +26,7 @@ def built(version: str) -> None:
     java_kcl.built(version)
 
 
-def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
+def replaced(fleet: Mixed, old_worker: str, new_worker: str, *, given: bool) -> None:
     """Stop a Java worker in good order, and start another one.
 
     If `given`, our worker gives the new worker its share. Otherwise, the new worker must not get one.
@@ -34,13 +34,13 @@ def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
     Our worker waits until the old worker is forgotten and the new worker has reported once more. It waits longer if the
     old worker was the leader and did not release its lock in time.
     """
-    stopping_worker = fleet.stage.drain_worker(old)
+    stopping_worker = fleet.stage.drain_worker(old_worker)
     fleet.stage.pause(DOWN_SECONDS)
-    fleet.join_java(new)
+    fleet.join_java(new_worker)
     seconds_until_known = LEADER_MEMORY_SECONDS + REPORT_AGE_MAX
     assert (
         fleet.stage.until(
-            lambda: fleet.stage.count_leases_of_workers()[new] == 2,
+            lambda: fleet.stage.count_leases_of_workers()[new_worker] == 2,
             1.5 * seconds_until_known if given else seconds_until_known,
         )
         == given
@@ -67,7 +67,7 @@ def unread_seconds(fleet: Mixed, since: float) -> float:
             for reading_event in events
             if reading_event.shard == shard and reading_event.event == "record"
         ]
-        times = [since, *sorted(t for t in dispatch_times if t >= since)]
+        times = [since, *sorted(dispatch_time for dispatch_time in dispatch_times if dispatch_time >= since)]
         longest = max([longest, *(after - before for before, after in pairwise(times))])
     return longest
 
@@ -90,13 +90,13 @@ def test_a_rolling_restart_of_java_leaves_no_shard_unread(
         since = time.time()
         replaced(fleet, "java-1", "java-2", given=given)
         replaced(fleet, "java-2", "java-3", given=given)
-        unread, gifts = unread_seconds(fleet, since), fleet.gifts()
-        print(f"unread for {unread:.1f} s at most; from ours to Java: {gifts}")  # noqa: T201  a measurement
+        longest_unread, leases_given = unread_seconds(fleet, since), fleet.gifts()
+        print(f"unread for {longest_unread:.1f} s at most; from ours to Java: {leases_given}")  # noqa: T201  a measurement
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict
-        assert unread <= UNREAD_SECONDS
-        assert bool(gifts) == given
-        assert all(read for _, _, read in gifts)
+        assert longest_unread <= UNREAD_SECONDS
+        assert bool(leases_given) == given
+        assert all(read for _, _, read in leases_given)
 
 
 @pytest.mark.timeout(400)
@@ -133,11 +133,11 @@ def test_no_lease_is_given_to_a_newcomer_that_ended(
         if time.time() >= forgotten_at:
             pytest.skip("this machine stood still for 6 s: java-2 was forgotten before java-3 reported")
         fleet.stage.pause(LEADER_MEMORY_SECONDS)
-        unread, gifts = unread_seconds(fleet, since), fleet.gifts()
-        print(f"unread for {unread:.1f} s at most; from ours to Java: {gifts}")  # noqa: T201  likewise
+        longest_unread, leases_given = unread_seconds(fleet, since), fleet.gifts()
+        print(f"unread for {longest_unread:.1f} s at most; from ours to Java: {leases_given}")  # noqa: T201  likewise
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict
-        assert all(worker != "java-3" for _, worker, _ in gifts)
+        assert all(worker != "java-3" for _, worker, _ in leases_given)
 
 
 @pytest.mark.parametrize("version", ["2.7.2", "3.5.1"])
@@ -159,7 +159,7 @@ def test_a_rolling_restart_next_to_java_leaves_no_shard_unread(
             fleet.stage.join(new)
             fleet.balanced()
             assert stopping_worker.wait() == 0
-        unread = unread_seconds(fleet, since)
+        longest_unread = unread_seconds(fleet, since)
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict
-        assert unread <= UNREAD_SECONDS
+        assert longest_unread <= UNREAD_SECONDS

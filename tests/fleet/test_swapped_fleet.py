@@ -58,7 +58,9 @@ class Ground:
 
 
 @contextmanager
-def a_ground(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path) -> Iterator[Ground]:
+def open_fleet_on_two_tables(
+    kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path
+) -> Iterator[Ground]:
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         tables: tuple[Store, Store] = (source, target)
         names = (display_name(urls[FROM]), display_name(urls[TO]))
@@ -168,6 +170,6 @@ def test_owner_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynal
 
 
 def _check_moves(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path) -> None:
-    with a_ground(kinesis_url, client, urls, folder) as ground:
+    with open_fleet_on_two_tables(kinesis_url, client, urls, folder) as ground:
         move_there_and_back(ground)
         ground.fleet.judged()

@@ -32,10 +32,10 @@ def said(
     limits: JudgeLimits = LIMITS,
 ) -> list[str]:
     history = RunHistory(events=list(records), incidents=list(naps), end=100.0, answers=list(answers))
-    return [f"{each.what}: {each.why}" for each in judge_history(history, limits) if each.what != "stranger"]
+    return [f"{breach.what}: {breach.why}" for breach in judge_history(history, limits) if breach.what != "stranger"]
 
 
-def test_a_lease_that_passes_on_in_good_order_breaks_nothing() -> None:
+def test_orderly_changes_of_owner_break_no_law() -> None:
     """Steals, gifts and lost responses are no breaches."""
     assert (
         said(
@@ -53,13 +53,13 @@ def test_a_lease_that_passes_on_in_good_order_breaks_nothing() -> None:
     )
 
 
-def test_one_version_is_made_by_one_process() -> None:
+def test_two_writers_of_one_version_are_reported() -> None:
     """No two workers are told that they own a lease at the same time."""
     expected = "two holders: b#1 by a claim and a#1 by a claim were both told that they made s-0 7"
     assert said(done(1, "a#1", "claim", 7), done(1, "b#1", "claim", 7)) == [expected]
 
 
-def test_a_counter_never_falls() -> None:
+def test_falling_counter_is_reported() -> None:
     """No fencing number is issued twice."""
     expected = "counter: of s-0: 9 was answered to a#1, and 8 to the later claim of b#1"
     assert said(done(1, "a#1", "claim", 9), done(2, "b#1", "claim", 8)) == [expected]
@@ -68,64 +68,64 @@ def test_a_counter_never_falls() -> None:
 
 
 @pytest.mark.parametrize("verb", ["claim", "steal", "checkpoint", "give"])
-def test_a_claim_or_checkpoint_finds_every_checkpoint_that_was_answered(verb: WriteVerb) -> None:
+def test_lost_checkpoint_is_reported(verb: WriteVerb) -> None:
     """Every later write sees the checkpoints that were confirmed before it, so no checkpoint is lost or goes back."""
     faults = said(done(1, "a#1", "claim", 1), done(2, "a#1", "checkpoint-late", 1, 10), done(3, "a#2", verb, 2, 9))
     expected = f"of s-0: (1, 10, 0) was answered to a#1, and (1, 9, 0) to the later {verb} of a#2"
     assert faults == [f"checkpoint went back: {expected}"]
 
 
-def test_no_checkpoint_is_written_once_another_worker_has_taken_the_lease() -> None:
-    taken = (done(1, "a#1", "claim", 1), done(4, "b#1", "steal", 2))
-    late = done(5, "a#1", "checkpoint", 3, 5)
+def test_checkpoint_after_loss_of_lease_is_reported() -> None:
+    takes = (done(1, "a#1", "claim", 1), done(4, "b#1", "steal", 2))
+    late_checkpoint = done(5, "a#1", "checkpoint", 3, 5)
     expected = "checkpoint of another: a#1 wrote a checkpoint of s-0, and b#1 had taken it 0.900 s before"
-    assert said(*taken, late) == [expected]
-    assert said(*taken, late, limits=JudgeLimits(owned_checkpoints=False)) == []
-    assert said(*taken, done(4.5, "a#1", "take-back", 3), done(5, "a#1", "checkpoint", 4, 5)) == []
-    assert said(*taken, unknown(4.5, "a#1", "claim"), late) == []
-    assert said(*taken, unknown(3.9, "a#1", "claim"), late) == []
+    assert said(*takes, late_checkpoint) == [expected]
+    assert said(*takes, late_checkpoint, limits=JudgeLimits(owned_checkpoints=False)) == []
+    assert said(*takes, done(4.5, "a#1", "take-back", 3), done(5, "a#1", "checkpoint", 4, 5)) == []
+    assert said(*takes, unknown(4.5, "a#1", "claim"), late_checkpoint) == []
+    assert said(*takes, unknown(3.9, "a#1", "claim"), late_checkpoint) == []
 
 
-def test_every_record_handed_over_is_held_by_a_recent_write() -> None:
+def test_dispatch_without_recent_write_is_reported() -> None:
     """A worker dispatches records only while its renewals are confirmed or may still have been applied."""
-    claimed = done(1, "a#1", "claim", 1)
+    claim = done(1, "a#1", "claim", 1)
 
     def handed(t: float, process: str = "a#1") -> list[ReadingEvent]:
         begins = ReadingEvent(t, process, "initialize", "s-0")
         return [begins, ReadingEvent(t, process, "record", "s-0", (5, 0), "k", "digest")]
 
-    assert said(claimed, records=handed(8.8)) == []
+    assert said(claim, records=handed(8.8)) == []
     expected = "handed over unheld: a#1 handed over 5 of s-0, and wrote 8.200 s before for the last time of the lease"
-    assert said(claimed, records=handed(9.1)) == [expected]
-    assert said(claimed, records=handed(9.1), naps=[Incident(2, "nap", "a", 6.5)]) == []
-    assert said(claimed, unknown(2, "a#1", "renew"), records=handed(9.1)) == []
-    never = "handed over unheld: b#1 handed over 5 of s-0, and never wrote of the lease"
-    assert said(claimed, records=handed(2, "b#1")) == [never]
+    assert said(claim, records=handed(9.1)) == [expected]
+    assert said(claim, records=handed(9.1), naps=[Incident(2, "nap", "a", 6.5)]) == []
+    assert said(claim, unknown(2, "a#1", "renew"), records=handed(9.1)) == []
+    never_wrote = "handed over unheld: b#1 handed over 5 of s-0, and never wrote of the lease"
+    assert said(claim, records=handed(2, "b#1")) == [never_wrote]
 
 
-def test_only_what_has_expired_by_its_owners_clock_is_claimed() -> None:
+def test_early_claim_is_reported() -> None:
     """A worker with a wrong clock must not claim the leases of living workers."""
 
     def claimed(t: float, seen: str | None = "a") -> WriteAnswer:
         return evolve(done(t, "b#1", "claim", 3), seen=seen)
 
-    lives = [Incident(0, "start", "a#1"), Incident(0, "start", "b#1")]
-    renewed = done(1, "a#1", "claim", 1), done(3, "a#1", "renew", 2)
+    starts = [Incident(0, "start", "a#1"), Incident(0, "start", "b#1")]
+    renewals = done(1, "a#1", "claim", 1), done(3, "a#1", "renew", 2)
     expected = "two holders: b#1 claimed s-0, which a#1 held for 0.994 s more by its renew"
-    assert said(*renewed, claimed(8.0), naps=lives) == [expected]
-    assert said(*renewed, claimed(9.0), naps=lives) == []
-    assert said(*renewed, claimed(8.0, None), naps=lives) == []
-    assert said(*renewed, claimed(8.0), naps=[*lives, Incident(5, "crash", "a#1")]) == []
-    assert said(*renewed, evolve(claimed(8.0), verb="steal"), naps=lives) == []
+    assert said(*renewals, claimed(8.0), naps=starts) == [expected]
+    assert said(*renewals, claimed(9.0), naps=starts) == []
+    assert said(*renewals, claimed(8.0, None), naps=starts) == []
+    assert said(*renewals, claimed(8.0), naps=[*starts, Incident(5, "crash", "a#1")]) == []
+    assert said(*renewals, evolve(claimed(8.0), verb="steal"), naps=starts) == []
 
 
-def test_a_lease_that_was_deleted_is_judged_no_more() -> None:
+def test_recreated_lease_may_start_its_counter_again() -> None:
     """If a late request recreates a deleted row, the row's counter may start again."""
-    gone = done(2, "a#1", "delete", 5)
-    assert said(done(1, "a#1", "claim", 5, 9), gone, done(3, "b#1", "claim", 1)) == []
+    deletion = done(2, "a#1", "delete", 5)
+    assert said(done(1, "a#1", "claim", 5, 9), deletion, done(3, "b#1", "claim", 1)) == []
 
 
-def test_a_finished_shard_is_not_read_again() -> None:
+def test_rereading_of_finished_shard_is_reported() -> None:
     """A worker that wakes up must not read a finished shard again, unless an operator deleted the row of its lease."""
 
     def read(t: float, process: str) -> list[ReadingEvent]:
@@ -133,11 +133,11 @@ def test_a_finished_shard_is_not_read_again() -> None:
         return [begins, ReadingEvent(t, process, "record", "s-0", (5, 0), "k", "digest")]
 
     end = evolve(done(5, "b#1", "checkpoint", 3), checkpoint=SHARD_END.order)
-    gone, made = done(6, "b#1", "delete", 3), done(7, "a#1", "create", 4)
+    deletion, creation = done(6, "b#1", "delete", 3), done(7, "a#1", "create", 4)
     records = [*read(2, "b#1"), *read(8, "a#1")]
-    answers = done(1, "b#1", "claim", 2), end, gone, made, done(7.5, "a#1", "claim", 5)
+    answers = done(1, "b#1", "claim", 2), end, deletion, creation, done(7.5, "a#1", "claim", 5)
     expected = "handed over again: a#1 handed over 1 records of s-0 after its end was checkpointed"
     assert said(*answers, records=records) == [expected]
-    assert said(*answers, evolve(gone, t=6.5, process=OPERATOR), records=records) == []
+    assert said(*answers, evolve(deletion, t=6.5, process=OPERATOR), records=records) == []
     assert said(*answers, unknown(6.5, "b#1", "create"), records=records) == []
     assert said(*answers, records=records[:2]) == []

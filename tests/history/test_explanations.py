@@ -48,7 +48,7 @@ def history(
     )
 
 
-def left_unread(*incidents: Incident, until: float = 40.0, rows: Sequence[ObservedRow] = ()) -> RunHistory:
+def make_run_with_gap(*incidents: Incident, until: float = 40.0, rows: Sequence[ObservedRow] = ()) -> RunHistory:
     """Return a run in which the shard is not read from 20 s until `until`, when the other worker starts to read it."""
     events = [begins(0, "a#1"), record(10, "a#1", 1), begins(until, "b#1"), record(until, "b#1", 2)]
     return history(events, (9.0, 20.0), *incidents, rows=rows)
@@ -59,9 +59,9 @@ def said(run: RunHistory, limits: JudgeLimits = LIMITS) -> tuple[str, ...]:
     return tuple(f"{fault.what}: {fault.why}" for fault in judge_finished_run(run, limits).faults)
 
 
-def test_a_wait_within_the_limit_wants_no_fault() -> None:
+def test_short_wait_needs_no_explanation() -> None:
     """A record that a busy machine dispatches a little late is no fault."""
-    assert said(left_unread(until=22.9)) == ()
+    assert said(make_run_with_gap(until=22.9)) == ()
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_a_wait_within_the_limit_wants_no_fault() -> None:
         (Incident(22, "split", "s-0"), 32.0),
     ],
 )
-def test_a_gap_is_explained_by_what_befell_its_readers_or_everybody(incident: Incident, reached: float) -> None:
+def test_incident_of_its_readers_explains_a_gap(incident: Incident, reached: float) -> None:
     """An incident explains a gap while it lasts, and for the recovery time afterwards.
 
     In total, up to three seconds of the wait may lie before the incident and after its effects.
     """
-    assert said(left_unread(incident, until=reached + 2.9 - (incident.t - 20))) == ()
-    (fault,) = said(left_unread(incident, until=reached + 3.2))
+    assert said(make_run_with_gap(incident, until=reached + 2.9 - (incident.t - 20))) == ()
+    (fault,) = said(make_run_with_gap(incident, until=reached + 3.2))
     assert fault.endswith(f"s lie outside {incident.note or f'{incident.what} {incident.subject}'}")
 
 
@@ -96,35 +96,37 @@ def test_a_gap_is_explained_by_what_befell_its_readers_or_everybody(incident: In
         (Incident(20, "gone", "a#1"),),
     ],
 )
-def test_a_gap_that_no_fault_of_its_readers_explains_is_found(incidents: tuple[Incident, ...]) -> None:
+def test_unrelated_incident_explains_no_gap(incidents: tuple[Incident, ...]) -> None:
     """Incidents of other workers and shards do not explain a gap."""
-    assert said(left_unread(*incidents)) == (GAP.format("20.0", "20.0", "all faults"),)
+    assert said(make_run_with_gap(*incidents)) == (GAP.format("20.0", "20.0", "all faults"),)
 
 
-def test_a_nap_reaches_no_further_than_the_lease_of_the_sleeping_worker() -> None:
+def test_pause_explains_a_gap_only_until_the_lease_expires() -> None:
     """Other workers must take over once the lease of a paused worker has expired, however long the pause lasts."""
-    faults = said(left_unread(Incident(20, "nap", "a#1", 60), until=60.0))
+    faults = said(make_run_with_gap(Incident(20, "nap", "a#1", 60), until=60.0))
     assert faults == (GAP.format("40.0", "30.0", "nap a#1"),)
 
 
 def test_faults_that_overlap_are_counted_once() -> None:
     """Ten incidents at the same time explain no longer gap than one of them does."""
     incidents = [Incident(20 + part / 10, "trouble", "a", 0, f"reset {part}") for part in range(10)]
-    (fault,) = said(left_unread(*incidents, until=50.0))
+    (fault,) = said(make_run_with_gap(*incidents, until=50.0))
     assert fault.startswith(
         "unread: a record of s-0 waited for 30.0 s from 20.000, of which 19.1 s lie outside reset 0,"
     )
 
 
-def test_an_owner_in_between_is_concerned_though_it_read_nothing() -> None:
+def test_incident_of_an_owner_that_read_nothing_explains_a_gap() -> None:
     """An incident of a worker that held the lease meanwhile counts even if this worker read nothing."""
-    stopped = Incident(21, "trouble", "c", 12, "the stream parted")
+    incident = Incident(21, "trouble", "c", 12, "the stream parted")
     rows = [ObservedRow(25, "s-0", "c", TRIM_HORIZON)]
-    assert said(left_unread(stopped, rows=rows)) == ()
-    assert said(left_unread(stopped, rows=[evolve(rows[0], t=50)])) == (GAP.format("20.0", "20.0", "all faults"),)
+    assert said(make_run_with_gap(incident, rows=rows)) == ()
+    assert said(make_run_with_gap(incident, rows=[evolve(rows[0], t=50)])) == (
+        GAP.format("20.0", "20.0", "all faults"),
+    )
 
 
-def test_a_fault_of_the_reader_of_a_parent_keeps_its_child_waiting() -> None:
+def test_incident_of_a_parents_reader_explains_its_childs_wait() -> None:
     """A child shard cannot be read before the end of its parent."""
     events = [begins(0, "a#1"), begins(40, "b#1", "s-1"), record(40, "b#1", 1, "s-1")]
     assert said(history(events, (20.0,), Incident(19, "trouble", "a", 15, "the stream parted"))) == ()
@@ -132,7 +134,7 @@ def test_a_fault_of_the_reader_of_a_parent_keeps_its_child_waiting() -> None:
     assert "20.0 s lie outside all faults" in fault
 
 
-def test_a_repetition_wants_a_fault() -> None:
+def test_repetition_needs_an_explanation() -> None:
     """An orderly hand-off repeats no records. Only an incident explains repeated records."""
     events = [
         *(begins(0, "a#1"), record(10, "a#1", 1), record(11, "a#1", 2), ends(12, "a#1")),
@@ -145,22 +147,22 @@ def test_a_repetition_wants_a_fault() -> None:
     assert said(history(events, (9.0, 10.0)), JudgeLimits()) == ()
 
 
-def test_a_record_that_never_came_is_lost_and_waits_no_more() -> None:
+def test_skipped_record_is_reported_only_as_lost() -> None:
     """A record that was skipped is reported as lost, and not also as unread."""
     events = [begins(0, "a#1"), record(10, "a#1", 1), record(30, "a#1", 3)]
     (fault,) = said(history(events, (9.0, 20.0, 29.0)))
     assert fault == "lost: 1 records were never handed over, the first is number 2 of k"
 
 
-def test_the_longest_wait_is_told_with_what_explains_it() -> None:
+def test_longest_wait_is_returned_with_its_explanation() -> None:
     """The longest wait of a good run shows how close the run came to the limit."""
-    run = left_unread(Incident(21, "trouble", "a", 9, "the store parted"))
+    run = make_run_with_gap(Incident(21, "trouble", "a", 9, "the store parted"))
     wait = Explanations(run, group_by_shard(compute_tenures(run).tenures), LIMITS).find_longest_wait()
     assert wait == RecordWait("s-0", 20.0, 40.0, ("the store parted",), 1.0)
-    timeless = RunHistory(sent=[SentRecord("k", 1, "digest 1")], events=[begins(0, "a"), record(1, "a", 1)])
-    assert Explanations(timeless, {}, LIMITS).find_longest_wait() is None
+    run_without_times = RunHistory(sent=[SentRecord("k", 1, "digest 1")], events=[begins(0, "a"), record(1, "a", 1)])
+    assert Explanations(run_without_times, {}, LIMITS).find_longest_wait() is None
 
 
-def test_the_last_reader_before_the_record_is_concerned() -> None:
+def test_incident_of_the_last_reader_explains_a_wait() -> None:
     """A crash just before a record arrives explains the record's wait."""
-    assert said(left_unread(Incident(19, "crash", "a#1"), until=28.0)) == ()
+    assert said(make_run_with_gap(Incident(19, "crash", "a#1"), until=28.0)) == ()

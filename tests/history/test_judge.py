@@ -84,7 +84,7 @@ def said(verdict: RunVerdict) -> tuple[str, ...]:
     return tuple(f"{fault.what}: {fault.why}" for fault in verdict.faults)
 
 
-def test_a_good_run_is_told_whole() -> None:
+def test_verdict_on_a_good_run_has_every_count() -> None:
     """The verdict on a good run contains every count and no fault."""
     incidents = [Incident(-2, "start", "a"), Incident(-1, "start", "b"), Incident(45, "end")]
     assert verdict(sent(1, 2, 3, 4, 5), good(), incidents=incidents, parents={"s-0": ()}) == RunVerdict(
@@ -153,7 +153,7 @@ def test_a_record_that_was_checkpointed_may_not_come_again() -> None:
         assert said(result) == (f"handed over again: {why}",)
 
 
-def test_records_of_a_hub_made_anew_are_others_than_those_whose_numbers_they_have() -> None:
+def test_records_of_a_recreated_hub_are_no_duplicates() -> None:
     """Records of a recreated hub are not mistaken for duplicates of old records with the same numbers."""
     second = [evolve(each, place=(each.place[0] - 2, 0)) for each in records(40, "b", 3, 4)]
     events = [begins(0, "a"), *records(10, "a", 1, 2), ends(20, "a"), begins(30, "b"), *second, ends(50, "b")]
@@ -162,13 +162,13 @@ def test_records_of_a_hub_made_anew_are_others_than_those_whose_numbers_they_hav
 
 
 @pytest.mark.parametrize("verb", ["reset", "annotate"])
-def test_a_lease_that_was_reset_begins_where_it_was_reset_to(verb: WriteVerb) -> None:
+def test_reset_excuses_repeated_records(verb: WriteVerb) -> None:
     """If an operator reset a lease, it is no fault that records are read again."""
-    claims = [
+    answers = [
         WriteAnswer(5, 4, "z", "claim", "s-0", "done", "z", "3", 3, (1, 102, 0)),
         WriteAnswer(25, 24, OPERATOR, verb, "s-0", "done", None, "6", 6, (0, 0, 0)),
     ]
-    run = RunHistory(sent=sent(1, 2, 3, 4, 5), events=crash(2), answers=claims, rows=[stored(12, 2)], end=40.0)
+    run = RunHistory(sent=sent(1, 2, 3, 4, 5), events=crash(2), answers=answers, rows=[stored(12, 2)], end=40.0)
     assert ("handed over again" in " ".join(said(judge_finished_run(run)))) is (verb != "reset")
 
 
@@ -182,14 +182,14 @@ def test_a_lease_that_was_reset_begins_where_it_was_reset_to(verb: WriteVerb) ->
     ],
     ids=["nobody held it", "its owner went", "its owner lived", "its maker had seen it"],
 )
-def test_a_loss_is_excused_only_where_nobody_could_remember(
+def test_loss_is_excused_if_no_worker_knew_the_checkpoint(
     owner: str | None, ends: float, starts: float, *, excused: bool
 ) -> None:
     """A loss is excused only if no living worker could have known the deleted checkpoint."""
-    gone, made = Lease("k", owner=owner, checkpoint=Position("1")), Lease("k", checkpoint=LATEST)
+    deleted_row, created_row = Lease("k", owner=owner, checkpoint=Position("1")), Lease("k", checkpoint=LATEST)
     writes = [
-        WriteEvent(20, 20, OPERATOR, OPERATOR, "delete", "k", gone, None, done=True),
-        WriteEvent(28, 28, "a", "a#0", "create", "k", None, made, done=True),
+        WriteEvent(20, 20, OPERATOR, OPERATOR, "delete", "k", deleted_row, None, done=True),
+        WriteEvent(28, 28, "a", "a#0", "create", "k", None, created_row, done=True),
     ]
     incidents = [Incident(starts, "start", "a#0"), Incident(1, "start", "b#1"), Incident(ends, "crash", "b#1")]
     run = RunHistory(sent=sent(1), writes=writes, incidents=incidents, end=100.0)
@@ -197,43 +197,43 @@ def test_a_loss_is_excused_only_where_nobody_could_remember(
     assert ("lost" not in breaches) is excused
 
 
-def test_a_checkpoint_that_somebody_deleted_accuses_nobody() -> None:
+def test_deleted_checkpoint_excuses_repeated_records() -> None:
     """If an operator deleted the row, it is no fault that the shard is read from its beginning."""
-    emptied = [WriteAnswer(20, 19, "operator", "delete", "s-0", "done")]
-    common: dict[str, Any] = {"sent": sent(1, 2, 3, 4, 5), "events": crash(2), "answers": emptied, "end": 40.0}
-    seen = [stored(12, 2), stored(25, 1)]
-    assert "handed over again" not in " ".join(said(judge_finished_run(RunHistory(rows=seen, **common))))
-    assert "handed over again" in " ".join(said(judge_finished_run(RunHistory(rows=[*seen, stored(29, 2)], **common))))
+    deletions = [WriteAnswer(20, 19, "operator", "delete", "s-0", "done")]
+    common: dict[str, Any] = {"sent": sent(1, 2, 3, 4, 5), "events": crash(2), "answers": deletions, "end": 40.0}
+    rows = [stored(12, 2), stored(25, 1)]
+    assert "handed over again" not in " ".join(said(judge_finished_run(RunHistory(rows=rows, **common))))
+    assert "handed over again" in " ".join(said(judge_finished_run(RunHistory(rows=[*rows, stored(29, 2)], **common))))
 
 
 @pytest.mark.parametrize(("number", "told"), [(1, False), (2, True)])
-def test_a_reader_begins_where_the_answer_to_its_claim_said(number: int, told: bool) -> None:
+def test_reader_starts_at_the_checkpoint_in_its_claims_response(number: int, told: bool) -> None:
     """The checkpoint in the response to the claim counts, not one that the previous owner stored later."""
     claim = WriteAnswer(29, 28, "b", "claim", "s-0", "done", "b", "7", 7, (1, 100 + number, 0))
     run = RunHistory(sent=sent(1, 2, 3, 4, 5), events=crash(2), answers=[claim], rows=[stored(29.5, 2)], end=40.0)
     assert ("handed over again" in " ".join(said(judge_finished_run(run)))) is told
 
 
-def test_a_checkpoint_seen_after_the_change_excuses_nothing_and_accuses_nobody() -> None:
+def test_later_checkpoints_do_not_count_against_a_new_owner() -> None:
     """The checkpoints that a new owner writes itself do not count against it."""
     assert faults(crash(2, 3), rows=(stored(12, 1), stored(45, 5))) == ()
 
 
-def test_keys_are_judged_apart() -> None:
+def test_order_is_judged_within_each_key() -> None:
     """The records of different keys in one shard need not be in order."""
     events = [begins(0, "a"), *records(10, "a", 2), *records(20, "a", 1, key="other")]
     assert verdict([*sent(2), *sent(1, key="other")], events).faults == ()
 
 
-def test_the_longest_time_without_a_reader_is_found() -> None:
+def test_longest_time_without_a_reader_is_measured() -> None:
     """A child shard's time without a reader starts at the end of its parent."""
     parents = {"s-0": (), "s-1": ("s-0",), "s-2": ("s-0",)}
-    read = [begins(0, "a"), ends(1000, "a", how="shard-ended"), begins(1200, "a", "s-1"), ends(3000, "a", "s-1")]
-    late = [*read, begins(4500, "b", "s-1"), begins(1100, "b", "s-2")]
-    assert _gap(late, parents, 5000) == (1500.0, "s-1")
-    assert _gap(read, {"s-0": (), "s-1": ("s-0",)}, 9000) == (6000.0, "s-1")
-    assert _gap(read, parents, 9000) == (8000.0, "s-2")  # The child s-2 is never read.
-    assert _gap(read[:2], {"s-0": ()}, 9000) == (0.0, "")
+    events = [begins(0, "a"), ends(1000, "a", how="shard-ended"), begins(1200, "a", "s-1"), ends(3000, "a", "s-1")]
+    later_events = [*events, begins(4500, "b", "s-1"), begins(1100, "b", "s-2")]
+    assert _gap(later_events, parents, 5000) == (1500.0, "s-1")
+    assert _gap(events, {"s-0": (), "s-1": ("s-0",)}, 9000) == (6000.0, "s-1")
+    assert _gap(events, parents, 9000) == (8000.0, "s-2")  # The child s-2 is never read.
+    assert _gap(events[:2], {"s-0": ()}, 9000) == (0.0, "")
 
 
 def _gap(events: list[ReadingEvent], parents: dict[str, tuple[str, ...]], end: float) -> tuple[float, str]:
@@ -241,13 +241,13 @@ def _gap(events: list[ReadingEvent], parents: dict[str, tuple[str, ...]], end: f
     return result.unowned_seconds_max, result.unowned_shard
 
 
-def test_a_killed_process_reads_no_more() -> None:
+def test_killed_process_stops_reading() -> None:
     """The time between a crash and the takeover counts as unowned."""
     result = verdict(sent(1, 2, 3, 4, 5), crash(), incidents=[Incident(15, "crash", "a")])
     assert (result.unowned_seconds_max, result.unowned_shard) == (15.0, "s-0")
 
 
-def test_moves_are_counted_between_the_living_only() -> None:
+def test_only_moves_between_living_workers_count() -> None:
     """Takeovers from dead workers and first claims are not moves."""
     four = ["s-0", "s-1", "s-2", "s-3"]
     events = [begins(1, "a", shard) for shard in four]
@@ -264,80 +264,80 @@ def test_moves_are_counted_between_the_living_only() -> None:
     assert (result.moves, result.moves_least) == (2, 2)
 
 
-def test_moves_beyond_the_least_show() -> None:
+def test_moves_beyond_the_minimum_are_counted() -> None:
     """A fleet that passes leases in circles has more moves than the minimum."""
     events = [begins(1, "a"), begins(1, "b", "s-1"), ends(20, "a"), begins(21, "b"), ends(30, "b"), begins(31, "a")]
     result = verdict([], events, incidents=[Incident(0, "start", "a"), Incident(0, "start", "b"), Incident(50, "end")])
     assert (result.moves, result.moves_least) == (2, 0)
 
 
-def test_no_token_is_read_under_by_two() -> None:
+def test_shared_token_is_reported() -> None:
     """The judge reports a fencing token that two owners of a lease share."""
     shared = [evolve(event, token=7) if event.event == "record" else event for event in good()]
     assert faults(shared) == ("token: b read s-0 under 7, as a did",)
 
 
-def test_a_row_made_anew_begins_its_tokens_again() -> None:
+def test_recreated_row_may_issue_tokens_again() -> None:
     """A recreated row may issue the tokens of the deleted row again."""
     shared = [evolve(event, token=7) if event.event == "record" else event for event in good()]
-    gone = WriteEvent(25.0, 25.0, "a", "a", "delete", "s-0", Lease("s-0"), None, done=True)
-    judged = judge_history(RunHistory((), sent(1, 2, 3, 4, 5), shared, [gone], end=50.0), UNLIMITED)
-    assert "token" not in {breach.what for breach in judged}
+    deletion = WriteEvent(25.0, 25.0, "a", "a", "delete", "s-0", Lease("s-0"), None, done=True)
+    breaches = judge_history(RunHistory((), sent(1, 2, 3, 4, 5), shared, [deletion], end=50.0), UNLIMITED)
+    assert "token" not in {breach.what for breach in breaches}
 
 
 @pytest.mark.parametrize(("epoch", "told"), [(0, False), (1_000_001, True)])
-def test_a_row_made_anew_by_a_worker_that_had_never_seen_it_begins_at_its_first_token(epoch: int, told: bool) -> None:
+def test_recreated_row_may_start_at_its_first_token(epoch: int, told: bool) -> None:
     """Only a worker that had seen the deleted row must continue with higher tokens in the recreated one."""
     free, first = Lease("s-0"), Lease("s-0", owner="a", epoch=7)
-    made = Lease("s-0", epoch=epoch)
-    written = [
+    created_row = Lease("s-0", epoch=epoch)
+    writes = [
         WriteEvent(1.0, 1.0, "a", "a", "claim", "s-0", free, first, done=True),
         WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", first, None, done=True),
-        WriteEvent(21.0, 21.0, "b", "b", "create", "s-0", None, made, done=True),
-        WriteEvent(22.0, 22.0, "b", "b", "claim", "s-0", made, evolve(made, owner="b"), done=True),
+        WriteEvent(21.0, 21.0, "b", "b", "create", "s-0", None, created_row, done=True),
+        WriteEvent(22.0, 22.0, "b", "b", "claim", "s-0", created_row, evolve(created_row, owner="b"), done=True),
     ]
     events = [begins(5, "a"), begins(22, "b"), *records(23, "a", 1), *records(24, "b", 2)]
     shared = [evolve(each, token=7) if each.event == "record" else each for each in events]
-    history = RunHistory((), sent(1, 2), shared, written, end=30.0)
+    history = RunHistory((), sent(1, 2), shared, writes, end=30.0)
     assert ("token" in {each.what for each in judge_history(history, JudgeLimits())}) is told
 
 
-def test_an_owner_that_takes_a_row_made_anew_over_reads_on_under_its_own_token() -> None:
+def test_tokens_of_deleted_and_recreated_rows_are_not_compared() -> None:
     """The tokens of a deleted row and of the recreated row are not compared."""
     first = Lease("s-0", owner="a", epoch=1)
-    made = Lease("s-0")
-    taken = evolve(made, owner="b", epoch=1)
-    written = [
+    created_row = Lease("s-0")
+    taken = evolve(created_row, owner="b", epoch=1)
+    writes = [
         WriteEvent(1.0, 1.0, "a", "a", "claim", "s-0", Lease("s-0"), first, done=True),
         WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", first, None, done=True),
-        WriteEvent(21.0, 21.0, "b", "b", "create", "s-0", None, made, done=True),
-        WriteEvent(22.0, 22.0, "b", "b", "claim", "s-0", made, taken, done=True),
+        WriteEvent(21.0, 21.0, "b", "b", "create", "s-0", None, created_row, done=True),
+        WriteEvent(22.0, 22.0, "b", "b", "claim", "s-0", created_row, taken, done=True),
         WriteEvent(24.0, 24.0, "a", "a", "steal", "s-0", taken, evolve(taken, owner="a", epoch=2), done=True),
     ]
     events = [begins(5, "a"), begins(22, "b"), *records(23, "b", 1), ends(24, "b"), *records(25, "a", 2)]
     shared = [evolve(each, token=1) if each.event == "record" else each for each in events]
     assert "token" not in {
-        each.what for each in judge_history(RunHistory((), sent(1, 2), shared, written, end=30.0), JudgeLimits())
+        each.what for each in judge_history(RunHistory((), sent(1, 2), shared, writes, end=30.0), JudgeLimits())
     }
 
 
 @pytest.mark.parametrize(("how", "told"), [("lease-lost", False), ("stopped", True)])
-def test_a_row_whose_owner_had_lost_it_was_held_by_nobody(how: str, told: bool) -> None:
+def test_new_group_is_excused_if_the_owner_had_lost_the_lease(how: str, told: bool) -> None:
     """A new group is excused if the owner had lost the lease. A living owner would have passed its checkpoint on."""
     held = Lease("s-0", owner="a", epoch=1, checkpoint=Position("101"))
-    written = [
+    writes = [
         WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", held, None, done=True),
         WriteEvent(30.0, 30.0, "b", "b", "create", "s-0", None, Lease("s-0", checkpoint=LATEST), done=True),
     ]
     events = [begins(5, "a"), *records(6, "a", 1), ends(15, "a", how=how)]
     incidents = [Incident(0.0, "start", "a"), Incident(25.0, "start", "b"), Incident(90.0, "end")]
-    taken = [SentRecord("s-0", number, digest("s-0", number)) for number in (1, 2)]
+    sent_records = [SentRecord("s-0", number, digest("s-0", number)) for number in (1, 2)]
     events = [evolve(each, key="s-0", digest=digest("s-0", 1)) if each.event == "record" else each for each in events]
-    history = RunHistory((), taken, events, written, incidents=incidents, end=90.0)
+    history = RunHistory((), sent_records, events, writes, incidents=incidents, end=90.0)
     assert ("lost" in {each.what for each in judge_history(history, JudgeLimits())}) is told
 
 
-def test_a_record_superseded_by_a_later_token_is_counted() -> None:
+def test_records_with_superseded_tokens_are_counted() -> None:
     """`fenced` counts the records that a handler that compares tokens would reject."""
     tokens = {"a": 3, "b": 5}
     late = [begins(0, "a"), *records(10, "a", 1, 2), begins(30, "b"), *records(40, "b", 3), *records(60, "a", 3)]
@@ -352,24 +352,26 @@ def test_a_child_waits_for_its_parent() -> None:
 
 
 @pytest.mark.parametrize(("start", "told"), [(0.0, True), (3.0, False)])
-def test_a_worker_that_joins_after_a_row_was_deleted_takes_its_lease_for_finished(start: float, told: bool) -> None:
+def test_joining_worker_treats_a_deleted_lease_as_finished(start: float, told: bool) -> None:
     """Only a worker that read the table before the deletion can know that the parent is unfinished."""
     events = [begins(4, "b", "s-1"), *records(5, "b", 9, shard="s-1"), begins(6, "a"), *records(10, "a", 1)]
-    gone = WriteEvent(2.0, 2.0, OPERATOR, OPERATOR, "delete", "s-0", Lease("s-0"), None, done=True)
-    joined = Incident(start, "start", events[0].process)
-    family: dict[str, tuple[str, ...]] = {"s-0": (), "s-1": ("s-0",)}
-    history = RunHistory((), [*sent(1), *sent(9)], events, [gone], incidents=[joined], parents=family, end=10.0)
-    wrong = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
-    assert (wrong in said(judge_finished_run(history))) is told
+    deletion = WriteEvent(2.0, 2.0, OPERATOR, OPERATOR, "delete", "s-0", Lease("s-0"), None, done=True)
+    start_incident = Incident(start, "start", events[0].process)
+    parents: dict[str, tuple[str, ...]] = {"s-0": (), "s-1": ("s-0",)}
+    history = RunHistory(
+        (), [*sent(1), *sent(9)], events, [deletion], incidents=[start_incident], parents=parents, end=10.0
+    )
+    expected = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
+    assert (expected in said(judge_finished_run(history))) is told
 
 
 @pytest.mark.parametrize("holder", [None, "a"])
-def test_only_what_a_new_group_could_not_know_of_may_stay_unfinished(holder: str | None) -> None:
+def test_records_before_latest_may_stay_unfinished_if_no_worker_held_the_row(holder: str | None) -> None:
     """A group that starts at LATEST may skip a batch only if no worker held the lease when its row was deleted."""
     row = Lease("s-0", owner=holder, checkpoint=Position("100"))
     at_latest = Lease("s-0", checkpoint=LATEST)
     taken, further = evolve(at_latest, owner="b"), Lease("s-0", owner="b", checkpoint=Position("102"))
-    written = [
+    writes = [
         WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", row, None, done=True),
         WriteEvent(27.0, 27.0, "b", "b", "create", "s-0", None, at_latest, done=True),
         WriteEvent(28.0, 28.0, "b", "b", "claim", "s-0", at_latest, taken, done=True),
@@ -377,23 +379,25 @@ def test_only_what_a_new_group_could_not_know_of_may_stay_unfinished(holder: str
     ]
     events = [begins(0, "a"), *records(10, "a", 1), begins(28, "b"), *records(30, "b", 2)]
     events += [evolve(event, t=30.5, event="finished") for event in records(30, "b", 2)]
-    born = [Incident(0.0, "start", "a"), Incident(21.0, "start", "b")]
-    history = RunHistory((), sent(1, 2), events, written, incidents=born, end=40.0)
+    incidents = [Incident(0.0, "start", "a"), Incident(21.0, "start", "b")]
+    history = RunHistory((), sent(1, 2), events, writes, incidents=incidents, end=40.0)
     breaches = [each.what for each in judge_history(history, JudgeLimits()) if each.what == "unfinished"]
     assert breaches == ([] if holder is None else ["unfinished"])
 
 
 @pytest.mark.parametrize("anew", [0.0, 8.0])
-def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: float) -> None:
+def test_shards_of_a_former_stream_are_not_parents(anew: float) -> None:
     """A recreated stream reuses the ids of former shards, which may have had other parents."""
     events = [begins(0, "a"), begins(1, "b", "s-1"), *records(5, "b", 9, shard="s-1"), *records(10, "a", 1, key="l")]
-    taken = [evolve(each, t=4.0) for each in sent(9)] + [evolve(each, t=9.0) for each in sent(1, key="l")]
-    history = RunHistory(sent=taken, events=events, parents={"s-0": (), "s-1": ("s-0",)}, recreated_at=anew, end=10.0)
-    wrong = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
-    assert (wrong in said(judge_finished_run(history))) is (anew == 0.0)
+    sent_records = [evolve(each, t=4.0) for each in sent(9)] + [evolve(each, t=9.0) for each in sent(1, key="l")]
+    history = RunHistory(
+        sent=sent_records, events=events, parents={"s-0": (), "s-1": ("s-0",)}, recreated_at=anew, end=10.0
+    )
+    unexpected = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
+    assert (unexpected in said(judge_finished_run(history))) is (anew == 0.0)
 
 
-def test_a_record_that_a_handler_failed_with_may_come_again() -> None:
+def test_unfinished_record_may_be_repeated() -> None:
     """A record may be repeated until a handler has finished it."""
     finished = [evolve(event, t=11, event="finished") for event in records(10, "a", 1)]
     failed = [begins(0, "a"), *records(10, "a", 1, 2), *finished, *records(12, "a", 2)]
@@ -402,7 +406,7 @@ def test_a_record_that_a_handler_failed_with_may_come_again() -> None:
     assert faults([*failed, *records(13, "a", 1)], 2) == (again,)
 
 
-def test_a_line_is_read_as_its_worker_wrote_it() -> None:
+def test_event_line_is_parsed() -> None:
     """The judge parses the format of `leasehold consume --events`."""
     line = (
         b'{"t": 17, "worker": "a", "event": "record", "shard": "s-0", "sequence_number": "101", '
@@ -414,15 +418,15 @@ def test_a_line_is_read_as_its_worker_wrote_it() -> None:
     )
 
 
-def test_finished_leases_count_where_a_rule_set_counts_them() -> None:
+def test_finished_leases_may_count_as_load() -> None:
     """The workers of the Java KCL own fewer open shards while finished leases remain in the table."""
     open_ones = [
         WriteEvent(1.0, 1.0, "a", "a", "claim", f"s-{n}", None, Lease(f"s-{n}", owner="a"), done=True) for n in range(2)
     ]
-    over = Lease("s-2", owner="b", checkpoint=SHARD_END)
-    written = [*open_ones, WriteEvent(2.0, 2.0, "b", "b", "checkpoint", "s-2", None, over, done=True)]
+    finished_lease = Lease("s-2", owner="b", checkpoint=SHARD_END)
+    writes = [*open_ones, WriteEvent(2.0, 2.0, "b", "b", "checkpoint", "s-2", None, finished_lease, done=True)]
     incidents = [Incident(0.0, "start", "a"), Incident(0.0, "start", "b")]
     for counted in (True, False):
-        run = RunHistory(writes=written, incidents=incidents, end=50.0)
+        run = RunHistory(writes=writes, incidents=incidents, end=50.0)
         breaches = {each.what for each in judge_history(run, JudgeLimits(settled=40.0, counts_ended=counted))}
         assert ("uneven" in breaches) is not counted

@@ -24,7 +24,9 @@ def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:
     """Return all ways to give each worker its share, which is the mean rounded down, or one more."""
     floor, extras = divmod(leases, workers)
     return [
-        tuple(floor + more for more in chosen) for chosen in product((0, 1), repeat=workers) if sum(chosen) == extras
+        tuple(floor + extra for extra in extra_per_worker)
+        for extra_per_worker in product((0, 1), repeat=workers)
+        if sum(extra_per_worker) == extras
     ]
 
 
@@ -32,27 +34,27 @@ def fair(division: tuple[int, ...], groups: tuple[str, ...]) -> bool:
     """Return whether every group has its share rounded down, or one more."""
     total = sum(division)
     for group in set(groups):
-        held = sum(count for count, name in zip(division, groups, strict=True) if name == group)
+        leases_of_group = sum(count for count, name in zip(division, groups, strict=True) if name == group)
         share = total * groups.count(group) / len(groups)
-        if abs(held - share) >= 1:
+        if abs(leases_of_group - share) >= 1:
             return False
     return True
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(0, 3), st.data())
-def test_no_division_needs_fewer_moves_than_the_least(counts: list[int], free: int, data: st.DataObject) -> None:
+def test_least_moves_equals_the_true_minimum(counts: list[int], free: int, data: st.DataObject) -> None:
     """The moves of a rule set are compared with the true minimum."""
     groups = tuple(data.draw(st.sampled_from("xy")) for _ in counts)
     workers = [f"{group}-{place}" for place, group in enumerate(groups)]
-    held = [worker for worker, count in zip(workers, counts, strict=True) for _ in range(count)]
-    owners: dict[str, str | None] = {f"s-{place}": owner for place, owner in enumerate([*held, *[None] * free])}
-    needed = {
+    lease_owners = [worker for worker, count in zip(workers, counts, strict=True) for _ in range(count)]
+    owners: dict[str, str | None] = {f"s-{place}": owner for place, owner in enumerate([*lease_owners, *[None] * free])}
+    moves_by_division = {
         division: sum(max(count - share, 0) for count, share in zip(counts, division, strict=True))
         for division in divisions(len(owners), len(workers))
     }
-    assert least_moves(owners, workers) == min(needed.values())
-    grouped = [moves for division, moves in needed.items() if fair(division, groups)]
-    assert least_moves(owners, workers, "prefix") == min(grouped)
+    assert least_moves(owners, workers) == min(moves_by_division.values())
+    moves_of_fair_divisions = [moves for division, moves in moves_by_division.items() if fair(division, groups)]
+    assert least_moves(owners, workers, "prefix") == min(moves_of_fair_divisions)
 
 
 def test_a_lease_is_unowned_while_its_owner_is_dead_or_there_is_none() -> None:
@@ -73,16 +75,16 @@ def test_a_lease_is_unowned_while_its_owner_is_dead_or_there_is_none() -> None:
     assert measure_unowned_seconds(history, 50.0, since=40.0) == {"s-0": 10.0}
 
 
-def test_a_gift_that_was_taken_back_is_no_move() -> None:
+def test_gift_that_was_taken_back_is_not_a_move() -> None:
     """If the next owner's request stalls, a gift that is taken back and then repeated counts as one move."""
     first = OwnerChange(1.0, "s-0", "a", "b", "give")
-    back = OwnerChange(3.0, "s-0", "b", "a", "take-back")
-    again = OwnerChange(5.0, "s-0", "a", "b", "give")
+    taken_back = OwnerChange(3.0, "s-0", "b", "a", "take-back")
+    repeated = OwnerChange(5.0, "s-0", "a", "b", "give")
     other = OwnerChange(2.0, "s-1", "a", "b", "give")
-    assert drop_taken_back_handoffs([first, other, back, again]) == (other, again)
+    assert drop_taken_back_handoffs([first, other, taken_back, repeated]) == (other, repeated)
 
 
-def test_only_what_somebody_else_had_done_before_is_refused() -> None:
+def test_only_writes_rejected_because_of_other_workers_count() -> None:
     """If a worker repeats a write after a lost response, the rejection does not count as a lost race for the lease."""
 
     def claim(owner: str) -> WriteEvent:
@@ -93,7 +95,7 @@ def test_only_what_somebody_else_had_done_before_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("late", "told"), [(0.0, []), (0.5, ["held unread"])])
-def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before(late: float, told: list[str]) -> None:
+def test_held_lease_that_is_not_read_in_time_is_reported(late: float, told: list[str]) -> None:
     """A lease that is held but not read for more than `UNREAD_SECONDS` is a breach."""
     rows = [Lease("s-0"), *(Lease("s-0", owner="a-0", epoch=number) for number in range(1, 20))]
     writes = [
@@ -123,7 +125,7 @@ def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before
 
 
 @pytest.mark.parametrize(("lease", "told"), [(10.0, []), (25.0, ["held unread"])])
-def test_a_lease_that_expired_by_its_own_clock_was_not_held_meanwhile(lease: float, told: list[str]) -> None:
+def test_lease_that_expired_by_its_owners_clock_was_not_held(lease: float, told: list[str]) -> None:
     """A worker that lost a lease in an outage and took it again is not blamed for the time of the outage."""
     row = Lease("s-0", owner="a-0")
     times = [0.0, 8.0, 16.0, 24.0, 32.0, 40.0, 60.0, 68.0, 76.0]  # nothing is written from 40 to 60 s

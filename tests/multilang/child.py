@@ -26,7 +26,9 @@ def log(text: str) -> None:
 def note(shard: str, message: dict[str, Any]) -> None:
     """Write a message's records to a file if CHILD_NOTES is set, because a killed daemon prints no more lines."""
     if folder := os.environ.get("CHILD_NOTES"):
-        lines = "".join(f"{each['partitionKey']} {each['sequenceNumber']}\n" for each in message.get("records", ()))
+        lines = "".join(
+            f"{record['partitionKey']} {record['sequenceNumber']}\n" for record in message.get("records", ())
+        )
         with Path(folder, f"{shard}.{os.getpid()}").open("a") as notes:
             notes.write(lines)
 
@@ -43,15 +45,15 @@ def main(behavior: str, misbehave_at: str) -> None:  # noqa: C901  one case per 
             log(f"INFO checkpoint {message['error']}")
             continue
         log(f"got {action} {len(message.get('records', []))}")
-        if any(base64.b64decode(each["data"]) == behavior.encode() for each in message.get("records", [])):
+        if any(base64.b64decode(record["data"]) == behavior.encode() for record in message.get("records", [])):
             sys.exit(9)
         if behavior in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
             send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
         if behavior == "late" and action == misbehave_at:
             # The first child of a shard hangs here. The shard's later children do not.
-            mark = Path(os.environ["CHILD_NOTES"], f"hung-{shard}")
-            if not mark.exists():
-                mark.touch()
+            hung_file = Path(os.environ["CHILD_NOTES"], f"hung-{shard}")
+            if not hung_file.exists():
+                hung_file.touch()
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(600)
             send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
@@ -74,12 +76,12 @@ def main(behavior: str, misbehave_at: str) -> None:  # noqa: C901  one case per 
                 case "wrong":
                     send({"action": "status", "responseFor": "leaseLost"})
                 case "orphan":
-                    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-                    log(f"has started {started.pid}")
+                    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+                    log(f"has started {grandchild.pid}")
                     sys.exit(0)
                 case "parent":
-                    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-                    Path(os.environ["CHILD_NOTES"], f"started.{os.getpid()}").write_text(str(started.pid))
+                    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+                    Path(os.environ["CHILD_NOTES"], f"started.{os.getpid()}").write_text(str(grandchild.pid))
                 case "checkpoint":
                     send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
                     send({"action": "checkpoint", "sequenceNumber": "7", "subSequenceNumber": None})

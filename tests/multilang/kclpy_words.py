@@ -18,10 +18,10 @@ from leasehold.balancer.model import Position
 
 def make_io_obj(text: str | None = None) -> StringIO:
     """Return a file with this content, in which our encoder's messages replace the original ones."""
-    return StringIO("".join(_written([json.loads(line) for line in (text or "").splitlines()])))
+    return StringIO("".join(_rewrite_messages([json.loads(line) for line in (text or "").splitlines()])))
 
 
-def _written(messages: list[dict[str, Any]]) -> list[str]:
+def _rewrite_messages(messages: list[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     conversation: Conversation | None = None
     for message in messages:
@@ -32,32 +32,32 @@ def _written(messages: list[dict[str, Any]]) -> list[str]:
                 )
                 conversation.send_initialize()
             case "processRecords" if conversation is not None:
-                _answered(conversation)
+                _receive_response(conversation)
                 conversation.send_records(
                     [_record(each) for each in message["records"]], message["millisBehindLatest"] / 1000
                 )
             case "shardEnded" if conversation is not None:
-                _answered(conversation)
+                _receive_response(conversation)
                 conversation.send_shard_ended()
             case "checkpoint" if conversation is not None:
-                _checkpoint(conversation, message)
+                _request_checkpoint(conversation, message)
             case _:
                 lines.append(json.dumps(message))
                 continue
         assert conversation is not None
         lines.append(conversation.data_to_send().decode())
-        _note(message["action"])
+        _append_action(message["action"])
     return lines
 
 
-def _answered(conversation: Conversation) -> None:
+def _receive_response(conversation: Conversation) -> None:
     conversation.receive_data(
         json.dumps({"action": "status", "responseFor": conversation.pending_action}).encode() + b"\n"
     )
     assert conversation.next_event() is not None
 
 
-def _checkpoint(conversation: Conversation, message: dict[str, Any]) -> None:
+def _request_checkpoint(conversation: Conversation, message: dict[str, Any]) -> None:
     """Simulate the child's request for a checkpoint. The request at the end of the shard has no sequence number."""
     number = None if conversation.pending_action == "shardEnded" else message["sequenceNumber"]
     conversation.receive_data(
@@ -81,7 +81,7 @@ def _record(message: dict[str, Any]) -> Record:
     )
 
 
-def _note(action: str) -> None:
+def _append_action(action: str) -> None:
     """Append the action of a message of ours to a file. The test that started this run reads the file."""
     with Path(os.environ["WRITTEN_BY_US"]).open("a") as notes:
         notes.write(f"{action}\n")

@@ -15,8 +15,11 @@ KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f
 """The requirement for the source archive. Installing the package would also download jars, which tests do not need."""
 REPOSITORIES = "https://github.com/awslabs"
 """Where the samples for Node and Ruby are, as their packages have none. LEASEHOLD_KCL_REPOSITORIES overrides it."""
-NODES, RUBYS = "amazon-kinesis-client-nodejs", "amazon-kinesis-client-ruby"
-COMMITS = {NODES: "800c210fa491d60da152c1f2dd73fa7c4753553e", RUBYS: "abe69f4df6108d111b89ae66c53d7b8b3792ce3a"}
+NODE_REPOSITORY, RUBY_REPOSITORY = "amazon-kinesis-client-nodejs", "amazon-kinesis-client-ruby"
+COMMITS = {
+    NODE_REPOSITORY: "800c210fa491d60da152c1f2dd73fa7c4753553e",
+    RUBY_REPOSITORY: "abe69f4df6108d111b89ae66c53d7b8b3792ce3a",
+}
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 NODE_TREE = Path(__file__).parents[1] / "javascript" / "multilang"
 
@@ -24,7 +27,7 @@ NODE_TREE = Path(__file__).parents[1] / "javascript" / "multilang"
 def kclpy() -> Path:
     """Return the folder with the package `amazon_kclpy`, its `samples` and its `test`. Raises ServiceError."""
 
-    def fill(folder: Path) -> None:
+    def download(folder: Path) -> None:
         requirements = folder / "wanted.txt"
         requirements.write_text(KCLPY)
         sources = (
@@ -41,12 +44,12 @@ def kclpy() -> Path:
         if completed.returncode:
             raise ServiceError(f"amazon_kclpy cannot be fetched: {completed.stderr[-300:]}")
         (archive,) = folder.glob("*.tar.gz")
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="data")
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
         # The sample is started by its name through the PATH, as if the library were installed.
         (folder / "amazon_kclpy-3.1.3" / "samples" / "sample_kclpy_app.py").chmod(0o755)
 
-    return fill_once(f"kclpy/{hashlib.sha256(KCLPY.encode()).hexdigest()[:12]}", fill) / "amazon_kclpy-3.1.3"
+    return fill_once(f"kclpy/{hashlib.sha256(KCLPY.encode()).hexdigest()[:12]}", download) / "amazon_kclpy-3.1.3"
 
 
 def kclpy_environment() -> dict[str, str]:
@@ -59,15 +62,15 @@ def node_processor() -> str:
     """Return the command line of a record processor that uses aws-kcl. Raises ServiceError."""
     node = find_node()
 
-    def fill(folder: Path) -> None:
+    def install(folder: Path) -> None:
         install_packages(NODE_TREE, folder)
         shutil.copy(NODE_TREE / "processor.cjs", folder)  # next to the packages, where Node looks for them
 
-    digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
-    return " ".join((*node.node, str(fill_once(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
+    return " ".join((*node.node, str(fill_once(f"javascript/multilang-{digest}", install) / "processor.cjs")))
 
 
-def _cloned(folder: Path, name: str) -> None:
+def _clone(folder: Path, name: str) -> None:
     """Clone one of the KCL's repositories into a folder, at the tested commit. Raises ServiceError."""
     folder.mkdir(exist_ok=True)
     source = f"{os.environ.get('LEASEHOLD_KCL_REPOSITORIES', REPOSITORIES)}/{name}"
@@ -87,11 +90,11 @@ def node_sample() -> tuple[Path, str]:
     """Return the folder of aws-kcl's basic sample from its repository, and the PATH with Node. Raises ServiceError."""
     node = find_node()
 
-    def fill(folder: Path) -> None:
+    def install_and_clone(folder: Path) -> None:
         install_packages(NODE_TREE, folder)  # the logging library, in a folder where the sample finds it
-        _cloned(folder / "repository", NODES)
+        _clone(folder / "repository", NODE_REPOSITORY)
 
-    folder = fill_once(f"javascript/aws-kcl-{COMMITS[NODES][:12]}", fill)
+    folder = fill_once(f"javascript/aws-kcl-{COMMITS[NODE_REPOSITORY][:12]}", install_and_clone)
     path = f"{Path(node.node[0]).parent}{os.pathsep}{PATH}"
     return folder / "repository" / "samples" / "basic_sample" / "consumer", path
 
@@ -104,7 +107,9 @@ def ruby_sample() -> tuple[Path, dict[str, str]]:
         or subprocess.run((ruby, "-e", "require 'multi_json'"), capture_output=True, check=False).returncode
     ):
         raise ServiceError("no ruby on the PATH, or none with the gem multi_json")
-    folder = fill_once(f"ruby/aws-kclrb-{COMMITS[RUBYS][:12]}", lambda folder: _cloned(folder / "repository", RUBYS))
+    folder = fill_once(
+        f"ruby/aws-kclrb-{COMMITS[RUBY_REPOSITORY][:12]}", lambda folder: _clone(folder / "repository", RUBY_REPOSITORY)
+    )
     samples, library = folder / "repository" / "samples", folder / "repository" / "lib"
     search_path = os.environ.get("RUBYLIB")
     return samples, {
@@ -119,13 +124,13 @@ def java_daemon(*options: str) -> tuple[str, ...]:
         raise ServiceError(f"no {', no '.join(missing)} on the PATH")
     pom = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"
 
-    def fill(folder: Path) -> None:
+    def fetch_jars(folder: Path) -> None:
         fetch = ("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={folder}/jars")
         completed = subprocess.run(fetch, capture_output=True, text=True, check=False)
         if completed.returncode:
             raise ServiceError(f"the MultiLangDaemon cannot be fetched: {completed.stdout[-300:]}")
 
-    folder = fill_once(f"java/multilang-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}", fill)
+    folder = fill_once(f"java/multilang-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}", fetch_jars)
     return (
         str(shutil.which("java")),
         *options,

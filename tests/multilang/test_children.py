@@ -27,22 +27,22 @@ def _argv(behavior: str = "well", action: str = "processRecords") -> list[str]:
     return [sys.executable, str(CHILD), behavior, action]
 
 
-async def _never(_position: Position) -> CheckpointError | None:
+async def _reject_checkpoint(_position: Position) -> CheckpointError | None:
     raise AssertionError("no checkpoint is asked for")
 
 
-def _run(children: ChildProcesses, story: Callable[[], Awaitable[None]]) -> None:
-    async def told() -> None:
+def _run_and_close(children: ChildProcesses, steps: Callable[[], Awaitable[None]]) -> None:
+    async def run_steps() -> None:
         try:
-            await story()
+            await steps()
         finally:
             await children.close()
         assert children.pids == {}
 
-    asyncio.run(told())
+    asyncio.run(run_steps())
 
 
-def _gone(pid: int) -> bool:
+def _has_ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -60,7 +60,7 @@ def _await_end(pid: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _shorten_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXIT_SECONDS", 1.0)
     monkeypatch.setattr(module, "LEASE_MOVING_SECONDS", 1.0)
 
@@ -71,18 +71,18 @@ def test_child_receives_every_message_of_its_life(caplog: pytest.LogCaptureFixtu
     children = ChildProcesses(_argv(), max_records=2)
 
     async def story() -> None:
-        await children.start_child("s", TRIM_HORIZON, _never)
+        await children.start_child("s", TRIM_HORIZON, _reject_checkpoint)
         pid = children.pids["s"]
-        await children.process_batch("s", TRIM_HORIZON, RECORDS, 1.0, _never)
-        await children.process_batch("s", TRIM_HORIZON, [], 1.0, _never)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, 1.0, _reject_checkpoint)
+        await children.process_batch("s", TRIM_HORIZON, [], 1.0, _reject_checkpoint)
         assert children.pids == {"s": pid}
         await children.request_shutdown("s")
         await children.lose_lease("s")
         assert children.pids == {}
-        assert _gone(pid)
+        assert _has_ended(pid)
         await children.lose_lease("s")
 
-    _run(children, story)
+    _run_and_close(children, story)
     lines = [record.message.partition(": ")[2] for record in caplog.records]
     assert lines == [
         "started",
@@ -108,10 +108,10 @@ def test_checkpoint_is_stored_before_it_is_confirmed(caplog: pytest.LogCaptureFi
         await children.process_batch("s", TRIM_HORIZON, RECORDS, None, store)
         await children.request_shutdown("s")
 
-    _run(children, story)
+    _run_and_close(children, story)
     assert stored == [Position("5")]
-    checkpointed = [record for record in caplog.records if "checkpoint" in record.message]
-    assert [record.message.rpartition(" ")[2] for record in checkpointed] == ["None", "IllegalArgumentException"]
+    checkpoint_lines = [record for record in caplog.records if "checkpoint" in record.message]
+    assert [record.message.rpartition(" ")[2] for record in checkpoint_lines] == ["None", "IllegalArgumentException"]
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
@@ -123,32 +123,32 @@ def test_shard_end_is_stored_only_after_the_childs_checkpoint(checkpoints: bool)
         return None
 
     async def story() -> None:
-        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never if not checkpoints else store)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint if not checkpoints else store)
         assert await children.end_shard("s", TRIM_HORIZON, store) is checkpoints
         assert children.pids == {}
 
-    _run(children, story)
+    _run_and_close(children, story)
     assert stored == (["SHARD_END"] if checkpoints else [])
 
 
 @pytest.mark.parametrize("behavior", ["crash", "hang", "close", "wrong", "orphan"])
 def test_failed_child_affects_only_its_own_shard(behavior: str) -> None:
-    patience = 5.0 if behavior == "hang" else None
-    bad, good = ChildProcesses(_argv(behavior), timeout_seconds=patience), ChildProcesses(_argv())
+    hang_timeout = 5.0 if behavior == "hang" else None
+    bad, good = ChildProcesses(_argv(behavior), timeout_seconds=hang_timeout), ChildProcesses(_argv())
 
     async def story() -> None:
-        await bad.start_child("s", TRIM_HORIZON, _never)
-        first = bad.pids["s"]
+        await bad.start_child("s", TRIM_HORIZON, _reject_checkpoint)
+        first_pid = bad.pids["s"]
         with pytest.raises(ChildFault):
-            await bad.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
+            await bad.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint)
         assert bad.pids == {}
-        assert _gone(first)
-        await bad.start_child("s", TRIM_HORIZON, _never)
-        assert bad.pids["s"] != first
-        await good.process_batch("t", TRIM_HORIZON, RECORDS, None, _never)
+        assert _has_ended(first_pid)
+        await bad.start_child("s", TRIM_HORIZON, _reject_checkpoint)
+        assert bad.pids["s"] != first_pid
+        await good.process_batch("t", TRIM_HORIZON, RECORDS, None, _reject_checkpoint)
         await good.close()
 
-    _run(bad, story)
+    _run_and_close(bad, story)
 
 
 @pytest.mark.parametrize("argv", [_argv("crash", "initialize"), ["/no/such/program"], _argv("hang", "initialize")])
@@ -158,10 +158,10 @@ def test_missing_program_dead_letters_no_record(argv: list[str]) -> None:
     async def story() -> None:
         for _ in range(2):
             with pytest.raises(ChildNotStarted):
-                await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
+                await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint)
             assert children.pids == {}
 
-    _run(children, story)
+    _run_and_close(children, story)
 
 
 def test_noisy_child_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -170,10 +170,10 @@ def test_noisy_child_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
     async def story() -> None:
         for _ in range(2):
-            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
+            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
-        _run(children, story)
+        _run_and_close(children, story)
     messages = [record.message.partition(": ")[2] for record in caplog.records if "got" not in record.message]
     assert messages == [
         "started",
@@ -187,19 +187,19 @@ def test_timed_out_child_is_ended(caplog: pytest.LogCaptureFixture) -> None:
     children = ChildProcesses(_argv("hang"))
 
     async def story() -> None:
-        await children.start_child("s", TRIM_HORIZON, _never)
+        await children.start_child("s", TRIM_HORIZON, _reject_checkpoint)
         pid = children.pids["s"]
-        task = asyncio.create_task(children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never))
+        task = asyncio.create_task(children.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint))
         while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert children.pids == {}
-        assert _gone(pid)
+        assert _has_ended(pid)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
-        _run(children, story)
+        _run_and_close(children, story)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
@@ -209,10 +209,10 @@ def test_processes_started_by_a_child_end_with_it(caplog: pytest.LogCaptureFixtu
 
     async def story() -> None:
         with pytest.raises(ChildFault, match="it exited with status 0"):
-            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
+            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
-        _run(children, story)
+        _run_and_close(children, story)
     (pid,) = (int(record.message.split()[-1]) for record in caplog.records if "has started" in record.message)
     _await_end(pid)
 
@@ -255,14 +255,14 @@ def test_child_that_hangs_at_shard_end_is_asked_again(caplog: pytest.LogCaptureF
 
     async def story() -> None:
         for _ in range(2):
-            await children.start_child("s", TRIM_HORIZON, _never)
+            await children.start_child("s", TRIM_HORIZON, _reject_checkpoint)
             pids.append(children.pids["s"])
             with pytest.raises(ChildFault, match=r"^it has not answered shardEnded within 1 s$"):
-                await children.end_shard("s", TRIM_HORIZON, _never)
-            assert _gone(pids[-1])
+                await children.end_shard("s", TRIM_HORIZON, _reject_checkpoint)
+            assert _has_ended(pids[-1])
 
     with caplog.at_level(logging.WARNING, "leasehold.child"):
-        _run(children, story)
+        _run_and_close(children, story)
     assert [record.message for record in caplog.records] == [
         f"shard s, child {pid}: given up: ChildFault: it has not answered shardEnded within 1 s" for pid in pids
     ]
@@ -274,7 +274,7 @@ def test_last_message_to_a_child_has_a_timeout(action: str) -> None:
     children = ChildProcesses(_argv("hang", action))
 
     async def story() -> None:
-        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint)
         pid = children.pids["s"]
         if action == "shutdownRequested":
             with pytest.raises(ChildFault, match=r"^it has not answered shutdownRequested within 1 s$"):
@@ -282,31 +282,31 @@ def test_last_message_to_a_child_has_a_timeout(action: str) -> None:
         else:
             await children.lose_lease("s")
         assert children.pids == {}
-        assert _gone(pid)
+        assert _has_ended(pid)
 
-    _run(children, story)
+    _run_and_close(children, story)
 
 
 def test_reclaimed_lease_waits_for_the_previous_child_to_end(caplog: pytest.LogCaptureFixture) -> None:
     children = ChildProcesses(_argv("hang"))
 
     async def story() -> None:
-        batch = asyncio.create_task(children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never))
+        batch_task = asyncio.create_task(children.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint))
         while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
             await asyncio.sleep(0.01)
-        first = children.pids["s"]
-        losing = asyncio.create_task(children.lose_lease("s"))
+        first_pid = children.pids["s"]
+        lose_task = asyncio.create_task(children.lose_lease("s"))
         await asyncio.sleep(0)  # let `lose_lease` begin to wait before the lease is claimed again
-        beginning = asyncio.create_task(children.start_child("s", TRIM_HORIZON, _never))
+        start_task = asyncio.create_task(children.start_child("s", TRIM_HORIZON, _reject_checkpoint))
         with pytest.raises(ChildFault):
-            await batch
-        assert _gone(first)
-        await asyncio.gather(losing, beginning)
+            await batch_task
+        assert _has_ended(first_pid)
+        await asyncio.gather(lose_task, start_task)
         # The last message about the lost lease must not end the child of the new one.
-        assert children.pids["s"] != first
+        assert children.pids["s"] != first_pid
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
-        _run(children, story)
+        _run_and_close(children, story)
 
 
 def test_no_child_is_started_after_close() -> None:
@@ -316,9 +316,9 @@ def test_no_child_is_started_after_close() -> None:
     async def story() -> None:
         await children.close()
         with pytest.raises(ChildNotStarted, match=r"^the daemon is shutting down$"):
-            await children.start_child("s", TRIM_HORIZON, _never)
+            await children.start_child("s", TRIM_HORIZON, _reject_checkpoint)
 
-    _run(children, story)
+    _run_and_close(children, story)
 
 
 def test_unterminated_stderr_line_is_logged_in_parts(caplog: pytest.LogCaptureFixture) -> None:
@@ -327,10 +327,10 @@ def test_unterminated_stderr_line_is_logged_in_parts(caplog: pytest.LogCaptureFi
 
     async def story() -> None:
         for _ in range(2):
-            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
+            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
-        _run(children, story)
+        _run_and_close(children, story)
     text = "".join(record.message.partition(": ")[2] for record in caplog.records)
     assert text.count("y") == 400_000
     assert max(len(record.message) for record in caplog.records) < 2**17 + 100
@@ -343,13 +343,13 @@ def test_unterminated_stderr_line_is_logged_while_the_child_runs(
     children = ChildProcesses(_argv("endless"))
 
     async def story() -> None:
-        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _reject_checkpoint)
         async with asyncio.timeout(60):
             while not any("no line end" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
                 await asyncio.sleep(0.01)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
-        _run(children, story)
+        _run_and_close(children, story)
 
 
 def test_keeper_handles_many_children_that_never_named_their_group() -> None:
@@ -365,10 +365,10 @@ def test_keeper_forgets_the_group_of_a_child_that_has_ended(monkeypatch: pytest.
     children, pids = ChildProcesses(_argv()), list[int]()
 
     async def story() -> None:
-        await children.start_child("s", TRIM_HORIZON, _never)
+        await children.start_child("s", TRIM_HORIZON, _reject_checkpoint)
         pids.append(children.pids["s"])
         await children.lose_lease("s")
 
-    _run(children, story)
+    _run_and_close(children, story)
     (pid,) = pids
     assert (tmp_path / "groups").read_text().splitlines() == [f"+ {pid}", f"- {pid}"]

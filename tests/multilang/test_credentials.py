@@ -35,15 +35,15 @@ def test_stream_and_lease_table_use_different_credentials(
         ("SECRET_ACCESS_KEY", secret),
     ):
         monkeypatch.setenv(f"AWS_{name}", value)
-    before = len(aws.asked())
-    assumed = f"StsAssumeRoleCredentialsProvider|{role}|reader|externalId=x-17|endpoint={aws.service.url}^{REGION}"
+    earlier_call_count = len(aws.asked())
+    provider = f"StsAssumeRoleCredentialsProvider|{role}|reader|externalId=x-17|endpoint={aws.service.url}^{REGION}"
     with ground.daemon(
         processor("faithful"),
-        AwsCredentialsProvider=assumed,
+        AwsCredentialsProvider=provider,
         AwsCredentialsProviderDynamoDB="ProfileCredentialsProvider|leases",
     ) as daemon:
         daemon.await_line(lambda line: "INFO checkpoint None" in line)
         assert daemon.end() == 0
-    calls = aws.asked()[before:]
+    calls = aws.asked()[earlier_call_count:]
     assert {action.partition(":")[0] for action, _, _ in calls} == {"kinesis", "dynamodb"}
-    assert [each for each in calls if not each[2]] == []
+    assert [call for call in calls if not call[2]] == []

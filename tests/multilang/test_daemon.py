@@ -88,18 +88,18 @@ def test_records_before_the_failed_one_reset_no_faults() -> None:
 def test_finished_search_blames_no_later_record_for_earlier_faults() -> None:
     """Faults of a dead-lettered record, or of records that were cleared, do not count against later records."""
     records = _records(5)
-    for blamed in (True, False):
+    for record_is_found in (True, False):
         search = RecordSearch(2)
-        part = records[:1] if blamed else records[:4]
+        part = records[:1] if record_is_found else records[:4]
         assert search.record_failure(part) is None
         culprit = search.record_failure(part)
-        if blamed:
+        if record_is_found:
             assert culprit == records[0]
             search.record_dead_letter(records[0])
         else:
             assert culprit is None
-            for each in search.split_into_messages(records[:4], (0, 0, 0)):
-                search.record_success(each)
+            for message_part in search.split_into_messages(records[:4], (0, 0, 0)):
+                search.record_success(message_part)
         assert search.record_failure(records[4:]) is None
 
 
@@ -159,26 +159,28 @@ async def _awaited(handling: Handling, delivery: Delivery) -> None:
 
 
 def test_fault_while_ending_children_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    children, before = ChildProcesses(["x"]), set(threading.enumerate())
+    children, earlier_threads = ChildProcesses(["x"]), set(threading.enumerate())
 
-    async def refused() -> None:
+    async def fail_to_close() -> None:
         raise OSError("no descriptor left")
 
-    monkeypatch.setattr(children, "close", refused)
+    monkeypatch.setattr(children, "close", fail_to_close)
     with pytest.raises(OSError, match="no descriptor left"), ChildHandler(children, attempts=ATTEMPTS):
-        (thread,) = set(threading.enumerate()) - before
+        (thread,) = set(threading.enumerate()) - earlier_threads
     assert not thread.is_alive()
 
 
 def test_store_errors_have_the_names_that_children_expect() -> None:
     """The name of an error tells children whether to retry or to give up."""
 
-    def named(code: str) -> str:
+    def find_name_for_code(code: str) -> str:
         fault = StoreError("x")
         fault.__cause__ = ClientError({"Error": {"Code": code, "Message": ""}}, "UpdateItem")
         return find_error_name(fault)
 
-    assert {code: named(code) for code in ("ThrottlingException", "ResourceNotFoundException", "Other")} == {
+    assert {
+        code: find_name_for_code(code) for code in ("ThrottlingException", "ResourceNotFoundException", "Other")
+    } == {
         "ThrottlingException": "ThrottlingException",
         "ResourceNotFoundException": "InvalidStateException",
         "Other": "KinesisClientLibDependencyException",

@@ -49,16 +49,18 @@ class _Pipe:
         self._lines += self.conversation.data_to_send().decode().splitlines(keepends=True)
 
 
-def _converse(processor: Any, steps: list[Any], refused: int = 0) -> tuple[_Pipe, str]:  # noqa: ANN401  it has no types
+def _converse(processor: Any, steps: list[Any], rejected_checkpoints: int = 0) -> tuple[_Pipe, str]:  # noqa: ANN401  it has no types
     pipe, errors = (
-        _Pipe(Conversation("shardId-123", Position("400")), [Conversation.send_initialize, *steps], refused),
+        _Pipe(
+            Conversation("shardId-123", Position("400")), [Conversation.send_initialize, *steps], rejected_checkpoints
+        ),
         StringIO(),
     )
     kcl.KCLProcess(processor, input_file=pipe, output_file=pipe, error_file=errors).run()
     return pipe, errors.getvalue()
 
 
-def _records(conversation: Conversation) -> None:
+def _send_one_record(conversation: Conversation) -> None:
     conversation.send_records([Record(b"meow", "456", 0, "cat", arrived=1.5)], 1.0)
 
 
@@ -90,7 +92,7 @@ class _FirstVersion(kcl.RecordProcessorBase):  # type: ignore[misc, name-defined
 
 def test_conversation_continues_after_a_rejected_checkpoint() -> None:
     """A rejected checkpoint reaches user code as the error that it expects."""
-    pipe, errors = _converse(_FirstVersion(), [_records, Conversation.send_shard_ended], refused=1)
+    pipe, errors = _converse(_FirstVersion(), [_send_one_record, Conversation.send_shard_ended], rejected_checkpoints=1)
     assert pipe.heard == [
         _status("initialize"),
         _checkpoint("456"),
@@ -132,7 +134,7 @@ class _SecondVersion(v2.RecordProcessorBase):  # type: ignore[misc, name-defined
 def test_second_version_processor_gets_third_version_messages_in_its_form() -> None:
     """The processor receives its records and `leaseLost` in the form of its own version."""
     processor = _SecondVersion()
-    steps = [_records, Conversation.send_shutdown_requested, Conversation.send_lease_lost]
+    steps = [_send_one_record, Conversation.send_shutdown_requested, Conversation.send_lease_lost]
     pipe, errors = _converse(v3.V2toV3Processor(processor), steps)
     assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "ZOMBIE"]
     assert (pipe.wanted, errors) == ([Position("456")], "")
@@ -141,6 +143,6 @@ def test_second_version_processor_gets_third_version_messages_in_its_form() -> N
 def test_second_version_processor_ends_its_shard() -> None:
     """The processor receives `shardEnded` as the end of a shard, not as a lost lease."""
     processor = _SecondVersion()
-    pipe, errors = _converse(v3.V2toV3Processor(processor), [_records, Conversation.send_shard_ended])
+    pipe, errors = _converse(v3.V2toV3Processor(processor), [_send_one_record, Conversation.send_shard_ended])
     assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "TERMINATE"]
     assert (pipe.wanted, errors) == ([SHARD_END], "")

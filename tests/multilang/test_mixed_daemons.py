@@ -69,7 +69,7 @@ class Fleet:
         )
 
     @contextmanager
-    def start_java(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
+    def start_java_daemon(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Start a Java daemon."""
         # Each worker takes leases by itself, as KCL 2.x and our daemon do. Otherwise, Java's leader waits for minutes.
         version = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
@@ -86,7 +86,7 @@ class Fleet:
                 started.kill()
 
     @contextmanager
-    def start_ours(self, worker: str) -> Iterator[Daemon]:
+    def start_our_daemon(self, worker: str) -> Iterator[Daemon]:
         """Start one of our daemons. Only the worker's name distinguishes its file from that of a Java daemon."""
         file = self.ground.file(worker, processor("faithful"), workerId=worker)
         with self.ground.started(str(file), environment={"CHILD_NOTES": str(self.notes)}) as daemon:
@@ -114,7 +114,7 @@ def put_continuously(fleet: Fleet) -> Iterator[None]:
         thread.join()
 
 
-def most_children(daemon: Daemon) -> dict[str, int]:
+def count_simultaneous_children(daemon: Daemon) -> dict[str, int]:
     """Return the largest number of children that each shard had at the same time."""
     alive, peaks = defaultdict[str, int](int), dict[str, int]()
     for line in daemon.said:
@@ -141,13 +141,13 @@ def test_both_daemons_share_a_table_and_take_over_from_each_other(
     fleet = Fleet(ground, tmp_path / "notes", java)
     with ExitStack() as stack:
         with put_continuously(fleet):
-            first = stack.enter_context(fleet.start_java("java-1"))
+            first = stack.enter_context(fleet.start_java_daemon("java-1"))
             fleet.read_by("java-1")
-            with fleet.start_ours("ours-1") as ours:
+            with fleet.start_our_daemon("ours-1") as ours:
                 fleet.read_by("java-1", "ours-1")  # Java hands off to ours
                 assert ours.end() == 0
             fleet.read_by("java-1")  # ours hand off to Java
-            second = stack.enter_context(fleet.start_ours("ours-2"))
+            second = stack.enter_context(fleet.start_our_daemon("ours-2"))
             fleet.read_by("java-1", "ours-2")
             first.kill()
             fleet.read_by("ours-2")
@@ -155,16 +155,16 @@ def test_both_daemons_share_a_table_and_take_over_from_each_other(
                 StreamName=ground.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**125)
             )
             until(lambda: fleet.owners().keys() >= {f"shardId-00000000000{number}" for number in (4, 5)}, "split", WAIT)
-            stack.enter_context(fleet.start_java("java-2"))
+            stack.enter_context(fleet.start_java_daemon("java-2"))
             fleet.read_by("java-2", "ours-2")
             second.process.kill()
             second.await_end()
             fleet.read_by("java-2")
-            last = stack.enter_context(fleet.start_ours("ours-3"))
+            last = stack.enter_context(fleet.start_our_daemon("ours-3"))
             fleet.read_by("java-2", "ours-3")
         fleet.await_all_received()
         assert last.end() == 0
     by_child = fleet.received()
     assert [records for records in by_child.values() if records != sorted(records, key=lambda each: each[1])] == []
-    assert {count for daemon in fleet.ours for count in most_children(daemon).values()} == {1}
+    assert {count for daemon in fleet.ours for count in count_simultaneous_children(daemon).values()} == {1}
     assert {shard.partition(".")[0] for shard in by_child} == {f"shardId-00000000000{number}" for number in range(6)}

@@ -16,7 +16,7 @@ from leasehold.stores.urls import display_name, open_store
 pytestmark = pytest.mark.services
 
 
-def _shard(line: str) -> str:
+def _find_shard_id(line: str) -> str:
     match = re.search(r"shardId-[0-9]{12}", line)
     assert match is not None
     return match[0]
@@ -33,10 +33,10 @@ def test_split_stream_is_read_to_its_end_and_a_signal_drains(ground: Ground) -> 
         )
         daemon.await_line(lambda line: "got shardEnded" in line)
         daemon.await_line(lambda line: "ended with status 0" in line)
-        shards = {_shard(daemon.await_line(lambda line: "got initialize" in line)) for _ in range(2)}
+        shards = {_find_shard_id(daemon.await_line(lambda line: "got initialize" in line)) for _ in range(2)}
         assert shards == {"shardId-000000000001", "shardId-000000000002"}
         (last,) = ground.put("d")
-        shard = _shard(daemon.await_line(lambda line: "got processRecords" in line))
+        shard = _find_shard_id(daemon.await_line(lambda line: "got processRecords" in line))
         assert daemon.end() == 0
         positions = daemon.checkpoints()
         assert (positions[shard], positions.get("shardId-000000000000", "SHARD_END")) == (last, "SHARD_END")
@@ -71,21 +71,21 @@ def test_empty_batches_are_delivered_if_the_file_asks_for_them(ground: Ground) -
 
 def test_daemon_continues_while_its_leases_move_to_another_store(ground: Ground, tmp_path: Path) -> None:
     ground.put("a")
-    to = f"sqlite://{tmp_path}/to.db"
-    with ground.daemon(processor("faithful"), "--to", to) as daemon:
+    target_url = f"sqlite://{tmp_path}/to.db"
+    with ground.daemon(processor("faithful"), "--to", target_url) as daemon:
         daemon.await_line(lambda line: "got processRecords 1" in line)
-        with closing(open_store(ground.store, create=False)) as source, closing(open_store(to)) as target:
-            tables, names = (source, target), (display_name(ground.store), display_name(to))
+        with closing(open_store(ground.store, create=False)) as source, closing(open_store(target_url)) as target:
+            tables, names = (source, target), (display_name(ground.store), display_name(target_url))
             store = open_joined(tables, names)
             wait_until_known(tables, store, names[TO], 60.0)
             set_direction(tables, "to")
-            (*_, last) = move_until_arrived(tables, store, names[TO])
-            assert (last.gone, last.there, last.moving) == (1, 0, 0)
-            (second,) = ground.put("b")
+            (*_, last_status) = move_until_arrived(tables, store, names[TO])
+            assert (last_status.gone, last_status.there, last_status.moving) == (1, 0, 0)
+            (second_number,) = ground.put("b")
             daemon.await_line(lambda line: "got processRecords 1" in line)
             assert daemon.end() == 0
             (remaining,) = store.list().leases
-        assert (remaining.owner, remaining.checkpoint.sequence, lease_place(remaining)) == (None, second, "TO")
+        assert (remaining.owner, remaining.checkpoint.sequence, lease_place(remaining)) == (None, second_number, "TO")
 
 
 @pytest.mark.sampled(3)

@@ -20,7 +20,7 @@ from leasehold.adapters.multilang.properties import (
 from leasehold.adapters.sources.urls import source_address
 from leasehold.balancer.model import at_timestamp
 
-LEAST = {"executableName": "app.py", "applicationName": "app", "streamName": "clicks"}
+REQUIRED_PROPERTIES = {"executableName": "app.py", "applicationName": "app", "streamName": "clicks"}
 
 # All keys that the KCL's own tests of its property mapping set, with their values, for KCL 3 and KCL 2.
 KCL3 = """
@@ -73,8 +73,10 @@ KCL2 = KCL3.partition("clientVersionConfig")[0].replace(
 )
 
 
-def _of(**properties: str) -> MultiLangSettings:
-    return interpret_properties(LEAST | {key.replace("__", "."): value for key, value in properties.items()})
+def _interpret(**properties: str) -> MultiLangSettings:
+    return interpret_properties(
+        REQUIRED_PROPERTIES | {key.replace("__", "."): value for key, value in properties.items()}
+    )
 
 
 @pytest.mark.parametrize("text", [KCL2, KCL3])
@@ -95,35 +97,37 @@ def test_kcl_property_files_load(text: str, tmp_path: Path) -> None:
 
 
 def test_every_key_is_supported_or_reported() -> None:
-    wrong = {"initialPositionInStream": "LATEST", "retrievalMode": "POLLING"}
+    special_values = {"initialPositionInStream": "LATEST", "retrievalMode": "POLLING"}
     for key in KEYS:
         if key == "initialPositionInStreamExtended":
             continue
-        value = wrong.get(key, "DefaultCredentialsProvider" if "Credentials" in key else "1")
+        value = special_values.get(key, "DefaultCredentialsProvider" if "Credentials" in key else "1")
         if key in {"leaseTableDeletionProtectionEnabled", "leaseTablePitrEnabled"} or key.startswith("callProcess"):
             value = "false"
-        properties = LEAST | {key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value}
+        properties = REQUIRED_PROPERTIES | {
+            key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value
+        }
         assert key in {each.key for each in interpret_properties(properties).support if each.level != "unknown"}
 
 
 def test_file_without_a_polling_key_uses_fan_out() -> None:
     """Without a polling key, Java's daemon uses fan-out with the application's name. Polling would use up quota."""
-    assert _of(regionName="eu-west-1").source == "kinesis://clicks?region=eu-west-1&consumer=app"
-    assert _of(retrievalMode="polling").source == "kinesis://clicks"
+    assert _interpret(regionName="eu-west-1").source == "kinesis://clicks?region=eu-west-1&consumer=app"
+    assert _interpret(retrievalMode="polling").source == "kinesis://clicks"
     foreign = "arn:aws:kinesis:eu-west-1:123456789012:stream/clicks"
-    assert source_address(_of(retrievalMode="polling", streamArn=foreign).source)[1] == foreign
-    assert _of(maxRecords="100").source == "kinesis://clicks"
-    assert _of(maxRecords="100", retrievalMode="FanOut", fanoutConfig__consumerName="me").source == (
+    assert source_address(_interpret(retrievalMode="polling", streamArn=foreign).source)[1] == foreign
+    assert _interpret(maxRecords="100").source == "kinesis://clicks"
+    assert _interpret(maxRecords="100", retrievalMode="FanOut", fanoutConfig__consumerName="me").source == (
         "kinesis://clicks?consumer=me"
     )
-    assert _of().support[-1] == PropertySupport(
+    assert _interpret().support[-1] == PropertySupport(
         "retrievalMode", "taken", "read as consumer 'app': enhanced fan-out is billed for each shard-hour and GB; "
         "POLLING is not"
     )  # fmt: skip
 
 
 def test_valid_properties_are_accepted() -> None:
-    settings = _of(
+    settings = _interpret(
         executableName="python  app.py  --x",
         tableName="leases",
         workerIdentifier="me",
@@ -202,7 +206,7 @@ def test_valid_properties_are_accepted() -> None:
 def test_unusable_properties_are_rejected(properties: dict[str, str], message: str) -> None:
     """A daemon must not start if it would not read the stream from where its file says."""
     with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
-        interpret_properties(LEAST | properties)
+        interpret_properties(REQUIRED_PROPERTIES | properties)
     assert fnmatchcase(str(caught.value), message)
 
 
@@ -231,7 +235,7 @@ def test_settings_override_the_file(tmp_path: Path) -> None:
 
 
 def test_table_names_unknown_keys_and_shows_no_values() -> None:
-    table = _of(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").support_table()
+    table = _interpret(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").support_table()
     assert table.splitlines()[3:6] == [
         "RetrievalMode       unknown  KCL has no such key; did you mean 'retrievalMode'?",
         f"timeoutInSeconds    nearest  {NEAREST_EQUIVALENTS['timeoutInSeconds']}",
@@ -245,7 +249,10 @@ def test_any_file_loads_or_is_rejected_by_key(properties: dict[str, str]) -> Non
     """If a file is rejected, the error names the key."""
     expected: object
     try:
-        expected = {each.key for each in interpret_properties(LEAST | properties).support}
+        expected = {each.key for each in interpret_properties(REQUIRED_PROPERTIES | properties).support}
     except ValueError as error:
-        expected = {str(error).partition(": ")[0]} | LEAST.keys() | properties.keys()
-    assert expected in (LEAST.keys() | properties.keys(), {"retrievalMode"} | LEAST.keys() | properties.keys())
+        expected = {str(error).partition(": ")[0]} | REQUIRED_PROPERTIES.keys() | properties.keys()
+    assert expected in (
+        REQUIRED_PROPERTIES.keys() | properties.keys(),
+        {"retrievalMode"} | REQUIRED_PROPERTIES.keys() | properties.keys(),
+    )

@@ -30,7 +30,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Position
 CASES = Path(__file__).with_name("conversations.txt")
 
 
-class Talk:
+class RecordedConversation:
     """A recorded case. Each line is a message from the daemon, a line from the child, or a result of the store."""
 
     def __init__(self) -> None:
@@ -114,8 +114,8 @@ def _position(text: str) -> Position:
 
 
 def _record(text: str, key: str = "k") -> Record:
-    place = _position(text)
-    return Record(f"d{text}".encode(), place.sequence, place.sub, key, arrived=1_700_000_000.25)
+    position = _position(text)
+    return Record(f"d{text}".encode(), position.sequence, position.sub, key, arrived=1_700_000_000.25)
 
 
 def status(action: str) -> bytes:
@@ -128,7 +128,7 @@ def with_current_responses(text: str) -> str:
     blocks = []
     for case in re.split(r"\n\n(?=# )|\n(?=# )", text.strip()):
         script = case.partition("\n----")[0]
-        talk = Talk()
+        talk = RecordedConversation()
         for line in script.splitlines()[1:]:
             talk.run(line)
         blocks.append(f"{script}\n----\n{talk.end()}\n")
@@ -140,7 +140,7 @@ def test_conversations_match_the_recorded_ones() -> None:
     assert with_current_responses(CASES.read_text()) == CASES.read_text()
 
 
-LINES = st.sampled_from([
+CHILD_LINES = st.sampled_from([
     *(status(action) for action in ("initialize", "processRecords", "shutdownRequested", *FINAL_ACTIONS)),
     b"garbage\n",
     b"null\n",
@@ -186,17 +186,17 @@ class TalkMachine(RuleBasedStateMachine):
     @rule(stored=st.booleans())
     def store(self, stored: bool) -> None:
         """Store the requested checkpoint, or report that the store rejected it."""
-        before, awaited, self.wanted = self.conversation.acknowledged, self.wanted, None
-        step = (
+        before, requested_position, self.wanted = self.conversation.acknowledged, self.wanted, None
+        respond = (
             self.conversation.checkpoint_stored
             if stored
             else partial(self.conversation.checkpoint_failed, "ThrottlingException")
         )
-        assert _refused(step) == (awaited is None)
-        assert self.conversation.acknowledged == (awaited if stored and awaited else before)
+        assert _is_rejected(respond) == (requested_position is None)
+        assert self.conversation.acknowledged == (requested_position if stored and requested_position else before)
         self._look()
 
-    @rule(line=LINES, cut=st.integers(0, 99))
+    @rule(line=CHILD_LINES, cut=st.integers(0, 99))
     def line(self, line: bytes, cut: int) -> None:
         """Receive a line from the child, in one part or in two."""
         for part in filter(None, (line[:cut], line[cut:])):
@@ -216,11 +216,11 @@ class TalkMachine(RuleBasedStateMachine):
         self._look()
 
     def _asks(self, step: Callable[[], object]) -> bool:
-        refused = _refused(step)
-        assert refused == (self.ended or self.pending_action is not None)
+        was_rejected = _is_rejected(step)
+        assert was_rejected == (self.ended or self.pending_action is not None)
         self.pending_action = self.conversation.pending_action
         self._look()
-        return not refused
+        return not was_rejected
 
     def _look(self) -> None:
         conversation, acknowledged, was_over = self.conversation, self.conversation.acknowledged, self.ended
@@ -248,7 +248,7 @@ class TalkMachine(RuleBasedStateMachine):
             assert len(message.get("records", ())) <= 3
 
 
-def _refused(step: Callable[[], object]) -> bool:
+def _is_rejected(step: Callable[[], object]) -> bool:
     try:
         step()
     except ConversationError:
@@ -272,7 +272,7 @@ def test_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
     assert record["approximateArrivalTimestamp"] == (0 if arrived is None else 1_700_000_000_000)
 
 
-def _begun() -> Conversation:
+def _start_conversation() -> Conversation:
     conversation = Conversation("shard-1", TRIM_HORIZON)
     conversation.send_initialize()
     return conversation
@@ -285,14 +285,14 @@ def _begun() -> Conversation:
 )
 def test_malformed_line_is_not_understood(line: bytes) -> None:
     """A malformed line from a child does not end the daemon, and `true` is not parsed as a number."""
-    conversation = _begun()
+    conversation = _start_conversation()
     conversation.receive_data(line + b"\n")
     assert isinstance(conversation.next_event(), InvalidLine)
 
 
 def test_overlong_number_is_rejected() -> None:
     """The number has more digits than Python's `int()` accepts."""
-    conversation = _begun()
+    conversation = _start_conversation()
     conversation.receive_data(status("initialize"))
     conversation.next_event()
     conversation.data_to_send()
@@ -302,14 +302,14 @@ def test_overlong_number_is_rejected() -> None:
 
 
 def test_carriage_return_ends_a_line() -> None:
-    conversation = _begun()
+    conversation = _start_conversation()
     conversation.receive_data(status("initialize").strip() + b"\r")
     assert conversation.next_event() == StatusReceived("initialize")
 
 
 def test_overlong_line_is_reported_once() -> None:
     """A child that never ends its line does not fill the log."""
-    conversation = _begun()
+    conversation = _start_conversation()
     for _ in range(2):
         conversation.receive_data(b"x" * (MAX_LINE_BYTES + 1))
     assert isinstance(conversation.next_event(), InvalidLine)
@@ -318,7 +318,7 @@ def test_overlong_line_is_reported_once() -> None:
 
 def test_end_of_the_pipe_follows_the_checkpoint_before_it() -> None:
     """A child may close its pipe immediately after requesting its last checkpoint."""
-    conversation = _begun()
+    conversation = _start_conversation()
     conversation.receive_data(status("initialize"))
     conversation.next_event()
     conversation.send_records([Record(b"", "7", 0, "k")], None)

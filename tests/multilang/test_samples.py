@@ -25,17 +25,17 @@ from leasehold.adapters.toolchain import ServiceError
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.timeout(1800)]
 
 REGION = "us-east-1"
-LINE = re.compile(r"shard (\S+), child (\d+): (.*)")
-OF_KCLPY = re.compile(r"Record \(Partition Key: (\S+), Sequence Number: (\d+), Subsequence Number: (\d+), ")
-OF_NODE = re.compile(r"Record (\S+) (\d+) (\d+);")
-OF_RUBY = re.compile(r"Partition Key: ((?:before|after)-(\d+)), Sequence Number:(\d+), ")
-OF_NODES_SAMPLE = re.compile(r"\(PID: (\d+)\).*ShardID: (\S+), Record: .*, SeqenceNumber: (\d+), PartitionKey:(\S+)")
+CHILD_OUTPUT = re.compile(r"shard (\S+), child (\d+): (.*)")
+KCLPY_RECORD = re.compile(r"Record \(Partition Key: (\S+), Sequence Number: (\d+), Subsequence Number: (\d+), ")
+NODE_RECORD = re.compile(r"Record (\S+) (\d+) (\d+);")
+RUBY_RECORD = re.compile(r"Partition Key: ((?:before|after)-(\d+)), Sequence Number:(\d+), ")
+NODE_SAMPLE_RECORD = re.compile(r"\(PID: (\d+)\).*ShardID: (\S+), Record: .*, SeqenceNumber: (\d+), PartitionKey:(\S+)")
 WAIT = 120.0
 
 T = TypeVar("T")
-Told = tuple[str, int, int]
+ReportedRecord = tuple[str, int, int]
 """The key of a record, and its position in the shard."""
-ChildProcesses = dict[tuple[str, str], list[Told]]
+ChildProcesses = dict[tuple[str, str], list[ReportedRecord]]
 """The records that each child received, by shard and process."""
 
 
@@ -50,7 +50,7 @@ def fanned(dynalite_url: str, ferrokinesis_url: str, tmp_path: Path) -> Iterator
     client.delete_stream(StreamName=environment.stream)
 
 
-def from_registry(make: Callable[[], T]) -> T:
+def download_or_skip(make: Callable[[], T]) -> T:
     """Return the result of `make`, or skip the test if a download fails."""
     try:
         return make()
@@ -58,7 +58,7 @@ def from_registry(make: Callable[[], T]) -> T:
         pytest.skip(f"PROCESSORS OF KCL ARE NOT TESTED: {missing}")
 
 
-def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
+def put_plain_and_aggregated(ground: Ground, name: str, count: int) -> list[str]:
     """Put `count` records, half of them aggregated, and return their keys, which are all different."""
     keys = [f"{name}-{number}" for number in range(count)]
     ground.put(*keys[: count // 2])
@@ -81,7 +81,7 @@ def records_in_stderr(daemon: Daemon, record: re.Pattern[str]) -> ChildProcesses
     """Return the records that each child reported on standard error. A line may arrive in parts."""
     texts = defaultdict[tuple[str, str], str](str)
     for line in daemon.output():
-        if match := LINE.search(line):
+        if match := CHILD_OUTPUT.search(line):
             texts[match[1], match[2]] += match[3]
     return {
         child: [(key, int(number), int(sub)) for key, number, sub in record.findall(text)]
@@ -95,7 +95,7 @@ def records_in_log(file: Path) -> ChildProcesses:
     The sample writes no sub-sequence number. The number in the key replaces it, because it rises within an aggregate.
     """
     by_child: ChildProcesses = defaultdict(list)
-    for pid, shard, number, key in OF_NODES_SAMPLE.findall(file.read_text() if file.exists() else ""):
+    for pid, shard, number, key in NODE_SAMPLE_RECORD.findall(file.read_text() if file.exists() else ""):
         by_child[shard, pid].append((key, int(number), int(key.partition("-")[2])))
     return by_child
 
@@ -114,13 +114,13 @@ def read_through_a_split(
             lambda: {key for records in children().values() for key, _, _ in records} >= {*keys}, "every record", WAIT
         )
 
-    before = put_both_ways(ground, "before", 40)
+    before = put_plain_and_aggregated(ground, "before", 40)
     await_all_of(before)
     ground.kinesis.split_shard(
         StreamName=ground.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127)
     )
     until(ended, "the end of the first shard", WAIT)
-    after = put_both_ways(ground, "after", 40)
+    after = put_plain_and_aggregated(ground, "after", 40)
     await_all_of(after)
     assert daemon.end() == 0
     by_child = children()
@@ -133,7 +133,7 @@ def read_through_a_split(
     assert daemon.checkpoints().get("shardId-000000000000", "SHARD_END") == "SHARD_END"
 
 
-def read_by_stderr(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
+def read_through_a_split_by_stderr(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
     """Read through a split. The children report their records on standard error."""
     read_through_a_split(
         ground,
@@ -143,7 +143,7 @@ def read_by_stderr(ground: Ground, daemon: Daemon, record: re.Pattern[str], ende
     )
 
 
-def usual_changes(ground: Ground) -> list[str]:
+def required_settings(ground: Ground) -> list[str]:
     """Return only the settings in a sample's file that every user has to change."""
     summary = ground.kinesis.describe_stream_summary(StreamName=ground.stream)["StreamDescriptionSummary"]
     properties = {
@@ -157,14 +157,14 @@ def usual_changes(ground: Ground) -> list[str]:
 
 
 def test_amazon_kclpy_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
-    file, environment = from_registry(kclpy) / "samples" / "sample.properties", from_registry(kclpy_environment)
-    with fanned.started(str(file), *usual_changes(fanned), environment=environment) as daemon:
-        read_by_stderr(fanned, daemon, OF_KCLPY, "Shard has ended checkpointing")
+    file, environment = download_or_skip(kclpy) / "samples" / "sample.properties", download_or_skip(kclpy_environment)
+    with fanned.started(str(file), *required_settings(fanned), environment=environment) as daemon:
+        read_through_a_split_by_stderr(fanned, daemon, KCLPY_RECORD, "Shard has ended checkpointing")
 
 
 def test_python_library_parses_our_messages() -> None:
     """The tests with amazon_kclpy run in another process, in which the library can be imported."""
-    environment = {**os.environ, **from_registry(kclpy_environment)}
+    environment = {**os.environ, **download_or_skip(kclpy_environment)}
     command = (
         sys.executable,
         "-m",
@@ -180,13 +180,13 @@ def test_python_library_parses_our_messages() -> None:
 
 def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
     """The library's source archive contains five of its eleven tests, but not their `utils` module."""
-    environment, notes = {**os.environ, **from_registry(kclpy_environment)}, tmp_path / "notes"
+    environment, notes = {**os.environ, **download_or_skip(kclpy_environment)}, tmp_path / "notes"
     (tmp_path / "utils.py").write_text("from kclpy_words import make_io_obj\n")
     (tmp_path / "mock.py").write_text("from unittest.mock import *\n")
     environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path}{os.pathsep}{Path(__file__).parent}"
     environment["WRITTEN_BY_US"] = str(notes)
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull)
-    tests = str(from_registry(kclpy) / "test")
+    tests = str(download_or_skip(kclpy) / "test")
     completed = subprocess.run(
         (*command, "--rootdir", tests, tests),
         env=environment,
@@ -203,16 +203,16 @@ def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
 
 def test_aws_kcl_processor_runs_unchanged(ground: Ground) -> None:
     """Node's library uses only sequence numbers in checkpoints, and treats a full pipe as an error."""
-    with ground.daemon(from_registry(node_processor)) as daemon:
-        read_by_stderr(ground, daemon, OF_NODE, "shardId-000000000000 has ended")
+    with ground.daemon(download_or_skip(node_processor)) as daemon:
+        read_through_a_split_by_stderr(ground, daemon, NODE_RECORD, "shardId-000000000000 has ended")
 
 
 def test_aws_kcl_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
-    sample, path = from_registry(node_sample)
+    sample, path = download_or_skip(node_sample)
     log = fanned.folder / "application.log"
     environment = {"PATH": path, "NODE_LOG_DIR": str(fanned.folder)}
     with fanned.started(
-        "-p", "sample.properties", *usual_changes(fanned), environment=environment, folder=sample
+        "-p", "sample.properties", *required_settings(fanned), environment=environment, folder=sample
     ) as daemon:
         read_through_a_split(
             fanned,
@@ -223,14 +223,16 @@ def test_aws_kcl_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
 
 
 def test_aws_kclrb_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
-    folder, environment = from_registry(ruby_sample)
+    folder, environment = download_or_skip(ruby_sample)
 
     def children() -> ChildProcesses:
         # Ruby's sample writes no sub-sequence number either.
-        by_child = records_in_stderr(daemon, OF_RUBY)
+        by_child = records_in_stderr(daemon, RUBY_RECORD)
         return {child: [(key, sub, place) for key, place, sub in records] for child, records in by_child.items()}
 
-    with fanned.started("sample.properties", *usual_changes(fanned), environment=environment, folder=folder) as daemon:
+    with fanned.started(
+        "sample.properties", *required_settings(fanned), environment=environment, folder=folder
+    ) as daemon:
         before = "shardId-000000000000, child"
         read_through_a_split(
             fanned,
@@ -241,7 +243,7 @@ def test_aws_kclrb_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
 
 
 def test_amazon_kclpy_sample_runs_on_polled_shards(ground: Ground) -> None:
-    environment = from_registry(kclpy_environment)
+    environment = download_or_skip(kclpy_environment)
     file = str(ground.file("app", "sample_kclpy_app.py"))
     with ground.started("-p", file, "-l", "logback.xml", environment=environment) as daemon:
-        read_by_stderr(ground, daemon, OF_KCLPY, "Shard has ended checkpointing")
+        read_through_a_split_by_stderr(ground, daemon, KCLPY_RECORD, "Shard has ended checkpointing")

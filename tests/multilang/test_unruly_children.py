@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CHILD = Path(__file__).with_name("child.py")
 UNRULY = Path(__file__).with_name("unruly.py")
-COUNT = 40
-LIFE = re.compile(r"shard (\S+), child \d+: (started|given up: .*|ended with .*)")
-LINE = re.compile(r"shard (\S+), child (\d+): (started|ended with)")
+RECORDS_PER_SHARD = 40
+CHILD_EVENT = re.compile(r"shard (\S+), child \d+: (started|given up: .*|ended with .*)")
+CHILD_START_OR_END = re.compile(r"shard (\S+), child (\d+): (started|ended with)")
 
 
 class Daemon:
@@ -69,56 +69,56 @@ def test_misbehaving_children_lose_no_record(
     children = [create_shard(f"c-{number}", 10 * number, 10 * number + 9, f"p-{number}") for number in range(3)]
     source.listed = [*parents, *children]
     for parent, child in zip(parents, children, strict=True):
-        source.shard_logs[parent.id] = ShardRecords(create_records(COUNT), ended=True, children=(child,))
-        source.shard_logs[child.id] = ShardRecords(create_records(COUNT))
+        source.shard_logs[parent.id] = ShardRecords(create_records(RECORDS_PER_SHARD), ended=True, children=(child,))
+        source.shard_logs[child.id] = ShardRecords(create_records(RECORDS_PER_SHARD))
 
-    def begun(me: str) -> Daemon:
+    def start_daemon(me: str) -> Daemon:
         argv = [sys.executable, str(UNRULY), str(tmp_path), str(seed), me]
         return Daemon(store, source, me, ChildProcesses(argv, max_records=5, timeout_seconds=3.0))
 
-    def done(name: str) -> list[list[int]]:
+    def read_numbers(name: str) -> list[list[int]]:
         return [[int(each) for each in file.read_text().split()] for file in sorted(tmp_path.glob(f"{name}.*"))]
 
-    numbers = {int(record.sequence_number) for record in create_records(COUNT)}
-    first = begun("a-1")
-    until(lambda: any(done(parent.id) for parent in parents), "the first records", 300)
-    second = begun("b-1")
-    until(lambda: any({*numbers} == {*chain(*done(parent.id))} for parent in parents), "one shard", 300)
+    numbers = {int(record.sequence_number) for record in create_records(RECORDS_PER_SHARD)}
+    first = start_daemon("a-1")
+    until(lambda: any(read_numbers(parent.id) for parent in parents), "the first records", 300)
+    second = start_daemon("b-1")
+    until(lambda: any({*numbers} == {*chain(*read_numbers(parent.id))} for parent in parents), "one shard", 300)
     first.stop()
-    third = begun("c-1")
-    until(lambda: all({*chain(*done(each.id))} == numbers for each in source.listed), "every record", 600)
+    third = start_daemon("c-1")
+    until(lambda: all({*chain(*read_numbers(each.id))} == numbers for each in source.listed), "every record", 600)
     second.stop()
     third.stop()
 
     for each in source.listed:
-        assert [received for received in done(each.id) if received != sorted({*received})] == []
+        assert [received for received in read_numbers(each.id) if received != sorted({*received})] == []
     for row in store.list().leases:
-        handed = {*chain(*done(row.shard))}
+        processed = {*chain(*read_numbers(row.shard))}
         assert (
             row.checkpoint.ended
             or not row.checkpoint.numbered
-            or handed >= {number for number in numbers if number <= int(row.checkpoint.sequence)}
+            or processed >= {number for number in numbers if number <= int(row.checkpoint.sequence)}
         )
-    worker_of = dict[str, str]()
+    workers_by_pid = dict[str, str]()
     for each in source.listed:
         messages = [line.split() for line in (tmp_path / f"asked-{each.id}").read_text().splitlines()]
-        worker_of |= {pid: worker for worker, pid, _ in messages}
+        workers_by_pid |= {pid: worker for worker, pid, _ in messages}
         pids = [pid for _, pid, action in messages if action == "processRecords"]
-        turns = [pid for pid, _ in groupby(pids)]
-        assert len(turns) == len({*turns}), (
+        pid_turns = [pid for pid, _ in groupby(pids)]
+        assert len(pid_turns) == len({*pid_turns}), (
             f"shard {each.id}: one child was given records while another was: {messages}"
         )
     # Another worker may start its child while a child that confirmed shutdownRequested still ends. In one worker, the
     # next child starts only after the previous one has ended.
-    children_of = defaultdict[tuple[str, str], set[str]](set)
+    living_children = defaultdict[tuple[str, str], set[str]](set)
     for record in caplog.records:
-        if record.name == "leasehold.child" and (match := LINE.match(record.message)):
+        if record.name == "leasehold.child" and (match := CHILD_START_OR_END.match(record.message)):
             shard_id, pid, what = match.groups()
             # On a slow machine, a child may time out before its first request, so that no file contains its worker.
-            lives = children_of[shard_id, worker_of.get(pid, pid)]
-            (lives.add if what == "started" else lives.discard)(pid)
-            assert len(lives) <= 1, record.message
-    assert not any(children_of.values())
+            living_pids = living_children[shard_id, workers_by_pid.get(pid, pid)]
+            (living_pids.add if what == "started" else living_pids.discard)(pid)
+            assert len(living_pids) <= 1, record.message
+    assert not any(living_children.values())
     assert sum(int(file.read_text()) for file in tmp_path.glob("misdeeds-*")) >= len(source.listed)
 
 
@@ -134,31 +134,31 @@ def test_shard_ends_although_no_child_confirms_it(
         (create_shard("c-0", 0, 4, "p"), create_shard("c-1", 5, 9, "p")),
     )
     source.listed = [parent, *halves]
-    source.shard_logs[parent.id] = ShardRecords(create_records(COUNT), ended=True, children=halves)
-    source.shard_logs.update({half.id: ShardRecords(create_records(COUNT)) for half in halves})
+    source.shard_logs[parent.id] = ShardRecords(create_records(RECORDS_PER_SHARD), ended=True, children=halves)
+    source.shard_logs.update({half.id: ShardRecords(create_records(RECORDS_PER_SHARD)) for half in halves})
     children = ChildProcesses([sys.executable, str(CHILD), "late", "shardEnded"], shard_end_seconds=1.0)
-    numbers = [record.sequence_number for record in create_records(COUNT)]
+    numbers = [record.sequence_number for record in create_records(RECORDS_PER_SHARD)]
 
-    def given(name: str) -> list[list[str]]:
+    def read_numbers(name: str) -> list[list[str]]:
         return [
             [line.split()[1] for line in file.read_text().splitlines()] for file in sorted(tmp_path.glob(f"{name}.*"))
         ]
 
     daemon = Daemon(store, source, "a-1", children)
-    until(lambda: all(numbers in given(half.id) for half in halves), "the records of both halves", 120)
+    until(lambda: all(numbers in read_numbers(half.id) for half in halves), "the records of both halves", 120)
     daemon.stop()
 
     # The first child stored no checkpoint, so the second got all records again.
-    assert given(parent.id) == [numbers, numbers]
-    lines = [LIFE.fullmatch(record.message) for record in caplog.records]
-    lives = [(match[1], match[2]) for match in lines if match]
-    assert [what for shard_, what in lives if shard_ == "p"] == [
+    assert read_numbers(parent.id) == [numbers, numbers]
+    lines = [CHILD_EVENT.fullmatch(record.message) for record in caplog.records]
+    child_events = [(match[1], match[2]) for match in lines if match]
+    assert [what for shard_, what in child_events if shard_ == "p"] == [
         "started",
         "ended with status -9",
         "given up: ChildFault: it has not answered shardEnded within 1 s",
         "started",
         "ended with status 0",
     ]
-    assert [shard_ for shard_, _ in lives[:5]] == ["p"] * 5
+    assert [shard_ for shard_, _ in child_events[:5]] == ["p"] * 5
     rows = {row.shard: row.checkpoint for row in store.list().leases}
     assert "p" not in rows or rows["p"].ended

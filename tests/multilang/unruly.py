@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 DEEDS = ("crash", "hang", "close", "wrong", "babble", "null", "surplus", "stderr")
-MISDEEDS = 6
+MOST_FAULTS = 6
 CHANCE = 0.2
 
 
@@ -66,32 +66,34 @@ def misbehave(fault: str, draw: random.Random) -> None:
 
 def main(folder: Path, seed: str, worker: str) -> None:
     """Respond to every message, unless a fault prevents it."""
-    shard, draw = "", random.Random()  # noqa: S311  random faults
+    shard, random_source = "", random.Random()  # noqa: S311  random faults
     for line in sys.stdin:
         message = json.loads(line)
         action = message["action"]
         if action == "initialize":
             shard = message["shardId"]
-            earlier = len(list(folder.glob(f"{shard}.*")))
-            draw = random.Random(f"{seed} {shard} {earlier}")  # noqa: S311  likewise
+            earlier_child_count = len(list(folder.glob(f"{shard}.*")))
+            random_source = random.Random(f"{seed} {shard} {earlier_child_count}")  # noqa: S311  likewise
         with (folder / f"asked-{shard}").open("a") as log:
             log.write(f"{worker} {os.getpid()} {action}\n")
         own_file = folder / f"{shard}.{os.getpid()}"
         own_file.touch()
         numbers = [each["sequenceNumber"] for each in message.get("records", ())]
-        part = draw.randint(0, len(numbers)) if draw.random() < CHANCE else len(numbers)
+        processed_count = random_source.randint(0, len(numbers)) if random_source.random() < CHANCE else len(numbers)
         with own_file.open("a") as notes:
-            notes.write("".join(f"{number}\n" for number in numbers[:part]))
-        deeds = folder / f"misdeeds-{shard}"
-        count = int(deeds.read_text()) if deeds.exists() else 0
-        if count < MISDEEDS and draw.random() < CHANCE:
-            deeds.write_text(str(count + 1))
-            misbehave(draw.choice(DEEDS), draw)
+            notes.write("".join(f"{number}\n" for number in numbers[:processed_count]))
+        fault_count_file = folder / f"misdeeds-{shard}"
+        count = int(fault_count_file.read_text()) if fault_count_file.exists() else 0
+        if count < MOST_FAULTS and random_source.random() < CHANCE:
+            fault_count_file.write_text(str(count + 1))
+            misbehave(random_source.choice(DEEDS), random_source)
         with own_file.open("a") as notes:
-            notes.write("".join(f"{number}\n" for number in numbers[part:]))
-        if action in {"shutdownRequested", "shardEnded"} or (numbers and draw.random() < 0.5):
+            notes.write("".join(f"{number}\n" for number in numbers[processed_count:]))
+        if action in {"shutdownRequested", "shardEnded"} or (numbers and random_source.random() < 0.5):
             # Without a number, the checkpoint is at the last record that was delivered.
-            checkpoint(None if action != "processRecords" or draw.random() < 0.5 else draw.choice(numbers))
+            checkpoint(
+                None if action != "processRecords" or random_source.random() < 0.5 else random_source.choice(numbers)
+            )
         send({"action": "status", "responseFor": action})
 
 

@@ -54,7 +54,7 @@ SHARDS = (Shard("s-0", hash_range=(0, 4)), Shard("s-1", hash_range=(5, 9)))
 ROWS = (Lease("s-0", owner="w-1", hash_range=(0, 4)), Lease("s-1"))
 
 
-def raising(error: Exception, cause: Exception | None = None) -> RightAttempt:
+def attempt_that_raises(error: Exception, cause: Exception | None = None) -> RightAttempt:
     """Return an attempt to use a permission. The attempt raises this error."""
 
     def ask() -> str:
@@ -63,12 +63,12 @@ def raising(error: Exception, cause: Exception | None = None) -> RightAttempt:
     return RightAttempt("x:Do", ask, writes=True)
 
 
-def refusal(code: str) -> ClientError:
+def aws_rejection(code: str) -> ClientError:
     """Return a rejection from an AWS service."""
     return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "Do")  # type: ignore[typeddict-item]
 
 
-def tried(*attempts: RightAttempt, read_only: bool = False) -> list[Finding]:
+def try_attempts(*attempts: RightAttempt, read_only: bool = False) -> list[Finding]:
     trial = RightsTrial("table t", attempts, None, None, lambda: None)
     return list(try_rights(trial, read_only=read_only))
 
@@ -77,7 +77,7 @@ FINE = RightAttempt("x:Read", lambda: "allowed")
 
 
 def test_a_denied_right_is_reported_and_the_others_are_tried() -> None:
-    findings = tried(raising(StoreError("t: no"), refusal("AccessDeniedException")), FINE)
+    findings = try_attempts(attempt_that_raises(StoreError("t: no"), aws_rejection("AccessDeniedException")), FINE)
     assert findings == [
         Finding("x:Do", "wrong", "t: no", "allow x:Do"),
         Finding("x:Read", "ok", "table t: allowed"),
@@ -102,27 +102,27 @@ class Refused(Exception):
     ],
 )
 def test_a_rejection_of_each_service_is_recognized(refused: Refused, todo: str) -> None:
-    assert tried(raising(StoreError("t: no"), refused))[0].todo == todo
+    assert try_attempts(attempt_that_raises(StoreError("t: no"), refused))[0].todo == todo
 
 
 @pytest.mark.parametrize(
     ("ends", "state", "more"),
     [
-        (raising(OutcomeUnknown("t: no route")), "wrong", 0),
-        (raising(OutcomeUnknown("t: slow down"), refusal("ThrottlingException")), "unknown", 1),
-        (raising(SourceUnavailable("t: slow down"), refusal("LimitExceededException")), "unknown", 1),
-        (raising(SourceError("t: no such"), refusal("ResourceNotFoundException")), "wrong", 0),
-        (raising(Absent("there is no table")), "unknown", 0),
-        (raising(NotTried("not tried")), "unknown", 1),
+        (attempt_that_raises(OutcomeUnknown("t: no route")), "wrong", 0),
+        (attempt_that_raises(OutcomeUnknown("t: slow down"), aws_rejection("ThrottlingException")), "unknown", 1),
+        (attempt_that_raises(SourceUnavailable("t: slow down"), aws_rejection("LimitExceededException")), "unknown", 1),
+        (attempt_that_raises(SourceError("t: no such"), aws_rejection("ResourceNotFoundException")), "wrong", 0),
+        (attempt_that_raises(Absent("there is no table")), "unknown", 0),
+        (attempt_that_raises(NotTried("not tried")), "unknown", 1),
     ],
 )
 def test_an_outage_is_distinguished_from_a_rejection(ends: RightAttempt, state: str, more: int) -> None:
-    findings = tried(ends, FINE)
+    findings = try_attempts(ends, FINE)
     assert ([findings[0].state], len(findings) - 1) == ([state], more)
 
 
 def test_a_read_only_check_uses_no_right_to_write() -> None:
-    findings = tried(raising(StoreError("asked")), FINE, read_only=True)
+    findings = try_attempts(attempt_that_raises(StoreError("asked")), FINE, read_only=True)
     assert [finding.state for finding in findings] == ["unknown", "ok"]
     assert "--read-only" in findings[0].says
     assert has_no_wrong_finding(findings)
@@ -134,7 +134,7 @@ def test_conditions_are_tried_only_with_all_rights_to_write(
 ) -> None:
     """If a store rejects writes because a permission is missing, it is not reported as ignoring conditions."""
     results, calls = examination._Results(), list[int]()  # noqa: SLF001  a step of an examination
-    attempt = raising(write) if isinstance(write, Exception) else evolve(write, writes=True)
+    attempt = attempt_that_raises(write) if isinstance(write, Exception) else evolve(write, writes=True)
     trial = RightsTrial("table t", (FINE, attempt), None, lambda: calls.append(1), lambda: None)
     assert examination._try_rights(results, trial, examination.ExaminedFleet(Config()))  # noqa: SLF001  likewise
     assert ([(finding.state) for finding in results.findings if finding.what == "conditional writes"], len(calls)) == (

@@ -122,17 +122,17 @@ def test_shares_and_groups_are_even() -> None:
 
 def test_watching_distinguishes_living_from_dead_workers() -> None:
     """If a table has no times, one read cannot show which workers are dead. A second read can."""
-    store, now = MemoryStore(), [0.0]
+    store, clock_seconds = MemoryStore(), [0.0]
     living_lease, dead_lease = (
         create_lease_with_owner(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b"))
     )
     rows = [living_lease]
 
     def wait(seconds: float) -> None:
-        now[0] += seconds
+        clock_seconds[0] += seconds
         rows.append(expect_applied(store.write(RenewLease(rows[-1]))))
 
-    watched = watch_for(store, 12.0, 10.0, lambda: now[0], wait)
+    watched = watch_for(store, 12.0, 10.0, lambda: clock_seconds[0], wait)
     assert [lease.idle for lease in watched.leases] == [0.0, 12.0]
     assert (watched.seconds, dead_lease.owner) == (12.0, "b")
 

@@ -18,7 +18,7 @@ from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
-GOES = 30.0
+CHANGE_SECONDS = 30.0
 """The time at which a worker leaves the simulated fleet, or another joins it."""
 
 
@@ -45,14 +45,16 @@ def moves_after_departure(rules: RuleSet, ending: str, every: float, phase: floa
     """Return the moves that a watcher sees when one of three workers leaves, the last move first."""
     config = Config(rules=rules)
     members = tuple(
-        Member(name, config, ends=GOES if name == "a" else 1e6, ending="crash" if ending == "crash" else "leave")
+        Member(
+            name, config, ends=CHANGE_SECONDS if name == "a" else 1e6, ending="crash" if ending == "crash" else "leave"
+        )
         for name in "abc"
     )
     return moves_in_fleet(members, 12, every, phase)
 
 
 @cache
-def lived(members: tuple[Member, ...], leases: int) -> SimulatedHistory:
+def simulate_fleet(members: tuple[Member, ...], leases: int) -> SimulatedHistory:
     """Simulate a fleet whose leases are at first owned by a, b and c. Tests with the same arguments share one run."""
     owners = tuple("abc"[number % 3] for number in range(leases))
     return run(Scenario(3, owners, members, 90.0, network=Network(stall=0.0, unanswered=0.0), full=True))
@@ -60,7 +62,7 @@ def lived(members: tuple[Member, ...], leases: int) -> SimulatedHistory:
 
 def moves_in_fleet(members: tuple[Member, ...], leases: int, every: float, phase: float) -> tuple[SeenMove, ...]:
     """Simulate this fleet, and return the moves that a watcher sees, the last move first."""
-    config, history = members[0].config, lived(members, leases)
+    config, history = members[0].config, simulate_fleet(members, leases)
     table, record = ReplayedStore(history.first, history.writes), FleetRecord()
     watcher = TableWatcher("x", table, config, record, every=every, wall=lambda: table.now, clock=lambda: table.now)
     table.now = phase
@@ -110,7 +112,7 @@ def test_a_worker_that_leaves_is_not_shown_as_dead(every: float, phase: float) -
 @pytest.mark.parametrize("newcomers", ["d", "def"])
 def test_moves_between_infrequent_reads_have_their_rules(newcomers: str, every: float, phase: float) -> None:
     config = Config(rules=Minimal())
-    members = tuple(Member(name, config, starts=0.0 if name in "abc" else GOES) for name in "abc" + newcomers)
+    members = tuple(Member(name, config, starts=0.0 if name in "abc" else CHANGE_SECONDS) for name in "abc" + newcomers)
     moves = moves_in_fleet(members, 30, every, phase)
     assert {move.after for move in moves} == set(newcomers)
     assert {move.rule for move in moves} <= {"H2", "M5", "M6"}

@@ -63,21 +63,21 @@ def tables() -> tuple[Store, Store]:
     """Return two tables. FROM has three leases: one that ann owns, a finished one, and one without an owner."""
     pair = (MemoryStore(), MemoryStore())
     get_or_create_control_row(pair, NAMES)
-    store = joined(pair)
+    store = open_joined_store(pair)
     create_owned_lease(store, "ann", "s-0", Position("5"))
     expect_applied(store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
     expect_applied(store.write(CreateLease(Lease("s-2", checkpoint=Position("7")))))
     return pair
 
 
-def joined(tables: tuple[Store, Store]) -> SwapStore:
+def open_joined_store(tables: tuple[Store, Store]) -> SwapStore:
     """Return the store through which a worker uses both tables."""
     return SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
 
 
-def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
+def pause_with_renewals(tables: tuple[Store, Store]) -> Callable[[float], object]:
     """Return a replacement for `sleep` in which every owner renews its leases once."""
-    store = joined(tables)
+    store = open_joined_store(tables)
 
     def pause(_seconds: float) -> None:
         for lease in store.list().leases:
@@ -89,15 +89,15 @@ def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
 
 def test_a_swap_moves_all_leases_and_ends(tables: tuple[Store, Store]) -> None:
     """Leases without an owner do not delay the swap, and the fleet does not need FROM afterwards."""
-    store = joined(tables)
+    store = open_joined_store(tables)
     wait_until_known(tables, store, NAMES[TO], 0.0)
     set_direction(tables, "to")
-    reports = list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
+    reports = list(move_until_arrived(tables, store, NAMES[TO], pause_with_renewals(tables)))
     assert reports == [
         SwapProgress("to", there=3, moving=0, gone=0, unaware=()),
         SwapProgress("to", there=0, moving=0, gone=3, unaware=()),
     ]
-    end_swap(tables, store, NAMES[TO], renewing(tables))
+    end_swap(tables, store, NAMES[TO], pause_with_renewals(tables))
     rows = [(row.key, row.owner, row.checkpoint.sequence) for row in tables[TO].list().leases]
     assert rows == [("s-0", "ann", "5"), ("s-1", None, "SHARD_END"), ("s-2", None, "7")]
     assert read_stored_lease(store, "s-0").owner == "ann"
@@ -108,10 +108,10 @@ def test_a_swap_moves_all_leases_and_ends(tables: tuple[Store, Store]) -> None:
 
 def carry_out_swap(tables: tuple[Store, Store]) -> None:
     """Move all leases to TO, and end the swap."""
-    store = joined(tables)
+    store = open_joined_store(tables)
     set_direction(tables, "to")
-    list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
-    end_swap(tables, store, NAMES[TO], renewing(tables))
+    list(move_until_arrived(tables, store, NAMES[TO], pause_with_renewals(tables)))
+    end_swap(tables, store, NAMES[TO], pause_with_renewals(tables))
 
 
 def test_a_worker_restarted_with_both_stores_after_a_swap_uses_to(tables: tuple[Store, Store]) -> None:
@@ -168,24 +168,24 @@ def test_an_interrupted_end_of_a_swap_is_completed_by_the_next_run(
     tables: tuple[Store, Store],
 ) -> None:
     """As long as the control row exists, the swap is not over, even if the row that marks its end exists, too."""
-    store = joined(tables)
+    store = open_joined_store(tables)
     set_direction(tables, "to")
-    list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
+    list(move_until_arrived(tables, store, NAMES[TO], pause_with_renewals(tables)))
     expect_applied(
         tables[FROM].write(CreateLease(Lease(CONTROL_KEY, checkpoint=SHARD_END, annotations=((MOVED_TO, NAMES[TO]),))))
     )
     assert not swap_is_over(tables, NAMES)
     assert get_or_create_control_row(tables, NAMES) is not None
-    end_swap(tables, store, NAMES[TO], renewing(tables))
+    end_swap(tables, store, NAMES[TO], pause_with_renewals(tables))
     assert swap_is_over(tables, NAMES)
 
 
 def test_a_swap_can_go_back_until_it_ends(tables: tuple[Store, Store]) -> None:
-    store = joined(tables)
+    store = open_joined_store(tables)
     set_direction(tables, "to")
-    list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
+    list(move_until_arrived(tables, store, NAMES[TO], pause_with_renewals(tables)))
     set_direction(tables, "from")
-    (*_, final_report) = move_until_arrived(tables, store, NAMES[TO], renewing(tables))
+    (*_, final_report) = move_until_arrived(tables, store, NAMES[TO], pause_with_renewals(tables))
     assert final_report == SwapProgress("from", there=3, moving=0, gone=0, unaware=())
     assert {lease.version.partition(":")[0] for lease in store.list().leases} == {"from"}
     set_direction(tables, "closed")
@@ -198,15 +198,17 @@ def test_a_reversed_swap_completes_moves_of_unowned_leases(tables: tuple[Store, 
     (row,) = tables[FROM].get(["s-2"])
     expect_applied(tables[FROM].write(ReleaseLease(row, "", MOVED_OWNER_PREFIX)))
     set_direction(tables, "from")
-    reports = list(islice(move_until_arrived(tables, joined(tables), NAMES[TO], renewing(tables)), 5))
+    reports = list(
+        islice(move_until_arrived(tables, open_joined_store(tables), NAMES[TO], pause_with_renewals(tables)), 5)
+    )
     assert (reports[0].moving, reports[-1]) == (1, SwapProgress("from", there=3, moving=0, gone=0, unaware=()))
 
 
 def test_the_end_of_a_swap_includes_leases_that_workers_create_meanwhile(tables: tuple[Store, Store]) -> None:
     """A worker creates new leases in FROM until it reads that the swap is closed."""
-    store, worker_store = joined(tables), SwapStore(tables, NAMES[TO], control_interval_seconds=60.0)
+    store, worker_store = open_joined_store(tables), SwapStore(tables, NAMES[TO], control_interval_seconds=60.0)
     set_direction(tables, "to")
-    list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
+    list(move_until_arrived(tables, store, NAMES[TO], pause_with_renewals(tables)))
     assert len(worker_store.list().leases) == 3
     new_leases = [Lease("s-9")]
 
@@ -222,7 +224,7 @@ def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store
     """A worker that does not know TO would claim a lease in FROM although that lease is already in TO."""
     (unowned_lease,) = tables[FROM].get(["s-2"])
     expect_applied(tables[FROM].write(ClaimLease(unowned_lease, "bob")))
-    store = joined(tables)
+    store = open_joined_store(tables)
     with pytest.raises(StoreError, match=r"do not know TO own leases of FROM: bob; start them again with --to TO"):
         wait_until_known(tables, store, NAMES[TO], 0.0)
     pauses: list[float] = []
@@ -240,12 +242,12 @@ def test_a_swap_is_rejected_next_to_java_workers(tables: tuple[Store, Store]) ->
     rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")
     with pytest.raises(StoreError, match=r"workers of the KCL or of an SDK share FROM \(java-1\)"):
-        wait_until_known(tables, joined(tables), NAMES[TO], 60.0)
+        wait_until_known(tables, open_joined_store(tables), NAMES[TO], 60.0)
 
 
 def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
     assert read_control(tables).key == CONTROL_KEY
-    assert CONTROL_KEY not in {lease.key for lease in joined(tables).list().leases}
+    assert CONTROL_KEY not in {lease.key for lease in open_joined_store(tables).list().leases}
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_leases_shows_the_table_of_each_lease_in_a_swap(half_way: tuple[str, str
 def test_a_finished_lease_that_has_moved_has_the_status_ok(tables: tuple[Store, Store]) -> None:
     """Only unfinished leases need a look at the other table."""
     set_direction(tables, "to")
-    store = joined(tables)
+    store = open_joined_store(tables)
     expect_applied(store.move_unowned(read_stored_lease(store, "s-1"), TO))
     expect_applied(store.move_unowned(read_stored_lease(store, "s-2"), TO))
     statuses = TableWatch(tables[FROM], 10.0, 10.0).look().statuses
@@ -369,8 +371,8 @@ def test_a_worker_of_an_ended_swap_cannot_list_during_a_later_one(tables: tuple[
     assert len(old_store.list().leases) == 3
     set_direction(later_tables, "to")
     if over:
-        list(move_until_arrived(later_tables, later_store, names[TO], renewing(later_tables)))
-        end_swap(later_tables, later_store, names[TO], renewing(later_tables))
+        list(move_until_arrived(later_tables, later_store, names[TO], pause_with_renewals(later_tables)))
+        end_swap(later_tables, later_store, names[TO], pause_with_renewals(later_tables))
         with pytest.raises(StoreError, match="have moved to memory://later by a later"):
             get_or_create_control_row(tables, NAMES)
     else:

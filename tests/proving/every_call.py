@@ -207,19 +207,19 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
     kind, _, verb = what.partition(".")
     if kind == "task":
         return ("raise runtime", "raise memory", "deny threads", "deny memory")
-    known: tuple[str, ...]
+    possible_faults: tuple[str, ...]
     match kind:
         case "store":
-            known = OF_STORE_READS if what in READ_CALLS else OF_STORE_WRITES
+            possible_faults = OF_STORE_READS if what in READ_CALLS else OF_STORE_WRITES
         case "source":
-            known = (*OF_SOURCE, "untrue") if verb == "shards" else OF_SOURCE
+            possible_faults = (*OF_SOURCE, "untrue") if verb == "shards" else OF_SOURCE
         case "reader":
-            known = OF_READERS if verb == "read" else OF_SOURCE
+            possible_faults = OF_READERS if verb == "read" else OF_SOURCE
         case _:
-            known = OF_CALLABLES
-    every = [f"{effect}raise {name}" for effect in ("", "do + ") for name in ANY]
-    some = every if whole else ("raise memory", "do + raise value")
-    return (*known, *some, "do + freeze", *_denials(what), *DEATHS)
+            possible_faults = OF_CALLABLES
+    all_exceptions = [f"{effect}raise {name}" for effect in ("", "do + ") for name in ANY]
+    chosen_exceptions = all_exceptions if whole else ("raise memory", "do + raise value")
+    return (*possible_faults, *chosen_exceptions, "do + freeze", *_denials(what), *DEATHS)
 
 
 def _denials(what: str) -> Iterator[str]:
@@ -230,8 +230,8 @@ def _denials(what: str) -> Iterator[str]:
 def told(story: CallStory, *befalling: CallFault) -> SimulatedHistory:
     """Run the scenario with these faults, and return its history. Records before the start of reading do not count."""
     history = run(evolve(story.scenario, call_faults=befalling))
-    first = {shard: _first_due(history, shard) for shard in history.parents}
-    history.sent = [sent for sent in history.sent if sent.number >= first[sent.key]]
+    first_numbers = {shard: _first_due(history, shard) for shard in history.parents}
+    history.sent = [sent for sent in history.sent if sent.number >= first_numbers[sent.key]]
     return history
 
 
@@ -247,24 +247,36 @@ def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
         notice_seconds=0.0,
         acknowledged=story.scenario.acknowledges != "return",
     )
-    brief = not any(step in mishap.fault for mishap in befalling for step in LONG)
-    plain = undisturbed(story)
-    met = [(plain.calls[mishap.number].what, mishap.fault) for mishap in befalling]
+    is_brief = not any(step in mishap.fault for mishap in befalling for step in LONG)
+    undisturbed_history = undisturbed(story)
+    calls_with_faults = [(undisturbed_history.calls[mishap.number].what, mishap.fault) for mishap in befalling]
     # A rejected read of the table may indicate an outage, which counts against no worker (C17).
-    passing = all(fault in PASSING and what.startswith(SERVICES) and what not in READ_CALLS for what, fault in met)
-    most = max(unread(plain, CALM, due=True).values()) + (PASSING_SECONDS if passing else math.inf)
-    free = measure_unowned_seconds(history, history.end, history.end - AT_REST)
+    all_faults_pass = all(
+        fault in PASSING and what.startswith(SERVICES) and what not in READ_CALLS for what, fault in calls_with_faults
+    )
+    unread_limit = max(unread(undisturbed_history, CALM, due=True).values()) + (
+        PASSING_SECONDS if all_faults_pass else math.inf
+    )
+    unowned_seconds = measure_unowned_seconds(history, history.end, history.end - AT_REST)
     return (
         *map(str, judge_history(history, limits)),
-        *(forsaken(history) if brief else ()),
-        *(f"held by nobody: {key} for {seconds:.1f} s at the end" for key, seconds in free.items() if seconds),
+        *(find_abandoned_leases(history) if is_brief else ()),
+        *(
+            f"held by nobody: {key} for {seconds:.1f} s at the end"
+            for key, seconds in unowned_seconds.items()
+            if seconds
+        ),
         *_longer("unread", unread(history, history.end), UNREAD_SECONDS),
-        *_longer("unread after a fault that passed", unread(history, CALM, due=True), most),
+        *_longer("unread after a fault that passed", unread(history, CALM, due=True), unread_limit),
     )
 
 
 def _longer(what: str, seconds: Mapping[str, float], most: float) -> Iterator[str]:
-    return (f"{what}: {key} for {each:.1f} s" for key, each in seconds.items() if each > most)
+    return (
+        f"{what}: {key} for {longest_seconds:.1f} s"
+        for key, longest_seconds in seconds.items()
+        if longest_seconds > most
+    )
 
 
 @cache
@@ -273,16 +285,22 @@ def undisturbed(story: CallStory) -> SimulatedHistory:
     return told(story)
 
 
-def forsaken(history: RunHistory) -> Iterator[str]:
+def find_abandoned_leases(history: RunHistory) -> Iterator[str]:
     """Yield the leases that a process stopped reading although it still held them.
 
     A process still held a lease if the last write of the lease was its own, and the lease had not expired.
     """
     for event in history.select_events("lease-lost"):
-        earlier = [write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t]
-        last = earlier[-1]
-        own = last.process == event.process and last.after is not None and last.after.owner == event.worker
-        if own and event.t < last.sent + CONFIG.lease_seconds:
+        earlier_writes = [
+            write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t
+        ]
+        last_write = earlier_writes[-1]
+        is_own_write = (
+            last_write.process == event.process
+            and last_write.after is not None
+            and last_write.after.owner == event.worker
+        )
+        if is_own_write and event.t < last_write.sent + CONFIG.lease_seconds:
             yield f"lost lease: {event.process} left {event.shard} at {event.t:.1f} s, which it held"
 
 
@@ -299,28 +317,32 @@ def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[s
     ends = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
     longest: dict[str, float] = {}
     for shard, parents in history.parents.items():
-        begun = [max((ends.get(parent, until) for parent in parents), default=0.0)] if due else []
-        marks = sorted((*begun, *(t for t in times[shard] if t <= until), min(ends.get(shard, until), until)))
-        longest[shard] = max((late - soon for soon, late in pairwise(marks)), default=0.0)
+        due_times = [max((ends.get(parent, until) for parent in parents), default=0.0)] if due else []
+        activity_times = sorted(
+            (*due_times, *(t for t in times[shard] if t <= until), min(ends.get(shard, until), until))
+        )
+        longest[shard] = max(
+            (later_time - earlier_time for earlier_time, later_time in pairwise(activity_times)), default=0.0
+        )
     return longest
 
 
 def _first_due(history: RunHistory, shard: str) -> int:
     """Return the number of the first record to read, which depends on the fixed start if reading starts at LATEST."""
     rows = (write.after for write in history.writes if write.done and write.key == shard)
-    notes = (row.annotation("latest_ms") for row in rows if row is not None)
-    return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in notes if noted), 0)
+    start_annotations = (row.annotation("latest_ms") for row in rows if row is not None)
+    return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in start_annotations if noted), 0)
 
 
-def tried(asked: tuple[int, CallFault]) -> tuple[str, ...]:
+def tried(index_and_fault: tuple[int, CallFault]) -> tuple[str, ...]:
     """Run one scenario, given by its index, with one fault, and return full descriptions of the breaches."""
-    story, mishap = STORIES[asked[0]], asked[1]
-    found = breaches(story, mishap)
-    if not found:
+    story, mishap = STORIES[index_and_fault[0]], index_and_fault[1]
+    breaches_found = breaches(story, mishap)
+    if not breaches_found:
         return ()
     call = undisturbed(story).calls[mishap.number]
-    where = f"{story.name}, call {mishap.number} ({call.what} at {call.t:.2f} s), {mishap.fault}"
-    return tuple(f"{where}: {each}" for each in found)
+    location = f"{story.name}, call {mishap.number} ({call.what} at {call.t:.2f} s), {mishap.fault}"
+    return tuple(f"{location}: {each}" for each in breaches_found)
 
 
 def planned(*, whole: bool) -> Iterable[tuple[int, CallFault]]:
@@ -334,12 +356,14 @@ def planned(*, whole: bool) -> Iterable[tuple[int, CallFault]]:
 def main(*, jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1) -> None:
     """Run every call with every fault; exit 1 if the judge finds a breach."""
     with suppress_logs():
-        asked = tuple(planned(whole=True))
+        indexed_faults = tuple(planned(whole=True))
         with processes(jobs) as pool:
-            answers = pool.map(tried, asked, chunksize=25)
-            said = [*chain.from_iterable(track(answers, "telling", len(asked), console=Console(stderr=True)))]
-    typer.echo("\n".join((*said, f"{len(asked)} faults of calls, {len(said)} breaches")))
-    raise typer.Exit(1 if said else 0)
+            results = pool.map(tried, indexed_faults, chunksize=25)
+            descriptions = [
+                *chain.from_iterable(track(results, "telling", len(indexed_faults), console=Console(stderr=True)))
+            ]
+    typer.echo("\n".join((*descriptions, f"{len(indexed_faults)} faults of calls, {len(descriptions)} breaches")))
+    raise typer.Exit(1 if descriptions else 0)
 
 
 if __name__ == "__main__":

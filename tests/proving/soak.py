@@ -38,20 +38,26 @@ def main(
 ) -> None:
     """Simulate fleets with all kinds of faults. Exit with status 1 if the judge finds a breach."""
     console = Console(stderr=True)
-    every = itertools.count(first)
-    chosen = (seed for seed in every if trial(seed).scenario.acknowledges != "return") if acknowledging else every
-    wanted = tuple(itertools.islice(chosen, seeds))
-    faulty, begun = list[int](), time.monotonic()
-    for seed, breaches in track(tried(wanted, jobs), "simulating", total=len(wanted), console=console):
+    all_seeds = itertools.count(first)
+    eligible_seeds = (
+        (seed for seed in all_seeds if trial(seed).scenario.acknowledges != "return") if acknowledging else all_seeds
+    )
+    chosen = tuple(itertools.islice(eligible_seeds, seeds))
+    failed_seeds, start_time = list[int](), time.monotonic()
+    for seed, breaches in track(tried(chosen, jobs), "simulating", total=len(chosen), console=console):
         if breaches:
-            faulty.append(seed)
+            failed_seeds.append(seed)
             console.print(f"seed {seed}:\n{explain_failure(trial(seed))}", markup=False, highlight=False)
-    taken = time.monotonic() - begun
-    hows = Counter(trial(seed).scenario.acknowledges for seed in wanted)
-    told = ", ".join(f"{how} {count}" for how, count in sorted(hows.items()))
-    typer.echo(f"{len(wanted)} fleets in {taken:.0f} s, {3600 * len(wanted) / taken:.0f} an hour; acknowledged: {told}")
-    typer.echo(f"{len(faulty)} with something to say{': ' if faulty else ''}{', '.join(map(str, faulty))}")
-    raise typer.Exit(1 if faulty else 0)
+    seconds = time.monotonic() - start_time
+    timing_counts = Counter(trial(seed).scenario.acknowledges for seed in chosen)
+    timings = ", ".join(f"{how} {count}" for how, count in sorted(timing_counts.items()))
+    typer.echo(
+        f"{len(chosen)} fleets in {seconds:.0f} s, {3600 * len(chosen) / seconds:.0f} an hour; acknowledged: {timings}"
+    )
+    typer.echo(
+        f"{len(failed_seeds)} with something to say{': ' if failed_seeds else ''}{', '.join(map(str, failed_seeds))}"
+    )
+    raise typer.Exit(1 if failed_seeds else 0)
 
 
 def tried(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, ...]]]:

@@ -84,9 +84,13 @@ def longest_unowned(history: SimulatedHistory) -> float:
 def test_stand_in_replaces_stuck_lookout_until_it_reads_again() -> None:
     """A stand-in keeps the role until the stuck lookout reads the table again, so the fleet gets calls at all times."""
     history = lived(Story(ORDINARY, stuck=LOOKOUT))
-    waited = [each for each in measure_unowned_seconds(history, END, CRASH).values() if each > CONFIG.lease_seconds / 2]
+    unowned_seconds = [
+        seconds
+        for seconds in measure_unowned_seconds(history, END, CRASH).values()
+        if seconds > CONFIG.lease_seconds / 2
+    ]
     # Other workers wait patiently before they take the leases in the share of the stuck worker (M9).
-    assert median(waited) <= OWNED_AGAIN_SECONDS
+    assert median(unowned_seconds) <= OWNED_AGAIN_SECONDS
 
 
 @cache
@@ -111,12 +115,12 @@ def test_lookout_without_stand_in_is_detected(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.more
 def test_lookout_without_calls_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: Without calls, the leases that the lookout freed wait for the last resort (C11)."""
-    said = cadence._next_bulletin  # noqa: SLF001  the fault is planted there
+    original_next_bulletin = cadence._next_bulletin  # noqa: SLF001  the fault is planted there
 
     def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Annotations:
-        told = dict(said(actions, leases, census, me, config))  # type: ignore[arg-type]
-        looks, acts = told[BULLETIN].split()[0], (me.history.hearing or BulletinState()).latest.acts
-        call = told.get(CALL, "").split()
+        annotations = dict(original_next_bulletin(actions, leases, census, me, config))  # type: ignore[arg-type]
+        looks, acts = annotations[BULLETIN].split()[0], (me.history.hearing or BulletinState()).latest.acts
+        call = annotations.get(CALL, "").split()
         return ((BULLETIN, f"{looks} {acts} 0"), (CALL, " ".join(call[:3])))
 
     monkeypatch.setattr(cadence, "_next_bulletin", mute)
@@ -134,17 +138,17 @@ def test_early_freeing_causes_two_holders(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(sys.modules["leasehold.balancer.plan"], "free_expired", early)
     history = lived(STORIES["an ordinary worker dies"])
-    said = judge_history(history, JudgeLimits(dict.fromkeys(WORKERS, 10.0), settled=END))
-    assert "two holders" in {breach.what for breach in said}
+    breaches = judge_history(history, JudgeLimits(dict.fromkeys(WORKERS, 10.0), settled=END))
+    assert "two holders" in {breach.what for breach in breaches}
 
 
 @pytest.mark.more
 def test_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """C3: If every worker acts as the lookout, the number of reads is far above that of a fleet with one lookout."""
     name = "an ordinary worker dies"
-    bill = sound(name).scanned  # read before the fault is planted, because this may be the first call
+    usual_rows_scanned = sound(name).scanned  # read before the fault is planted, because this may be the first call
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
-    assert lived(STORIES[name]).scanned > 3 * bill
+    assert lived(STORIES[name]).scanned > 3 * usual_rows_scanned
 
 
 @pytest.mark.sampled(5)
@@ -162,8 +166,8 @@ def test_fleet_whose_keys_fit_no_call_owns_all_leases_in_time(story: str, monkey
 def test_one_event_causes_few_listings() -> None:
     """C6, C7: One event causes few listings, however large the fleet is."""
     history = sound("an ordinary worker dies")
-    within = [ended for _, ended, _ in history.listings if CRASH <= ended < CRASH + 30.0]
-    assert len(within) <= 10 + 8, "ten at rest"
+    listing_ends = [ended for _, ended, _ in history.listings if CRASH <= ended < CRASH + 30.0]
+    assert len(listing_ends) <= 10 + 8, "ten at rest"
     assert {who for _, ended, who in history.listings if CRASH + 2.0 <= ended < CRASH + 20.0} <= {
         f"{LOOKOUT}#{n}" for n in range(20)
     }
@@ -176,18 +180,18 @@ def test_an_outage_of_the_store_moves_no_lease(seconds: float, seed: int) -> Non
     """After an outage of the store, no lease is freed or taken before its owner could renew it."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = [Member(name, CONFIG, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, 20.0)) for name in WORKERS]
-    away, end = Nap(CRASH, seconds), CRASH + seconds + 60.0
-    network = Network(stall=0.0, unanswered=0.0, outages=(away,))
+    outage, end = Nap(CRASH, seconds), CRASH + seconds + 60.0
+    network = Network(stall=0.0, unanswered=0.0, outages=(outage,))
     history = run(
         Scenario(
             seed, assign_owners_evenly(48, WORKERS, draw), tuple(members), end, calm=end, network=network, full=True
         )
     )
-    before = find_owners_at(history, CRASH)
-    left = [
+    owners_before = find_owners_at(history, CRASH)
+    changes = [
         change
         for change in find_owner_changes(history.writes)
-        if change.t >= CRASH and change.after != before[change.key]
+        if change.t >= CRASH and change.after != owners_before[change.key]
     ]
-    assert left == []
-    assert find_owners_at(history, end) == before
+    assert changes == []
+    assert find_owners_at(history, end) == owners_before

@@ -24,7 +24,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_the_judge_has_nothing_to_say(chunk: int) -> None:
+def test_judge_finds_no_breach(chunk: int) -> None:
     """Under random interleavings of faults, no record and no lease is lost, and a balanced fleet makes no moves."""
     assert _said(range(chunk * CHUNK, (chunk + 1) * CHUNK)) == {}
 
@@ -47,5 +47,7 @@ def test_joiner_after_deleted_rows_skips_no_record() -> None:
 
 
 def _said(seeds: Iterable[int]) -> dict[int, list[str]]:
-    said = {seed: [str(breach) for breach in breaches] for seed, breaches in map(breaches_of_seed, seeds)}
-    return {seed: breaches for seed, breaches in said.items() if breaches}
+    descriptions_by_seed = {
+        seed: [str(breach) for breach in breaches] for seed, breaches in map(breaches_of_seed, seeds)
+    }
+    return {seed: breaches for seed, breaches in descriptions_by_seed.items() if breaches}

@@ -81,11 +81,17 @@ def history_of(
 
 def longest_unread(history: SimulatedHistory, since: float = SINCE, until: float = SECONDS) -> float:
     """Return the longest time in seconds that a shard was not read."""
-    longest = 0.0
+    longest_seconds = 0.0
     for key in {row.key for row in history.first}:
-        read = [since, *(event.t for event in history.select_events("read") if event.shard == key and event.t > since)]
-        longest = max(longest, *(later - earlier for earlier, later in zip(read, [*read[1:], until], strict=True)))
-    return longest
+        read_times = [
+            since,
+            *(event.t for event in history.select_events("read") if event.shard == key and event.t > since),
+        ]
+        longest_seconds = max(
+            longest_seconds,
+            *(later - earlier for earlier, later in zip(read_times, [*read_times[1:], until], strict=True)),
+        )
+    return longest_seconds
 
 
 @pytest.mark.sampled(5)
@@ -106,10 +112,10 @@ def test_shard_of_a_worker_without_stream_is_read_within_two_lease_times(
         gives_up_seconds=gives_up_seconds,
     )
     # If each worker reads the table once per cycle, it finds a free lease up to a cycle later.
-    looks = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
+    extra_seconds = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
     # A worker that knows of no other worker that reads the stream waits longer before it releases its leases (D4).
-    unknown = shards == 1 or layout == "dated objects"
-    assert longest_unread(history) <= (4 if unknown else 2) * LEASE_SECONDS + looks
+    knows_no_other_reader = shards == 1 or layout == "dated objects"
+    assert longest_unread(history) <= (4 if knows_no_other_reader else 2) * LEASE_SECONDS + extra_seconds
 
 
 def released(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str, str, float]]:
@@ -141,8 +147,8 @@ def test_workers_keep_their_leases_in_an_outage_of_the_stream(layout: str, rules
     )
     moves = [move for move in released(history) if move[2] < SINCE + seconds]
     assert len(moves) <= (0 if layout != "dated objects" else 3 * 3)
-    rest = 4 * 2 * LEASE_SECONDS if layout == "dated objects" else 15.0
-    assert longest_unread(history, SINCE + seconds) <= rest
+    recovery_limit = 4 * 2 * LEASE_SECONDS if layout == "dated objects" else 15.0
+    assert longest_unread(history, SINCE + seconds) <= recovery_limit
 
 
 def test_single_worker_releases_one_lease_at_a_time() -> None:
@@ -171,7 +177,7 @@ def test_drain_does_not_wait_for_a_hanging_stream_call() -> None:
     assert {key for _, key, _ in released(history)} == {"s-0", "s-1"}
 
 
-def lone_history(
+def simulate_deaf_shard(
     config: Config,
     layout: Scenario,
     *,
@@ -208,12 +214,12 @@ def test_shard_without_responses_moves_to_another_worker(
 ) -> None:
     """Calls for one shard fail or time out, while other shards respond. A shard that was never read waits longer."""
     since = 0.0 if from_the_start else 20.0
-    history = lone_history(
+    history = simulate_deaf_shard(
         CONFIGS[rules], LAYOUTS[layout], since=since, seconds=70.0, gives_up_seconds=gives_up_seconds
     )
     # As above, a free lease is found up to a cycle later.
-    looks = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
-    assert longest_unread(history, since, 70.0) <= (4 if from_the_start else 2) * LEASE_SECONDS + looks
+    extra_seconds = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
+    assert longest_unread(history, since, 70.0) <= (4 if from_the_start else 2) * LEASE_SECONDS + extra_seconds
 
 
 @pytest.mark.parametrize(
@@ -221,11 +227,11 @@ def test_shard_without_responses_moves_to_another_worker(
 )
 def test_shard_that_responds_to_no_worker_moves_seldom(layout: str) -> None:
     """Each worker keeps the shard for longer every time, and moves no other lease because of it."""
-    history = lone_history(
+    history = simulate_deaf_shard(
         CONFIGS["minimal"], LAYOUTS[layout], since=20.0, lasting=200.0, seconds=SECONDS + 40.0, deaf=(SICK, WELL)
     )
     moves = [move for move in released(history, 20.0) if move[1] == "s-2"]
-    others = [move for move in released(history, 20.0) if move[1] != "s-2"]
+    other_moves = [move for move in released(history, 20.0) if move[1] != "s-2"]
     assert len(moves) <= 5
-    assert len(others) <= 5
+    assert len(other_moves) <= 5
     assert longest_unread(history, 220.0, SECONDS + 40.0) <= 15.0

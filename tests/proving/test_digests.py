@@ -53,12 +53,12 @@ def test_missing_event_changes_the_digest_and_is_named() -> None:
     """A difference is reported with the first event that differs."""
     with suppress_logs():
         history = run(create_scenario(0))
-    before, whole = compute_digest(history), list(format_trace(history))
-    gone = history.writes.pop(3)
-    assert compute_digest(history) != before
-    found = find_first_difference(whole, format_trace(history)) or ""
-    assert f"{gone.t}, {gone.sent}" in found.splitlines()[1]
-    assert find_first_difference(whole, whole) is None
+    digest_before, full_trace = compute_digest(history), list(format_trace(history))
+    removed_write = history.writes.pop(3)
+    assert compute_digest(history) != digest_before
+    difference = find_first_difference(full_trace, format_trace(history)) or ""
+    assert f"{removed_write.t}, {removed_write.sent}" in difference.splitlines()[1]
+    assert find_first_difference(full_trace, full_trace) is None
 
 
 @pytest.mark.slow
@@ -66,6 +66,6 @@ def test_every_field_changes_the_digest() -> None:
     """Digests contain every field of every event."""
     with suppress_logs():
         history = run(create_scenario(0))
-    before = compute_digest(history)
+    digest_before = compute_digest(history)
     history.events[0] = evolve(history.events[0], token=(history.events[0].token or 0) + 1)
-    assert compute_digest(history) != before
+    assert compute_digest(history) != digest_before

@@ -48,14 +48,14 @@ def drained(
     leases of the stopped worker.
     """
     stop = STOPS + Random(seed).uniform(0.0, min(handling, 14.0))  # noqa: S311  a seed, not a secret
-    joins = () if newcomer is None else (Member(NEWCOMER, config, starts=stop - newcomer),)
+    newcomers = () if newcomer is None else (Member(NEWCOMER, config, starts=stop - newcomer),)
     peer = Member(PEER, config, starts=0.0 if peers else stop + 70.0)
     # Allow for the longest drain and two batches of 14 s by the next owner, or for the peer that starts last.
     seconds = stop + (80.0 if peers else 110.0)
     scenario = Scenario(
         seed=seed,
         owners=tuple(PEER if peers and place % 2 else LEAVER for place in range(shards)),
-        members=(Member(LEAVER, config, ends=stop, ending="leave", drain_seconds=drain_seconds), peer, *joins),
+        members=(Member(LEAVER, config, ends=stop, ending="leave", drain_seconds=drain_seconds), peer, *newcomers),
         seconds=seconds,
         calm=stop + 10.0,
         network=Network(latency=(0.005, 0.05), stall=0.0, unanswered=0.0, reading=(0.01, 0.1)),
@@ -68,11 +68,11 @@ def drained(
 
 def twice(history: SimulatedHistory) -> list[tuple[str, str]]:
     """Return the records that were handled more than once."""
-    handed = Counter((each.shard, each.digest) for each in history.events if each.event == "record")
-    return sorted(what for what, count in handed.items() if count > 1)
+    dispatch_counts = Counter((event.shard, event.digest) for event in history.events if event.event == "record")
+    return sorted(record for record, count in dispatch_counts.items() if count > 1)
 
 
-def expiries(history: SimulatedHistory) -> list[str]:
+def list_expired_leases(history: SimulatedHistory) -> list[str]:
     """Return the leases that other workers took or freed before their owner released them."""
     return [
         f"{write.worker} {write.verb} {write.key} of {write.before.owner} at {write.t:.1f}"
@@ -84,21 +84,21 @@ def expiries(history: SimulatedHistory) -> list[str]:
 
 def gaps(history: SimulatedHistory) -> list[str]:
     """Return the leases that the draining worker held, but did not renew in time."""
-    (stop,) = (each.t for each in history.incidents if each.what == "leave")
-    (gone,) = (each.t for each in history.incidents if each.what == "gone")
-    written = {each.key: [stop - LEASE] for each in history.first}
-    left: dict[str, float] = {}
+    (stop_time,) = (item.t for item in history.incidents if item.what == "leave")
+    (end_time,) = (item.t for item in history.incidents if item.what == "gone")
+    write_times = {item.key: [stop_time - LEASE] for item in history.first}
+    release_times: dict[str, float] = {}
     for write in history.writes:
         if write.process.startswith(LEAVER) and write.done and write.after is not None:
-            written[write.key].append(write.t)
+            write_times[write.key].append(write.t)
             if write.after.owner != LEAVER:
-                left[write.key] = write.t
-    held = {write.key for write in history.writes if write.process.startswith(LEAVER)}
+                release_times[write.key] = write.t
+    written_keys = {write.key for write in history.writes if write.process.startswith(LEAVER)}
     return [
         f"{key} at {before:.1f}"
-        for key in sorted(held)
-        for before, after in pairwise([*written[key], left.get(key, gone)])
-        if before >= stop - LEASE and after - before > LEASE
+        for key in sorted(written_keys)
+        for before, after in pairwise([*write_times[key], release_times.get(key, end_time)])
+        if before >= stop_time - LEASE and after - before > LEASE
     ]
 
 
@@ -111,10 +111,10 @@ def test_drain_of_slow_batches_repeats_no_record(seed: int, newcomer: float | No
     config = Config(lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
     history = drained(seed, newcomer=newcomer, config=config)
     limits = JudgeLimits(dict.fromkeys((LEAVER, PEER, NEWCOMER), lease_seconds), settled=history.end - 20.0)
-    said = [str(breach) for breach in judge_history(history, limits)]
-    assert (twice(history), expiries(history), said) == ([], [], [])
-    finished = {(each.shard, each.digest) for each in history.events if each.event == "finished"}
-    assert finished == {(each.key, each.digest) for each in history.sent}
+    breaches = [str(breach) for breach in judge_history(history, limits)]
+    assert (twice(history), list_expired_leases(history), breaches) == ([], [], [])
+    finished = {(item.shard, item.digest) for item in history.events if item.event == "finished"}
+    assert finished == {(item.key, item.digest) for item in history.sent}
 
 
 @pytest.mark.parametrize("handling", [0.1, 0.9 * LEASE, 2.9 * LEASE])
@@ -122,7 +122,7 @@ def test_drain_of_slow_batches_repeats_no_record(seed: int, newcomer: float | No
 def test_drain_renews_leases_until_their_release(seed: int, handling: float) -> None:
     """A draining worker renews its leases until it releases them, even if no other worker is present."""
     history = drained(seed, handling=handling, shards=5, peers=False)
-    assert (gaps(history), twice(history), expiries(history)) == ([], [], [])
+    assert (gaps(history), twice(history), list_expired_leases(history)) == ([], [], [])
 
 
 @pytest.mark.parametrize("drain_seconds", [5.0, 12.0, 25.0])
@@ -130,10 +130,10 @@ def test_drain_renews_leases_until_their_release(seed: int, handling: float) -> 
 def test_unfinished_lease_is_held_until_the_drain_ends(seed: int, drain_seconds: float) -> None:
     """A lease whose handler is still running is held for as long as the drain may last."""
     history = drained(seed, handling=60.0, shards=6, drain_seconds=drain_seconds)
-    (stop,) = (each.t for each in history.incidents if each.what == "leave")
-    (gone,) = (each.t for each in history.incidents if each.what == "gone")
-    assert gone == pytest.approx(stop + drain_seconds, abs=1.0)
-    ends = [float(said.rpartition(" ")[2]) for said in expiries(history)]
-    assert ends
-    assert min(ends) >= gone + LEASE / 3
+    (stop_time,) = (each.t for each in history.incidents if each.what == "leave")
+    (end_time,) = (each.t for each in history.incidents if each.what == "gone")
+    assert end_time == pytest.approx(stop_time + drain_seconds, abs=1.0)
+    expiry_times = [float(expiry.rpartition(" ")[2]) for expiry in list_expired_leases(history)]
+    assert expiry_times
+    assert min(expiry_times) >= end_time + LEASE / 3
     assert gaps(history) == []

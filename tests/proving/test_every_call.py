@@ -24,10 +24,10 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize("place", range(len(STORIES)), ids=[story.name for story in STORIES])
 def test_single_fault_loses_no_record(place: int, first: int) -> None:
     """If any single call fails in any way, no record is lost, and every shard keeps a reader."""
-    asked = [(place, mishap) for mishap in call_faults(STORIES[place])]
-    assert len(asked) > 40
-    asked = asked[(place + first) % EACH :: EACH]
-    assert [said for each in asked for said in tried(each)] == []
+    faults = [(place, mishap) for mishap in call_faults(STORIES[place])]
+    assert len(faults) > 40
+    faults = faults[(place + first) % EACH :: EACH]
+    assert [said for each in faults for said in tried(each)] == []
 
 
 @pytest.mark.sampled(3)
@@ -35,14 +35,14 @@ def test_single_fault_loses_no_record(place: int, first: int) -> None:
 def test_planned_events_leave_no_shard_unread(story: CallStory) -> None:
     """After a start, a drain or a split, shards are read without waiting for the next listing of the table."""
     expiry = CONFIG.lease_seconds if "dead" in story.scenario.owners else 0.0
-    found = unread(undisturbed(story), CALM, due=True)
-    assert {shard: seconds for shard, seconds in found.items() if seconds > expiry + 3.0} == {}
+    unread_seconds = unread(undisturbed(story), CALM, due=True)
+    assert {shard: seconds for shard, seconds in unread_seconds.items() if seconds > expiry + 3.0} == {}
 
 
 def test_stories_include_every_call() -> None:
     """The scenarios together make every kind of call that exists."""
-    called = {call.what for story in STORIES for call in told(story).calls}
-    assert called >= {f"source.{name}" for name in ("shards", "latest", "open")} | {"reader.read", "reader.close"}
-    assert called >= {"handler", "dead letter", "final checkpoint", "observer", "measure"}
+    call_names = {call.what for story in STORIES for call in told(story).calls}
+    assert call_names >= {f"source.{name}" for name in ("shards", "latest", "open")} | {"reader.read", "reader.close"}
+    assert call_names >= {"handler", "dead letter", "final checkpoint", "observer", "measure"}
     verbs = ("list", "get", "create", "claim", "renew", "checkpoint", "release", "request", "give", "annotate")
-    assert called >= {f"store.{verb}" for verb in verbs}
+    assert call_names >= {f"store.{verb}" for verb in verbs}

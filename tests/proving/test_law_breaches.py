@@ -42,7 +42,7 @@ def but(change: Callable[[Actions, list[Lease], Me], Iterable[Action]]) -> Plann
     return planned
 
 
-def forgetful(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
+def plan_and_drop_lease(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
     """Remove a lease from the list that was passed in, which breaks a law."""
     actions = plan(leases, shards, me, config)
     if isinstance(leases, list) and leases:
@@ -56,7 +56,7 @@ PLANTED: dict[str, tuple[Law, Planner, str]] = {
         but(lambda actions, table, _me: (*actions, *(Renew(lease, "X") for lease in table[:1]))),
         "the order of the listing matters",
     ),
-    "a lease taken off the list": (laws.input_is_unchanged, forgetful, "the plan changed its input"),
+    "a lease taken off the list": (laws.input_is_unchanged, plan_and_drop_lease, "the plan changed its input"),
     "everything twice": (
         laws.each_lease_has_at_most_one_action,
         but(lambda actions, _table, _me: (*actions, *actions)),

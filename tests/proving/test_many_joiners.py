@@ -20,18 +20,18 @@ def test_owner_with_many_requests_renews_its_other_leases() -> None:
         120, ("a-000",), name_group_workers(1, 40), Config(), seed=1, start="together", cycles=2.0
     )
     history = run(evolve(fleet.scenario, network=SLOW))
-    lost = [
+    lost_leases = [
         (write.verb, write.key)
         for write in history.writes
         if write.done and write.before is not None and write.before.owner == "a-000"
         if write.verb in {"claim", "release"} and write.worker != "a-000"
     ]
-    assert lost == []
+    assert lost_leases == []
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_joiners_wait_for_each_other_if_annotations_cost_requests(seed: int) -> None:
     """Early joiners do not take leases that later joiners need, which saves a third of the moves."""
-    found = simulate_question(evolve(DATED, seed=seed))
-    assert (found.moves, found.spread) == (found.moves_minimum, 1)
+    outcome = simulate_question(evolve(DATED, seed=seed))
+    assert (outcome.moves, outcome.spread) == (outcome.moves_minimum, 1)

@@ -16,7 +16,7 @@ With ten concurrent renewals, twenty leases are renewed per second, and 106 in t
 """
 
 
-def changed_hands(leases: int, seconds: float = 40.0) -> int:
+def count_owner_changes(leases: int, seconds: float = 40.0) -> int:
     """Return the number of owner changes in a fleet of two workers with this many leases each, without deaths."""
     names = name_group_workers(0, 2)
     members = tuple(Member(name, Config(), present=True) for name in names)
@@ -27,13 +27,13 @@ def changed_hands(leases: int, seconds: float = 40.0) -> int:
 def test_concurrent_renewals_grow_with_the_latency_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
     """A worker renews as many leases at the same time as needed, so that no lease expires because of a slow store."""
     with caplog.at_level(logging.WARNING, "leasehold.runner"):
-        assert changed_hands(300) == 0
+        assert count_owner_changes(300) == 0
     assert not caplog.messages
 
 
 def test_worker_with_too_many_leases_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
     """If a worker cannot renew all of its leases in time, the log explains once why leases expire."""
     with caplog.at_level(logging.WARNING, "leasehold.runner"):
-        changed_hands(700, seconds=20.0)
-    said = [text for text in caplog.messages if "renewals at a time are too few" in text]
-    assert len(said) == 2, "each worker once"
+        count_owner_changes(700, seconds=20.0)
+    warnings = [text for text in caplog.messages if "renewals at a time are too few" in text]
+    assert len(warnings) == 2, "each worker once"

@@ -67,12 +67,12 @@ def test_only_poisonous_records_become_dead_letters() -> None:
     assert judge_history(history, LIMITS) == ()
     dead_lettered = {(event.shard, event.place) for event in history.select_events("dead-lettered")}
     finished = {(event.shard, event.place) for event in history.select_events("finished")}
-    taken = {(event.shard, event.place) for event in history.select_events("record")}
+    dispatched = {(event.shard, event.place) for event in history.select_events("record")}
     assert dead_lettered
     assert all(is_poisonous(str(number)) for _, (number, _) in dead_lettered)
-    assert dead_lettered | finished == taken
-    together = Counter((event.t, event.shard) for event in history.select_events("record"))
-    assert max(together.values()) > 3 * POISON, "long batches were searched"
+    assert dead_lettered | finished == dispatched
+    records_per_batch = Counter((event.t, event.shard) for event in history.select_events("record"))
+    assert max(records_per_batch.values()) > 3 * POISON, "long batches were searched"
 
 
 @pytest.mark.sampled(4)
@@ -86,8 +86,8 @@ def test_both_laws_hold_whatever_a_dead_letter_sink_does(what: Deviation) -> Non
 
 def test_hanging_handler_is_reported_as_unread() -> None:
     """The judge reports a shard that is not read while its lease is renewed."""
-    said = judge_history(told("handler", "hang", 100.0), LIMITS)
-    assert {each.what for each in said} == {"held unread"}
+    breaches = judge_history(told("handler", "hang", 100.0), LIMITS)
+    assert {breach.what for breach in breaches} == {"held unread"}
 
 
 def test_checkpoint_after_unfinished_record_is_reported() -> None:

@@ -25,14 +25,16 @@ print(*map(compute_digest_of_seed, {SEEDS}))
 def digests(hash_seed: str) -> list[str]:
     """Return the digests of the same runs in another process."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    completed = subprocess.run(
+        [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True
+    )
+    return completed.stdout.split()
 
 
 def test_same_seed_gives_the_same_history_in_every_process() -> None:
     """A failure that was found with a seed can be replayed."""
-    here = [compute_digest_of_seed(seed) for seed in SEEDS]
-    assert digests("1") == here
+    own_digests = [compute_digest_of_seed(seed) for seed in SEEDS]
+    assert digests("1") == own_digests
 
 
 def test_another_seed_gives_another_history() -> None:
@@ -55,14 +57,14 @@ def test_run_restores_the_garbage_collector(collects: bool) -> None:
 def test_run_leaves_no_objects_behind() -> None:
     """The memory and the time that a run takes stay constant over many runs."""
     # The fleet has no faults, because faults are logged, and pytest's captured log keeps references to objects.
-    calm = evolve(SMALL, calm=0.0)
+    fault_free = evolve(SMALL, calm=0.0)
 
     def objects() -> int:
-        run(calm)
+        run(fault_free)
         gc.collect()
         return len(gc.get_objects())
 
     # The first two runs create objects that are cached permanently.
-    before = [objects() for _ in range(3)][-1]
+    count_before = [objects() for _ in range(3)][-1]
     # Other threads of the test process create a few objects meanwhile.
-    assert sum(objects() - before for _ in range(3)) < 300
+    assert sum(objects() - count_before for _ in range(3)) < 300

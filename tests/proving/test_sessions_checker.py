@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(build_session_models()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
     """In any order of requests, no record is skipped, no confirmed write is undone, and no shard has two readers."""
-    explored = build_session_models()[name].explore(4_000)
-    assert [(one.law, one.trace) for one in explored.findings] == []
-    assert explored.states >= 4_000 or explored.complete
+    result = build_session_models()[name].explore(4_000)
+    assert [(broken_law.law, broken_law.trace) for broken_law in result.findings] == []
+    assert result.states >= 4_000 or result.complete
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -34,7 +34,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
     """Write the lease's row before the old owner's session is ended."""
-    put, stop = SessionStore._put_row, SessionStore._stop_owner
+    original_put, original_stop = SessionStore._put_row, SessionStore._stop_owner
     waiting: dict[int, tuple[JoinedLease, str]] = {}
 
     def later(self: SessionStore, joint: JoinedLease, how: str) -> bool:
@@ -42,9 +42,9 @@ def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
         return True
 
     def first(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
-        written = put(self, row)
+        written = original_put(self, row)
         if written is not None and (left := waiting.pop(id(self), None)) is not None:
-            stop(self, *left)
+            original_stop(self, *left)
         return written
 
     patched.setattr(SessionStore, "_stop_owner", later)
@@ -205,12 +205,12 @@ def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
 
 def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
     """Remove a session because no lease in an earlier listing names it."""
-    before: dict[str, set[str]] = {}
+    named_before: dict[str, set[str]] = {}
 
     def sweep(self: SessionStore, found: Any, read: Any) -> None:  # noqa: ANN401
         process: Any = self._make_session_id
-        named = before.get(process.process)
-        before[process.process] = {row.session for row in read if isinstance(row, LeaseRow)}
+        named = named_before.get(process.process)
+        named_before[process.process] = {row.session for row in read if isinstance(row, LeaseRow)}
         for name, one in found.items():
             if named is not None and one.ended and name not in named:
                 self._versioned_rows.delete(one.stored.name, one.stored.etag)
@@ -303,5 +303,5 @@ def test_checker_finds_nothing_without_a_planted_fault(plant: Plant) -> None:
 def test_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker finds an order of requests in which the planted fault breaks a law."""
     plant(monkeypatch)
-    found = PLANTS[plant]().explore(FOUND_WITHIN).findings
-    assert found, plant.__doc__
+    findings = PLANTS[plant]().explore(FOUND_WITHIN).findings
+    assert findings, plant.__doc__

@@ -17,9 +17,9 @@ def fails(scenario: Scenario) -> bool:
 def test_only_necessary_parts_of_the_failure_remain() -> None:
     """A simplified scenario contains only the workers and faults that the failure needs."""
     seed = next(seed for seed in range(100) if fails(trial(seed).scenario))
-    small = shrink_scenario(trial(seed).scenario, fails)
-    assert [member.worker for member in small.members] == ["b-1"]
-    assert (len(small.owners), small.reshapes, small.network.outages) == (2, (), ())
-    assert [fault for fault in FAULTS if getattr(small.network, fault)] == ["lost"]
-    assert small.members[0].naps == ()
-    assert f"seed {seed}, 2 leases" in describe_scenario(small)
+    smallest = shrink_scenario(trial(seed).scenario, fails)
+    assert [member.worker for member in smallest.members] == ["b-1"]
+    assert (len(smallest.owners), smallest.reshapes, smallest.network.outages) == (2, (), ())
+    assert [fault for fault in FAULTS if getattr(smallest.network, fault)] == ["lost"]
+    assert smallest.members[0].naps == ()
+    assert f"seed {seed}, 2 leases" in describe_scenario(smallest)

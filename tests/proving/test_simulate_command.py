@@ -33,17 +33,17 @@ def answered(*arguments: str) -> Any:  # noqa: ANN401  JSON
 
 def alone(seed: int) -> Any:  # noqa: ANN401  JSON
     """Return the result of one seed, simulated in this process."""
-    done = CliRunner().invoke(app, [*SMALL, "--seed", str(seed), "--json"])
-    assert done.exit_code == 0, done.stderr
-    return json.loads(done.stdout)
+    result = CliRunner().invoke(app, [*SMALL, "--seed", str(seed), "--json"])
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 def test_scale_out_takes_the_least_moves() -> None:
     """The figures of the simulated fleet are printed, and its moves are the least possible."""
-    told = answered(*SMALL, "--seed", "7")
-    assert told.keys() >= AT_LEAST
+    outcome = answered(*SMALL, "--seed", "7")
+    assert outcome.keys() >= AT_LEAST
     # With 20 leases, six workers should have three or four each after growing from four.
-    figures = [told[name] for name in ("moves", "moves_minimum", "claims", "spread", "groups")]
+    figures = [outcome[name] for name in ("moves", "moves_minimum", "claims", "spread", "groups")]
     assert figures == [6, 6, 0, 1, {"a": 14, "b": 6}]
 
 
@@ -51,11 +51,11 @@ def test_scale_out_takes_the_least_moves() -> None:
 def test_workers_that_know_the_table_read_few_rows() -> None:
     """With `--known`, workers read few rows before the event, so large fleets can be simulated."""
     crash = ("--leases", "80", "--workers", "8", "--event", "crash", "--pace", "own", "--cycles", "2")
-    told, known = answered(*crash), answered(*crash, "--known")
-    assert (known["claims"], known["spread"]) == (told["claims"], told["spread"]) == (10, 1)
-    assert told["traffic"]["rows"] - known["traffic"]["rows"] >= 7 * 80
-    refused = CliRunner().invoke(app, [*crash[:-4], "--known"])
-    assert (refused.exit_code, "use pace own" in refused.stderr) == (2, True)
+    unknown, known = answered(*crash), answered(*crash, "--known")
+    assert (known["claims"], known["spread"]) == (unknown["claims"], unknown["spread"]) == (10, 1)
+    assert unknown["traffic"]["rows"] - known["traffic"]["rows"] >= 7 * 80
+    rejected = CliRunner().invoke(app, [*crash[:-4], "--known"])
+    assert (rejected.exit_code, "use pace own" in rejected.stderr) == (2, True)
 
 
 def test_simulation_restores_the_log_level() -> None:
@@ -69,9 +69,9 @@ def test_simulation_restores_the_log_level() -> None:
 @pytest.mark.slow
 def test_sweep_gives_the_same_results_as_single_seeds() -> None:
     """Each result of a sweep belongs to its seed, and equals the result of a single simulation."""
-    swept = answered(*SMALL, "--seed", "7", "--sweep", "3", "--jobs", "2")["seeds"]
-    assert [told.pop("seed") for told in swept] == [7, 8, 9]
-    assert swept == [alone(seed) for seed in (7, 8, 9)]
+    outcomes = answered(*SMALL, "--seed", "7", "--sweep", "3", "--jobs", "2")["seeds"]
+    assert [outcome.pop("seed") for outcome in outcomes] == [7, 8, 9]
+    assert outcomes == [alone(seed) for seed in (7, 8, 9)]
 
 
 @pytest.mark.more
@@ -92,6 +92,6 @@ def test_sweep_on_spark_gives_the_same_results() -> None:
 )
 def test_invalid_option_is_rejected_with_its_name(arguments: tuple[str, ...], message: str) -> None:
     """An invalid option is rejected with a message that names it."""
-    done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert message in done.stderr
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr

@@ -58,11 +58,11 @@ def wrote(before: Lease | None, after: Lease | None, t: float, who: str, verb: W
 
 def taken(verb: WriteVerb, t: float, epoch: int = 1) -> WriteEvent:
     """Return the write by which the other worker takes lease s-0 at the time `t`."""
-    held = last("s-0", t)
-    row = held.after
+    last_write = last("s-0", t)
+    row = last_write.after
     assert row is not None
-    after = evolve(row, owner=other(held), epoch=row.epoch + epoch, version=Version(str(row.epoch + epoch)))
-    return wrote(row, after, t, other(held), verb)
+    after = evolve(row, owner=other(last_write), epoch=row.epoch + epoch, version=Version(str(row.epoch + epoch)))
+    return wrote(row, after, t, other(last_write), verb)
 
 
 def two_holders() -> RunHistory:
@@ -207,10 +207,13 @@ def checkpoint_of_another() -> RunHistory:
 def finished_again() -> RunHistory:
     """Handle the records of a shard again after its end was checkpointed."""
     record = next(event for event in good().select_events("record") if event.shard == "s-0")
-    late = f"{record.worker}#9"
-    again = [ReadingEvent(90.0, late, "initialize", "s-0"), evolve(record, t=91.0, process=late)]
+    second_process = f"{record.worker}#9"
+    repeated_events = [
+        ReadingEvent(90.0, second_process, "initialize", "s-0"),
+        evolve(record, t=91.0, process=second_process),
+    ]
     end = WriteAnswer(80.0, 79.9, record.process, "checkpoint", "s-0", "done", checkpoint=SHARD_END.order)
-    return evolve(good(), writes=[], answers=[end], events=[*good().events, *again])
+    return evolve(good(), writes=[], answers=[end], events=[*good().events, *repeated_events])
 
 
 PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
@@ -245,9 +248,9 @@ def test_good_run_has_no_breach() -> None:
 @pytest.mark.parametrize(("history", "what"), PLANTED.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_planted_breach_is_named(history: Callable[[], RunHistory], what: BreachKind) -> None:
     """The judge names each planted breach, with the time and the lease or the worker."""
-    named = [breach for breach in judge_history(history(), LIMITS) if breach.what == what]
-    assert named
-    for breach in named:  # The text contains the breach, its time, and its lease or worker.
+    breaches = [breach for breach in judge_history(history(), LIMITS) if breach.what == what]
+    assert breaches
+    for breach in breaches:  # The text contains the breach, its time, and its lease or worker.
         assert str(breach).startswith(f"{what} at {breach.t:.3f} s: ")
         assert re.search(r"\b(s-\d|a-00\d)", breach.why)
 
@@ -268,11 +271,13 @@ def test_records_unread_at_the_end_are_lost() -> None:
 
 def test_breach_contains_workers_and_reason() -> None:
     """The description of a breach contains the workers and the reason."""
-    (breach,) = [each for each in judge_history(two_holders(), LIMITS) if each.what == "two holders"]
-    held = last("s-0", 50.0)
-    until = held.sent + 0.999 * 10
-    right = f"{held.process} held until {until:.3f} by its {held.verb} of {held.sent:.3f}"
-    assert breach == Breach("two holders", 50.0, f"{other(held)}#9 claimed s-0, which {right}")
+    (breach,) = [
+        found_breach for found_breach in judge_history(two_holders(), LIMITS) if found_breach.what == "two holders"
+    ]
+    last_write = last("s-0", 50.0)
+    until = last_write.sent + 0.999 * 10
+    holding_period = f"{last_write.process} held until {until:.3f} by its {last_write.verb} of {last_write.sent:.3f}"
+    assert breach == Breach("two holders", 50.0, f"{other(last_write)}#9 claimed s-0, which {holding_period}")
 
 
 @pytest.mark.parametrize(("limits", "unread"), [((5.0,), True), (POLL_TIMEOUTS, False)], ids=["fixed", "growing"])
@@ -281,5 +286,5 @@ def test_a_shard_that_a_slow_stream_leaves_unread_is_seen(limits: tuple[float, .
     fleet = create_cold_fleet(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
     slow = Network(slow=(Nap(30.0, 120.0),), patience=limits)
     scenario = evolve(fleet.scenario, reading=True, full=True, seconds=240.0, calm=160.0, network=slow)
-    said = [breach.what for breach in judge_history(run(scenario), JudgeLimits(lease_seconds={A: 10.0, B: 10.0}))]
-    assert set(said) == ({"held unread"} if unread else set())
+    breaches = [breach.what for breach in judge_history(run(scenario), JudgeLimits(lease_seconds={A: 10.0, B: 10.0}))]
+    assert set(breaches) == ({"held unread"} if unread else set())

@@ -78,19 +78,19 @@ def repeated(history: SimulatedHistory, reset_at: float) -> list[str]:
         if answer.done and answer.verb == "checkpoint"
         if not answer.sent < reset_at <= answer.t
     ]
-    found, furthest, was_reset = list[str](), dict[str, tuple[int, int, int]](), False
+    descriptions, furthest_checkpoints, was_reset = list[str](), dict[str, tuple[int, int, int]](), False
     steps.sort(reverse=True)
     for event in history.select_events("record"):
         while steps and steps[-1][0] < event.t:
             at, shard, order = steps.pop()
             if at >= reset_at and not was_reset:
-                furthest, was_reset = _ended(furthest), True
-            furthest[shard] = max(order, furthest.get(shard, order))
+                furthest_checkpoints, was_reset = _ended(furthest_checkpoints), True
+            furthest_checkpoints[shard] = max(order, furthest_checkpoints.get(shard, order))
         if event.t >= reset_at and not was_reset:
-            furthest, was_reset = _ended(furthest), True
-        if (1, *event.place) <= furthest.get(event.shard, (0, 0, 0)):
-            found.append(f"{event.shard} {event.digest} at {event.t:.1f} s by {event.process}")
-    return found
+            furthest_checkpoints, was_reset = _ended(furthest_checkpoints), True
+        if (1, *event.place) <= furthest_checkpoints.get(event.shard, (0, 0, 0)):
+            descriptions.append(f"{event.shard} {event.digest} at {event.t:.1f} s by {event.process}")
+    return descriptions
 
 
 def _ended(furthest: dict[str, tuple[int, int, int]]) -> dict[str, tuple[int, int, int]]:
@@ -99,20 +99,20 @@ def _ended(furthest: dict[str, tuple[int, int, int]]) -> dict[str, tuple[int, in
 
 def unhandled(history: SimulatedHistory) -> list[str]:
     """Describe the records that no worker handled."""
-    done = {(event.shard, event.digest) for event in history.select_events("finished")}
-    return [f"{sent.key} {sent.digest}" for sent in history.sent if (sent.key, sent.digest) not in done]
+    finished_records = {(event.shard, event.digest) for event in history.select_events("finished")}
+    return [f"{sent.key} {sent.digest}" for sent in history.sent if (sent.key, sent.digest) not in finished_records]
 
 
 def breaches(layout: str, event: str, at: float) -> dict[str, list[str]]:
     """Return the breaches in one scenario, by a description of the scenario and the kind of breach."""
     resets = [each.at for each in EVENTS[event] if each.what == "reset"]
     history = slept(LAYOUTS[layout], EVENTS[event], at)
-    found = {
+    cases_by_kind = {
         "handled again": repeated(history, min(resets, default=SECONDS)),
         "never handled": unhandled(history),
         "unforeseen": history.faults,
     }
-    return {f"{layout}, {event}, asleep at {at}: {what}": cases for what, cases in found.items() if cases}
+    return {f"{layout}, {event}, asleep at {at}: {what}": cases for what, cases in cases_by_kind.items() if cases}
 
 
 @pytest.mark.parametrize("event", EVENTS)

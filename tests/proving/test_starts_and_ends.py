@@ -24,9 +24,9 @@ def test_leases_are_owned_within_an_expiry_and_a_cycle_after_a_death(seed: int, 
 
     With dated rows, one read of the table is enough to find the expired leases.
     """
-    told = simulate_question(evolve(CRASH, seed=seed, dated=dated))
-    assert told.unowned_lease_cycles_max <= 1.62
-    assert (told.claims, told.moves, told.failed_writes) == (5, 0, 0)
+    outcome = simulate_question(evolve(CRASH, seed=seed, dated=dated))
+    assert outcome.unowned_lease_cycles_max <= 1.62
+    assert (outcome.claims, outcome.moves, outcome.failed_writes) == (5, 0, 0)
 
 
 BESIDE_KCL = SimulationQuestion(60, (12,), kind="crash", pace="own", peer="kcl", cycles=4.0)

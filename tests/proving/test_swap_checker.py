@@ -21,15 +21,15 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(build_swap_models()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
     """In any order of requests of a swap, no record is skipped, no write is undone, and no shard has two readers."""
-    explored = build_swap_models()[name].explore(3_000)
-    assert [(one.law, one.trace) for one in explored.findings] == []
-    assert explored.states >= 3_000 or explored.complete
+    result = build_swap_models()[name].explore(3_000)
+    assert [(broken_law.law, broken_law.trace) for broken_law in result.findings] == []
+    assert result.states >= 3_000 or result.complete
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def a_copy_that_speaks(patched: pytest.MonkeyPatch) -> None:
+def copy_with_a_later_epoch(patched: pytest.MonkeyPatch) -> None:
     """Give the copy a later epoch than the marked row before a worker has claimed it (W3)."""
     real = swap._copy_without_owner
     patched.setattr(swap, "_copy_without_owner", lambda row: evolve(real(row), epoch=row.epoch + 1))
@@ -79,12 +79,12 @@ def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
     """Let the worker that marked the row claim the lease in TO, even if another has claimed it there meanwhile (W4)."""
 
     def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Annotations = ()) -> Lease | None:
-        goal = 1 - pair.side
+        target_side = 1 - pair.side
         assert pair.row is not None
-        there = self._tables[goal].write(CreateLease(swap._copy_without_owner(pair.row))).lease
-        assert there is not None
-        claim = self._tables[goal].write(ClaimLease(there, taker or "", notes))
-        return join_version(goal, claim.lease) if isinstance(claim, Done) else None
+        copied_lease = self._tables[target_side].write(CreateLease(swap._copy_without_owner(pair.row))).lease
+        assert copied_lease is not None
+        claim = self._tables[target_side].write(ClaimLease(copied_lease, taker or "", notes))
+        return join_version(target_side, claim.lease) if isinstance(claim, Done) else None
 
     patched.setattr(SwapStore, "_copy_and_claim", arrived)
 
@@ -94,7 +94,7 @@ def reading_one_row(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(RowPair, "side", property(lambda self: FROM if self.rows[FROM] is not None else 1))
 
 
-def believing_two_moments(patched: pytest.MonkeyPatch) -> None:
+def combining_rows_of_different_times(patched: pytest.MonkeyPatch) -> None:
     """Combine a row of FROM from the time when it was a copy with a row of TO from the time when that is one (W5)."""
 
     def mended(_self: SwapStore, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
@@ -132,14 +132,14 @@ def setting(moves: tuple[int, ...], initial_actions: Any, verbs: str, **faults: 
 
 
 PLANTS: dict[Plant, Callable[[], SwapModel]] = {
-    a_copy_that_speaks: lambda: setting((1, 2), HELD, "look claim commit"),
+    copy_with_a_later_epoch: lambda: setting((1, 2), HELD, "look claim commit"),
     claiming_by_the_copys_checkpoint: lambda: setting((3, 0), HELD, "handle commit release"),
     claiming_by_the_checkpoint_of_an_earlier_turn: lambda: setting((1, 2), BACK, "commit look claim", tick=1),
     claiming_before_the_mark: lambda: setting((3, 2), HELD, "commit steal look claim"),
     marking_whatever_stands_there: lambda: setting((1, 1), HELD, "commit steal"),
     a_late_mover_that_does_not_compare: lambda: setting((1, 2), HELD, "look commit steal claim", tick=1),
     reading_one_row: lambda: setting((0, 2), MOVED, "look claim", tick=1),
-    believing_two_moments: lambda: setting((3, 2), RETURNING, "look claim commit send"),
+    combining_rows_of_different_times: lambda: setting((3, 2), RETURNING, "look claim commit send"),
     freeing_what_is_left_before_it_is_a_copy: lambda: setting((2, 3), CARRIED, "look claim"),
 }
 
@@ -156,5 +156,5 @@ def test_checker_finds_nothing_without_a_planted_fault(plant: Plant) -> None:
 def test_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker finds an order of requests in which the planted fault breaks a law."""
     plant(monkeypatch)
-    found = PLANTS[plant]().explore(FOUND_WITHIN).findings
-    assert found, plant.__doc__
+    findings = PLANTS[plant]().explore(FOUND_WITHIN).findings
+    assert findings, plant.__doc__

@@ -27,21 +27,21 @@ def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN
 
     If `sessions` is True, the second table has the layout `sessions`.
     """
-    draw, seconds, peace = random.Random(seed), turns * turn_seconds, turn_seconds / 3  # noqa: S311  a seed is the point
+    rng, seconds, quiet_seconds = random.Random(seed), turns * turn_seconds, turn_seconds / 3  # noqa: S311  a seed is the point
     members = []
     for worker in WORKERS:
-        starts = draw.uniform(0.0, 1.0)
-        while starts < seconds - peace:
-            ends = starts + draw.expovariate(1 / turn_seconds)
-            ends = ends if ends < seconds - peace else math.inf
-            members.append(Member(worker, Config(), starts=starts, ends=ends, ending=draw.choice(ENDINGS)))
-            starts = ends + draw.uniform(1.0, 30.0)
+        starts = rng.uniform(0.0, 1.0)
+        while starts < seconds - quiet_seconds:
+            ends = starts + rng.expovariate(1 / turn_seconds)
+            ends = ends if ends < seconds - quiet_seconds else math.inf
+            members.append(Member(worker, Config(), starts=starts, ends=ends, ending=rng.choice(ENDINGS)))
+            starts = ends + rng.uniform(1.0, 30.0)
     return Scenario(
         seed,
         (None,) * LEASES,
         tuple(sorted(members, key=lambda member: member.starts)),
         seconds,
-        calm=seconds - peace / 2,
+        calm=seconds - quiet_seconds / 2,
         network=FAULTS,
         reading=True,
         checkpoints=1.0,
@@ -61,10 +61,10 @@ def judged(scenario: Scenario) -> None:
     """Run the scenario, and check that each swap finished, no record was lost, and no shard had two readers."""
     history = run(scenario)
     assert breaches(history) == ()
-    assert [asked for asked, _ in history.swaps] == list(scenario.swaps)
-    assert all(arrived - asked < TURN_SECONDS / 2 for asked, arrived in history.swaps)
-    seen = {(event.key, event.digest) for event in history.select_events("record")}
-    assert seen == {(each.key, each.digest) for each in history.sent}
+    assert [start_time for start_time, _ in history.swaps] == list(scenario.swaps)
+    assert all(end_time - start_time < TURN_SECONDS / 2 for start_time, end_time in history.swaps)
+    dispatched_records = {(event.key, event.digest) for event in history.select_events("record")}
+    assert dispatched_records == {(sent_record.key, sent_record.digest) for sent_record in history.sent}
 
 
 @pytest.mark.slow
@@ -86,14 +86,14 @@ def test_swap_and_back_twelve_times(*, sessions: bool) -> None:
 @pytest.mark.slow
 def test_swap_that_skips_a_record_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge reports a lost record if a planted fault skips a record in a swap."""
-    copy = swap._copy_without_owner  # noqa: SLF001  the step that is broken
+    original_copy = swap._copy_without_owner  # noqa: SLF001  the step that is broken
 
     def ahead(row: Lease) -> Lease:
-        made = copy(row)
-        at = made.checkpoint
-        further = Position(str(int(at.sequence) + 1000)) if at.numbered else at
-        return evolve(made, checkpoint=further)
+        copied_row = original_copy(row)
+        checkpoint = copied_row.checkpoint
+        later_checkpoint = Position(str(int(checkpoint.sequence) + 1000)) if checkpoint.numbered else checkpoint
+        return evolve(copied_row, checkpoint=later_checkpoint)
 
     monkeypatch.setattr(swap, "_copy_without_owner", ahead)
-    found = breaches(run(swapped(1, 1, sessions=False)))
-    assert {breach.what for breach in found} >= {"lost"}
+    breaches_found = breaches(run(swapped(1, 1, sessions=False)))
+    assert {breach.what for breach in breaches_found} >= {"lost"}

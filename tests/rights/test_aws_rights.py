@@ -36,7 +36,7 @@ SUBSCRIBING = [action for action in actions("fan-out-consumer") if action not in
 _numbers = count()
 
 
-def _mostly_later(rights: list[str], *now: str) -> list[Any]:
+def _mark_slow_permissions(rights: list[str], *now: str) -> list[Any]:
     """Return each permission as a parameter. Those that are not in `now` are tested only by `make test-more`."""
     return [pytest.param(right, marks=() if right in now else pytest.mark.more) for right in rights]
 
@@ -84,7 +84,7 @@ class Place:
 @pytest.fixture
 def place(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Create a stream, and a table with one lease that has a parent. The environment's credentials may do anything."""
-    return _made(aws, f"orders-{next(_numbers)}", monkeypatch)
+    return _create_place(aws, f"orders-{next(_numbers)}", monkeypatch)
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ def lasting(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Return resources that several tests share, because these tests need no new ones."""
     if "lasting" in aws.client("kinesis").list_streams(Limit=1000)["StreamNames"]:
         return Place(aws, "lasting", monkeypatch, earlier=len(aws.asked()))
-    return _made(aws, "lasting", monkeypatch)
+    return _create_place(aws, "lasting", monkeypatch)
 
 
-def _made(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
+def _create_place(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
     place = Place(aws, name, monkeypatch)
     kinesis, admin = aws.client("kinesis"), aws.admin.get_credentials()
     kinesis.create_stream(StreamName=place.name, ShardCount=2)
@@ -108,7 +108,7 @@ def _made(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
     return evolve(place, earlier=len(aws.asked()))
 
 
-def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], object]) -> str:
+def run_worker(place: Place, stream: str, enough: Callable[[list[bytes], str], object]) -> str:
     """Run a real worker until `enough` returns true, and return all errors."""
     read: list[bytes] = []
     errors: list[str] = []
@@ -138,16 +138,18 @@ def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], obj
 
 def test_a_consumer_needs_only_the_rights_of_its_file(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.become(place.policy("consumer"))
-    errors = consumed(place, place.stream, lambda read, _: len(read) == 9)
+    errors = run_worker(place, place.stream, lambda read, _: len(read) == 9)
     assert (errors, [line for line in caplog.messages if "may not" in line]) == ("", [])
     assert place.asked() == dict.fromkeys(actions("consumer"), True)
 
 
-@pytest.mark.parametrize("right", _mostly_later(actions("consumer"), "dynamodb:UpdateItem", "kinesis:GetRecords"))
+@pytest.mark.parametrize(
+    "right", _mark_slow_permissions(actions("consumer"), "dynamodb:UpdateItem", "kinesis:GetRecords")
+)
 def test_a_consumer_reports_each_missing_right(place: Place, right: str, caplog: pytest.LogCaptureFixture) -> None:
     """Each permission in the file is needed, and the error names the missing one."""
     place.become(place.policy("consumer", without=right))
-    errors = consumed(place, place.stream, lambda read, _: right in caplog.text or len(read) == 9)
+    errors = run_worker(place, place.stream, lambda read, _: right in caplog.text or len(read) == 9)
     assert right in errors + caplog.text
     assert place.asked()[right] is False
 
@@ -174,29 +176,29 @@ def test_the_rights_cover_only_one_stream_and_one_table(
 ) -> None:
     places = {"STREAM": place.name, "TABLE": place.name, other: "another"}
     place.become(policy("consumer", **places))
-    errors = consumed(place, place.stream, lambda read, _: read)
+    errors = run_worker(place, place.stream, lambda read, _: read)
     assert message in errors + caplog.text
 
 
 def test_a_fan_out_consumer_needs_only_the_rights_of_its_file(place: Place) -> None:
     """The test shows only that the request is permitted, because moto does not implement subscriptions."""
     place.become(place.policy("fan-out-consumer"))
-    consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: "kinesis:SubscribeToShard" in place.asked())
+    run_worker(place, f"{place.stream}&consumer={place.name}", lambda *_: "kinesis:SubscribeToShard" in place.asked())
     rights = place.asked()
     assert all(rights.values())
     assert set(SUBSCRIBING) <= set(rights)
 
 
-@pytest.mark.parametrize("right", _mostly_later(SUBSCRIBING, "kinesis:SubscribeToShard"))
+@pytest.mark.parametrize("right", _mark_slow_permissions(SUBSCRIBING, "kinesis:SubscribeToShard"))
 def test_a_fan_out_consumer_reports_each_missing_right(
     place: Place, right: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.become(place.policy("fan-out-consumer", without=right))
-    errors = consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: right in caplog.text)
+    errors = run_worker(place, f"{place.stream}&consumer={place.name}", lambda *_: right in caplog.text)
     assert f"cannot read stream '{place.name}', because they lack {right}" in errors + caplog.text
 
 
-@pytest.mark.parametrize("right", _mostly_later(["", *actions("producer")], "", "kinesis:PutRecords"))
+@pytest.mark.parametrize("right", _mark_slow_permissions(["", *actions("producer")], "", "kinesis:PutRecords"))
 def test_a_producer_reports_each_missing_right(lasting: Place, right: str, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.write_text("one\ntwo\n")
@@ -207,20 +209,20 @@ def test_a_producer_reports_each_missing_right(lasting: Place, right: str, tmp_p
         assert lasting.asked() == dict.fromkeys(actions("producer"), True)
 
 
-@pytest.mark.parametrize("right", _mostly_later(["", *actions("read-only")], ""))
+@pytest.mark.parametrize("right", _mark_slow_permissions(["", *actions("read-only")], ""))
 @pytest.mark.parametrize("tool", ["leases", "explain", "serve"])
 def test_reading_tools_report_each_missing_right(lasting: Place, tool: str, right: str) -> None:
     """Tools that only read need no permission to write."""
     lasting.become(lasting.policy("read-only", without=right))
-    status, output = _looked(tool, lasting.table)
+    status, output = _run_tool(tool, lasting.table)
     assert (status, right in output) == (1 if right else 0, True)
     if not right:
         assert lasting.asked() == dict.fromkeys(actions("read-only"), True)
 
 
-def _looked(tool: str, table: str) -> tuple[int, str]:
+def _run_tool(tool: str, table: str) -> tuple[int, str]:
     if tool == "serve":
-        return _served(table)
+        return _run_serve(table)
     app, more = {
         "leases": (leases, ["--json"]),
         "explain": (explain, ["--for", "0"]),
@@ -229,7 +231,7 @@ def _looked(tool: str, table: str) -> tuple[int, str]:
     return result.exit_code, result.stderr
 
 
-def _served(table: str) -> tuple[int, str]:
+def _run_serve(table: str) -> tuple[int, str]:
     """Read a table as `serve` does."""
     record = FleetRecord(None)
     try:

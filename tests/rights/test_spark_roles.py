@@ -51,9 +51,9 @@ def role(aws: Account, action: str) -> dict[str, str]:
     }
 
 
-def beginning(whose: str, options: dict[str, str]) -> dict[str, str]:
+def add_prefix(prefix: str, options: dict[str, str]) -> dict[str, str]:
     """Return the options with this prefix, `kinesis` for the stream or `lease` for the table."""
-    return {f"{whose}.{name}": value for name, value in options.items()}
+    return {f"{prefix}.{name}": value for name, value in options.items()}
 
 
 def test_the_stream_and_the_leases_can_have_different_roles(aws: Account, query_options: dict[str, str]) -> None:
@@ -62,8 +62,8 @@ def test_the_stream_and_the_leases_can_have_different_roles(aws: Account, query_
         "kinesis.startingPosition": "TRIM_HORIZON",
         "kinesis.dynamodb.endpointUrl": aws.service.url,
         "lease.applicationName": f"leases-{uuid4().hex[:8]}",
-        **beginning("kinesis", role(aws, "kinesis:*")),
-        **beginning("lease", role(aws, "dynamodb:*")),
+        **add_prefix("kinesis", role(aws, "kinesis:*")),
+        **add_prefix("lease", role(aws, "dynamodb:*")),
     }
     spec, lease, *_ = KinesisLeased(query_options | more).parse_options(query_options | more)
     before, reader = len(aws.asked()), LeasedReader(spec, lease)
@@ -91,7 +91,7 @@ def test_a_sink_and_a_batch_use_the_role(aws: Account, query_options: dict[str, 
     tag = Tag("query", 0, 0, "part", "edition", 0)
     with pytest.raises(SourceError):
         KinesisLeased({}).sink_target(OptionReader(query_options, KINESIS_SINK)).open_writer().write(rows, tag)
-    named = query_options | beginning("kinesis", role(aws, "kinesis:*"))
+    named = query_options | add_prefix("kinesis", role(aws, "kinesis:*"))
     KinesisLeased({}).sink_target(OptionReader(named, KINESIS_SINK)).open_writer().write(rows, tag)
     _, _, place, _ = KinesisLeased(named).parse_options(named)
     with closing(place.open()) as source:

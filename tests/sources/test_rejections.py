@@ -10,7 +10,7 @@ from leasehold.adapters.sources.kinesis.faults import KINESIS, AwsService, trans
 from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable
 
-PASSING = [
+TEMPORARY = [
     ("307", 307),
     ("413", 413),
     ("RequestTimeTooSkewed", 403),
@@ -28,7 +28,7 @@ LASTING = [
     ("ValidationException", 400),
     ("KMSDisabledException", 400),
 ]
-AGAIN = [("ProvisionedThroughputExceededException", 400), ("InternalFailure", 500), ("503", 503)]
+UNAVAILABLE = [("ProvisionedThroughputExceededException", 400), ("InternalFailure", 500), ("503", 503)]
 
 
 @pytest.mark.parametrize("service", [KINESIS, STREAMS], ids=["kinesis", "dynamodb-streams"])
@@ -37,9 +37,9 @@ AGAIN = [("ProvisionedThroughputExceededException", 400), ("InternalFailure", 50
     [
         (*each, kind)
         for each, kind in [
-            *((each, TransientRejection) for each in PASSING),
+            *((each, TransientRejection) for each in TEMPORARY),
             *((each, SourceError) for each in LASTING),
-            *((each, SourceUnavailable) for each in AGAIN),
+            *((each, SourceUnavailable) for each in UNAVAILABLE),
         ]
     ],
 )
@@ -48,9 +48,9 @@ def test_aws_rejection_is_lasting_only_if_a_retry_gets_it_again(
 ) -> None:
     """For example, a redirect is temporary, and a missing permission is lasting."""
     error = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    with pytest.raises(SourceError) as raised, translate_errors("orders", service):
+    with pytest.raises(SourceError) as exc_info, translate_errors("orders", service):
         raise ClientError(error, "GetRecords")  # type: ignore[arg-type]  # The other fields are not needed.
-    assert type(raised.value) is kind
+    assert type(exc_info.value) is kind
 
 
 def _connect_error(condition: str) -> ConnectError:

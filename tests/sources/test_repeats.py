@@ -74,16 +74,18 @@ class Attempt:
 
     tags: list[Tag]
     keys: list[int]
-    acked: set[int] = field(factory=set)
+    acknowledged_rows: set[int] = field(factory=set)
 
     def unit(self, shard: Shard, limit: int) -> list[int]:
         """Return the next rows, at most `limit`, for a shard that this attempt believes to be open."""
-        return [row for row in range(len(self.tags)) if row not in self.acked and shard.takes(self.keys[row])][:limit]
+        return [
+            row for row in range(len(self.tags)) if row not in self.acknowledged_rows and shard.takes(self.keys[row])
+        ][:limit]
 
     @property
     def complete(self) -> bool:
         """Whether all rows are written and acknowledged."""
-        return len(self.acked) == len(self.tags)
+        return len(self.acknowledged_rows) == len(self.tags)
 
 
 def is_restored_run(runs: dict[int, Any], tag: Tag) -> bool:
@@ -137,7 +139,7 @@ class SinksAndReaders(RuleBasedStateMachine):
         )
         shard.records += [(tag, key) for tag, key in records if shard.takes(key)]
         if outcome == "acked" and all(shard.takes(key) for _, key in records):
-            attempt.acked.update(unit)
+            attempt.acknowledged_rows.update(unit)
 
     @precondition(lambda self: any(self.late))
     @rule(draw=st.data())
@@ -272,7 +274,7 @@ class SinksAndReaders(RuleBasedStateMachine):
                 if not shard.closed:
                     unit = attempt.unit(shard, ROWS)
                     shard.records += [(attempt.tags[row]._replace(span=shard.span), attempt.keys[row]) for row in unit]
-                    attempt.acked.update(unit)
+                    attempt.acknowledged_rows.update(unit)
             self.whole[self.batch, str(number)] = attempt
         for shard in self.shards:  # Parents come before their children.
             self._read(shard, len(shard.records))

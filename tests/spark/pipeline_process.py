@@ -38,7 +38,7 @@ class Application:
             self.client.put_record(StreamName=self.stream, Data=b"%d" % number, PartitionKey=str(number))
         self.sent += len(numbers)
 
-    def until_landed(self) -> None:
+    def wait_until_landed(self) -> None:
         """Read the output of the pipeline until it has reported all rows."""
         lines = iter(self.process.stdout or ())
         while self.landed < self.sent:

@@ -31,10 +31,10 @@ def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
     command = [sys.executable, "-m", "leasehold.adapters.cli.main", "pipeline"]
     with started(place, command, environment, kinesis_url) as application:
         application.put(range(30))
-        application.until_landed()
+        application.wait_until_landed()
         assert len(set(application.owners())) == 1
         application.put(range(30, 40))
-        application.until_landed()
+        application.wait_until_landed()
         assert application.end(signal.SIGINT) == 0
         freed(application)
         assert "Traceback" not in application.words
@@ -59,7 +59,7 @@ def test_cluster_tasks_fetch_rows_from_the_driver_and_show_no_secret(
         command = [str(SPARK / "bin/spark-submit"), "--master", master, *conf_arguments, pipeline.__file__]
         with started(place, command, {**environment, "TMPDIR": temporary_folder}, kinesis_url) as application:
             application.put(range(30))
-            application.until_landed()
+            application.wait_until_landed()
             pages = "".join(shown(port))
             assert ("main" in pages, SECRET in pages) == (True, False)
             assert "tasks fetch rows from 127.0.0.1, port " in application.words
@@ -110,7 +110,7 @@ def test_thin_client_runs_a_pipeline_on_a_connect_server(
         client_environment = {"SPARK_REMOTE": f"sc://127.0.0.1:{service.port}", "JAVA_HOME": "", "PATH": "/nowhere"}
         with started(place, command, environment | client_environment, kinesis_url) as application:
             application.put(range(30))
-            application.until_landed()
+            application.wait_until_landed()
             assert application.end(signal.SIGTERM) == 0
             freed(application)
             assert "Traceback" not in application.words

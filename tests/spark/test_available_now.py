@@ -20,7 +20,7 @@ from leasehold.stores.writes import DeleteLease, RequestLease
 
 ME = "me"
 END = Position("SHARD_END")
-IDLE, BUSY, WAITS = (
+IDLE, BUSY, WAITING = (
     ShardStatus(is_opened=True, is_idle=True),
     ShardStatus(is_opened=True, is_idle=False),
     ShardStatus(is_opened=False, is_idle=False),
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, ShardStatus], Rows, dict[str, str]]] = {
     "no lease yet, or the lease table was deleted": ({}, {}, {"(all)": "there are no leases yet"}),
     "one shard is still read": ({"a": BUSY}, rows(lease("a", ME)), {"a": "its end is not reached"}),
     "one shard is read up": ({"a": IDLE}, rows(lease("a", ME)), {}),
-    "a lease of ours that is not opened": ({"a": WAITS}, rows(lease("a", ME)), {"a": "it cannot be opened"}),
+    "a lease of ours that is not opened": ({"a": WAITING}, rows(lease("a", ME)), {"a": "it cannot be opened"}),
     "a free lease": ({}, rows(lease("a")), {"a": "nobody owns it"}),
     "a free lease that was read here before": ({"a": IDLE}, rows(lease("a")), {"a": "nobody owns it"}),
     "a finished lease": ({}, rows(lease("a", ended=True)), {}),
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[dict[str, ShardStatus], Rows, dict[str, str]]] = {
         {"c": "nobody owns it"},
     ),
     "merge, the child is held before its parents are done": (
-        {"b": IDLE, "c": WAITS},
+        {"b": IDLE, "c": WAITING},
         rows(lease("a", ended=True), lease("b", ME), lease("c", ME, "a", "b")),
         {},
     ),
@@ -242,8 +242,8 @@ def test_run_continues_after_its_lease_table_is_deleted(nightly: Callable[..., A
 
     def delete_leases(_: int) -> None:
         leases = query.store.list().leases
-        if not deleted_keys and any(each.ended for each in leases):
-            deleted_keys.extend(each.key for each in leases if isinstance(query.store.write(DeleteLease(each)), Done))
+        if not deleted_keys and any(row.ended for row in leases):
+            deleted_keys.extend(row.key for row in leases if isinstance(query.store.write(DeleteLease(row)), Done))
 
     assert sorted(query.run(delete_leases)) == sorted(
         text for texts_of_shard in query.stream.records.values() for text in texts_of_shard

@@ -134,7 +134,7 @@ def test_event_hub_batch_is_cut_by_time_and_shows_no_secret(spark: SparkSession,
     with event_hubs({"flights": 2}) as hubs:
         secret = tmp_path / "hub.secret"
         secret.write_text(hubs.connection_string("flights"))
-        sent = [f"a{each:02}" for each in range(60)]
+        sent = [f"a{number:02}" for number in range(60)]
         for first in range(0, 60, 20):
             hubs.put("flights", "0", sent[first : first + 20])
         rows = spark.read.format("eventhubs-leased").option("eventhubs.connectionStringFile", str(secret))
@@ -149,4 +149,4 @@ def test_event_hub_batch_is_cut_by_time_and_shows_no_secret(spark: SparkSession,
             rows.option("eventhubs.startingPosition", middle_time).option("eventhubs.endingPosition", "@latest").load()
         )
         assert sorted(data(rows_before, "body") + data(rows_after, "body")) == sent
-        assert len(data(rows_after, "body")) == sum(each >= times[30] for each in times)
+        assert len(data(rows_after, "body")) == sum(number >= times[30] for number in times)

@@ -4,7 +4,7 @@ from pathlib import Path
 from threading import Thread
 from typing import cast
 
-import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import define, field
 from hypothesis import given

@@ -46,10 +46,10 @@ class UnreliableStore(KillableStore):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
         attribute = super().__getattr__(name)
         if self.lost and name in {"write", "get"}:
-            return self._losing(attribute)
+            return self._make_losing_call(attribute)
         return attribute
 
-    def _losing(self, call: Any) -> Any:  # noqa: ANN401  as above
+    def _make_losing_call(self, call: Any) -> Any:  # noqa: ANN401  as above
         def call_and_lose_response(*arguments: Any, **kwargs: Any) -> None:  # noqa: ANN401  as above
             self.lost -= 1
             call(*arguments, **kwargs)
@@ -84,7 +84,7 @@ class Spark(RuleBasedStateMachine):
         self.commits: set[int] = set()
         self.sink: dict[int, list[Row]] = {}
         self.reject_renamed: set[Row] = set()
-        self.doubles_allowed = False
+        self.repetitions_allowed = False
 
     # What happens to the query
 
@@ -129,11 +129,11 @@ class Spark(RuleBasedStateMachine):
         self.stream.throttled[shard] = count
 
     @rule(shard=shards, count=st.integers(1, 3))
-    def cut_off(self, shard: str, count: int) -> None:
+    def make_unreachable(self, shard: str, count: int) -> None:
         self.stream.unreachable[shard] = count
 
     @rule(shard=shards)
-    def falls_silent(self, shard: str) -> None:
+    def toggle_silence(self, shard: str) -> None:
         """Stop responding for this shard, or respond again. The query cannot wait as long as the silence may last."""
         self.stream.silent ^= {shard}
 
@@ -141,10 +141,10 @@ class Spark(RuleBasedStateMachine):
     def refuse(self, shard: str) -> None:
         """Respond that this shard has no more records, or respond normally again."""
         self.stream.refuses ^= {shard}
-        self.doubles_allowed = True
+        self.repetitions_allowed = True
 
     @rule(count=st.integers(1, 3))
-    def lose_answers(self, count: int) -> None:
+    def lose_responses(self, count: int) -> None:
         """Lose some responses of the lease table."""
         self.life.lost = count
 
@@ -152,7 +152,7 @@ class Spark(RuleBasedStateMachine):
     def steal(self, shard: str, count: int, *, stays: bool) -> None:
         """Let another worker take a lease and continue from its checkpoint. It then holds the lease or releases it."""
         for lease in self.store.get([shard]):
-            if not self._of_this(lease):
+            if not self._is_of_current_stream(lease):
                 continue  # our workers don't read leases of a former stream
             outcome = (
                 self.store.write(StealLease(lease, "thief"))
@@ -161,7 +161,7 @@ class Spark(RuleBasedStateMachine):
             )
             if lease.ended or not isinstance(outcome, Done):
                 return
-            self.doubles_allowed = True
+            self.repetitions_allowed = True
             annotated = self.store.write(
                 AnnotateLease(outcome.lease, INCARNATION, self.stream.incarnation() or SETTLED_VALUE)
             )
@@ -194,7 +194,7 @@ class Spark(RuleBasedStateMachine):
     @invariant()
     def no_record_is_repeated_to_a_sink_that_skips_known_batches(self) -> None:
         """Records may be repeated only if another worker had the lease meanwhile, or if a range was given up."""
-        if not hasattr(self, "sink") or not self.rereadable or self.doubles_allowed:
+        if not hasattr(self, "sink") or not self.rereadable or self.repetitions_allowed:
             return
         rows = [row for batch_rows in self.sink.values() for row in batch_rows]
         assert len(rows) == len(set(rows)), f"twice: {sorted(row for row in rows if rows.count(row) > 1)}"
@@ -260,12 +260,12 @@ class Spark(RuleBasedStateMachine):
 
     # What there is
 
-    def _of_this(self, lease: Lease) -> bool:
+    def _is_of_current_stream(self, lease: Lease) -> bool:
         """Return whether the lease's checkpoint counts records of the current stream."""
         return lease.annotation(INCARNATION) in {None, SETTLED_VALUE, self.stream.incarnation()}
 
     def _behind(self, lease: Lease) -> set[Row]:
-        if not self._of_this(lease):
+        if not self._is_of_current_stream(lease):
             return set()
         last_number = len(self.stream.records[lease.key]) if lease.checkpoint.ended else 0
         last_number = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else last_number
@@ -293,7 +293,7 @@ class RecreatedSpark(Spark):
     def recreate(self, more: tuple[str, ...]) -> None:
         """Recreate the stream. Its records are gone, and it has the same shards and perhaps one more."""
         self.stream.recreate("a", "b", *more)
-        self.doubles_allowed = True
+        self.repetitions_allowed = True
 
     @rule()
     def let_listing_become_due(self) -> None:

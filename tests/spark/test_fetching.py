@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import evolve
 from fake_stream import Place, Stream

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 
 from leasehold.adapters.sources.deduplication import Tag

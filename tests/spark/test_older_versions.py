@@ -203,9 +203,9 @@ class NightlyRuns:
         reader.stop()
         renewing_store.dead = True
 
-    def until_read(self, **options: Any) -> int:  # noqa: ANN401  likewise
+    def run_until_read(self, **options: Any) -> int:  # noqa: ANN401  likewise
         """Run until everything was read that this query should read, and return the number of runs."""
-        for runs in range(1, NIGHTS):
+        for runs in range(1, MAX_NIGHTLY_RUNS):
             self.run(**options)
             if set(self.rows) == set(self.theirs):
                 return runs
@@ -232,7 +232,7 @@ class Renewing(KillableStore):
         return self._memory.list(*arguments, **options)
 
 
-NIGHTS, OTHER = 9, "other"
+MAX_NIGHTLY_RUNS, OTHER = 9, "other"
 
 
 def split_and_merge_halves(stream: Stream) -> None:
@@ -267,23 +267,23 @@ def test_nightly_runs_read_every_record_once(
     layout(nights.stream)
     for key, records in nights.stream.records.items():
         records.extend(texts(key, 4) if key not in {"a", "b", "empty"} else [])
-    nights.until_read(maxRowsPerTrigger=most)
+    nights.run_until_read(maxRowsPerTrigger=most)
     assert sorted(nights.rows) == nights.theirs
 
 
 def test_nightly_runs_ignore_shards_of_a_living_owner(older: Callable[..., OlderSpark]) -> None:
     nights = NightlyRuns(older(a=texts("a", 9), b=texts("b", 5)).stream, elsewhere={"b"})
     assert isinstance(nights.store.write(CreateLease(Lease("b", owner=OTHER))), Done)
-    nights.until_read()
+    nights.run_until_read()
     assert sorted(nights.rows) == texts("a", 9)
 
 
 def test_nightly_runs_continue_after_the_lease_table_is_deleted(older: Callable[..., OlderSpark]) -> None:
     """The checkpointLocation knows which rows the sink has, whatever was deleted from the table."""
     nights = NightlyRuns(older(a=texts("a", 9), b=texts("b", 5)).stream)
-    nights.until_read()
+    nights.run_until_read()
     nights.stream.put("a", "late")
     for lease in nights.store.list().leases:
         assert isinstance(nights.store.write(DeleteLease(lease)), Done)
-    nights.until_read()
+    nights.run_until_read()
     assert sorted(nights.rows) == nights.theirs

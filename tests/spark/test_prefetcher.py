@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from threading import Condition
 
-import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import evolve
 from fake_stream import Stream

@@ -107,7 +107,7 @@ def reasons(log: str) -> str:
     return "\n".join(line for line in log.splitlines() if not line.lstrip().startswith("at ") and " INFO " not in line)
 
 
-def create_bare_python(folder: Path) -> str:
+def create_empty_venv(folder: Path) -> str:
     """Create an environment with this version of Python and no packages. Return the path of its Python."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     return str(folder / "bin/python")
@@ -123,7 +123,7 @@ def test_shipped_environment_runs_the_query_of_the_page(orders: Path, cluster: R
 @pytest.fixture
 def beside(orders: Path) -> str:
     """Return a Python that has this project's dependencies, but not the project itself."""
-    python = create_bare_python(orders / "beside")
+    python = create_empty_venv(orders / "beside")
     (site_packages,) = (orders / "beside").glob("lib/python*/site-packages")
     installed_packages = Path(pyspark.__file__).parents[
         1
@@ -140,7 +140,7 @@ def test_package_shipped_alone_runs_or_names_what_is_missing(orders: Path, clust
     settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
     page = (ROOT / "docs" / "spark-cluster.md").read_text(encoding="utf-8").replace("\n", " ")
     assert 'ends, and says so: "leasehold is here without what it needs"' in page
-    completed = cluster(recipe, PYSPARK_PYTHON=create_bare_python(orders / "none"), **settings)
+    completed = cluster(recipe, PYSPARK_PYTHON=create_empty_venv(orders / "none"), **settings)
     assert completed.returncode != 0
     (*_, last_line) = filter(
         None, completed.stdout.splitlines()

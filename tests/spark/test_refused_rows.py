@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import Factory, define
 

@@ -6,7 +6,7 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Condition
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from attrs import evolve
 from fake_stream import PAGE, Stream
@@ -160,7 +160,7 @@ class Feeding(RuleBasedStateMachine):
         return called
 
     @rule(count=st.integers(1, 3))
-    def table_away(self, count: int) -> None:
+    def make_table_unavailable(self, count: int) -> None:
         """Make some calls of the lease table fail."""
         self.store_faults = count
 
@@ -332,7 +332,7 @@ class Serving(RuleBasedStateMachine):
 
     @rule(data=st.data())
     @precondition(lambda self: any(self.planned.values()))
-    def a_stranger(self, data: st.DataObject) -> None:
+    def connect_without_token(self, data: st.DataObject) -> None:
         """Check that a client without the token is disconnected immediately."""
         number = data.draw(st.sampled_from([number for number, parts in self.planned.items() if parts]))
         part = self.planned[number][0][0]

@@ -193,14 +193,14 @@ def test_event_hub_batches_are_repeated_exactly(spark: SparkSession, tmp_path: P
             "eventhubs.connectionStringFile": str(secret),
             "eventhubs.startingPosition": json.dumps({"offset": "-1"}),
         }
-        hubs.put("flights", "0", [f"a{each}" for each in range(50)])
+        hubs.put("flights", "0", [f"a{event_number}" for event_number in range(50)])
         with new_job(spark, tmp_path, "eventhubs-leased", options) as job:
             query = job.each("hub", sink)
             until(lambda: batches, "the first batch")
-            hubs.put("flights", "1", [f"b{each}" for each in range(50)])
+            hubs.put("flights", "1", [f"b{event_number}" for event_number in range(50)])
             with pytest.raises(StreamingQueryException, match="the sink had it all"):
                 query.awaitTermination(WAIT)
-            hubs.put("flights", "1", [f"c{each}" for each in range(50)])
+            hubs.put("flights", "1", [f"c{event_number}" for event_number in range(50)])
             job.each("hub", sink)
             until(lambda: len({row for runs in batches.values() for row in runs[-1]}) == 150, "every event")
             assert batches[1][0] == batches[1][1]

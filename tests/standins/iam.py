@@ -48,12 +48,12 @@ class Account:
 
     def role(self, name: str, policy: Document, external_id: str) -> str:
         """Create a role with this policy, and return its ARN. Callers must give this external id."""
-        trust = {"StringEquals": {"sts:ExternalId": external_id}}
-        allowed = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole", "Condition": trust}
-        trusting = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
-        created = self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=trusting)["Role"]["Arn"]
+        condition = {"StringEquals": {"sts:ExternalId": external_id}}
+        statement = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole", "Condition": condition}
+        trust_policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        arn = self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=trust_policy)["Role"]["Arn"]
         self.client("iam").put_role_policy(RoleName=name, PolicyName="policy", PolicyDocument=json.dumps(policy))
-        return str(created)
+        return str(arn)
 
     def asked(self) -> list[tuple[str, str, bool]]:
         """Return the permissions that were requested so far: action, resource, and whether it was granted."""
@@ -81,5 +81,5 @@ def _user(iam: Any, name: str, policies: tuple[Document, ...]) -> tuple[str, str
     iam.create_user(UserName=name)
     for number, policy in enumerate(policies):
         iam.put_user_policy(UserName=name, PolicyName=f"policy-{number}", PolicyDocument=json.dumps(policy))
-    created = iam.create_access_key(UserName=name)["AccessKey"]
-    return created["AccessKeyId"], created["SecretAccessKey"]
+    access_key = iam.create_access_key(UserName=name)["AccessKey"]
+    return access_key["AccessKeyId"], access_key["SecretAccessKey"]

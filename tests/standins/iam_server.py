@@ -16,29 +16,29 @@ from moto.kinesis.responses import KinesisResponse
 from moto.kinesis.utils import decompose_shard_iterator
 from moto.server import main
 
-_judged = IAMRequestBase.check_action_permitted
+_original_check = IAMRequestBase.check_action_permitted
 
 
-def _table(self: Any) -> str:  # noqa: ANN401  moto types no parameters
+def _find_table_arn(self: Any) -> str:  # noqa: ANN401  moto types no parameters
     name = self.body.get("TableName") or next(iter(self.body["RequestItems"]))
     return f"arn:aws:dynamodb:{self.region}:{self.current_account}:table/{name}"
 
 
-def _stream(self: Any) -> str:  # noqa: ANN401  likewise
-    asked = self._get_param
-    name, consumer = asked("StreamName"), asked("ConsumerName")
-    if iterator := asked("ShardIterator"):
+def _find_resource_arn(self: Any) -> str:  # noqa: ANN401  likewise
+    get_parameter = self._get_param
+    name, consumer = get_parameter("StreamName"), get_parameter("ConsumerName")
+    if iterator := get_parameter("ShardIterator"):
         name = decompose_shard_iterator(iterator)[0]
-    arn = asked("ConsumerARN") or asked("StreamARN")
+    arn = get_parameter("ConsumerARN") or get_parameter("StreamARN")
     arn = arn or f"arn:aws:kinesis:{self.region}:{self.current_account}:stream/{name}"
-    described = self._get_action() == "DescribeStreamConsumer" and consumer
-    return f"{arn}/consumer/{consumer}:1" if described else str(arn)
+    is_consumer_description = self._get_action() == "DescribeStreamConsumer" and consumer
+    return f"{arn}/consumer/{consumer}:1" if is_consumer_description else str(arn)
 
 
-def _check(self: IAMRequestBase, resource: str) -> None:
+def _check_and_print(self: IAMRequestBase, resource: str) -> None:
     granted = False
     try:
-        _judged(self, resource)
+        _original_check(self, resource)
         granted = True
     finally:
         if self._service in {"dynamodb", "kinesis"}:
@@ -46,15 +46,15 @@ def _check(self: IAMRequestBase, resource: str) -> None:
             os.write(sys.stdout.fileno(), f"RIGHT {json.dumps([self._action, resource, granted])}\n".encode())
 
 
-def _refuse(self: IAMRequestBase) -> NoReturn:
+def _reject_in_json(self: IAMRequestBase) -> NoReturn:
     message = f"User: {self._access_key.arn} is not authorized to perform: {self._action}"
     raise JsonRESTError("AccessDeniedException", message)
 
 
-DynamoHandler._determine_resource = _table  # type: ignore[attr-defined]  # noqa: SLF001  the name that moto looks for
-KinesisResponse._determine_resource = _stream  # type: ignore[attr-defined]  # noqa: SLF001  likewise
-IAMRequestBase.check_action_permitted = _check  # type: ignore[method-assign]
-IAMRequest._raise_access_denied = _refuse  # type: ignore[method-assign]  # noqa: SLF001  likewise
+DynamoHandler._determine_resource = _find_table_arn  # type: ignore[attr-defined]  # noqa: SLF001  the name that moto looks for
+KinesisResponse._determine_resource = _find_resource_arn  # type: ignore[attr-defined]  # noqa: SLF001  likewise
+IAMRequestBase.check_action_permitted = _check_and_print  # type: ignore[method-assign]
+IAMRequest._raise_access_denied = _reject_in_json  # type: ignore[method-assign]  # noqa: SLF001  likewise
 
 if __name__ == "__main__":
     main()

@@ -27,12 +27,23 @@ def scan(*flags: str) -> Any:  # noqa: ANN401  a module
     if compiler is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / f"scan{sysconfig.get_config_var('EXT_SUFFIX')}"
+        library_path = Path(folder) / f"scan{sysconfig.get_config_var('EXT_SUFFIX')}"
         include = f"-I{sysconfig.get_path('include')}"
         flags = (*shlex.split(os.environ.get("CFLAGS", "")), *flags)
-        words = [compiler, "-O1", "-Wall", "-shared", "-fPIC", include, *flags, str(ROOT / IN_C), "-o", str(made)]
-        subprocess.run(words, check=True, capture_output=True)
-        spec = spec_from_file_location("scan", made, loader=ExtensionFileLoader("scan", str(made)))
+        command = [
+            compiler,
+            "-O1",
+            "-Wall",
+            "-shared",
+            "-fPIC",
+            include,
+            *flags,
+            str(ROOT / IN_C),
+            "-o",
+            str(library_path),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        spec = spec_from_file_location("scan", library_path, loader=ExtensionFileLoader("scan", str(library_path)))
         assert spec is not None
         module = module_from_spec(spec)
         assert spec.loader is not None

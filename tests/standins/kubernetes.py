@@ -53,24 +53,24 @@ class KubernetesApi:
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         """Send a request. Return the status of the response, and its JSON object."""
-        trusting = ssl.create_default_context(cafile=str(self.certificate))
-        trusting.check_hostname = False  # only this server has this certificate
-        line = HTTPSConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS, context=trusting)
+        ssl_context = ssl.create_default_context(cafile=str(self.certificate))
+        ssl_context.check_hostname = False  # only this server has this certificate
+        connection = HTTPSConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS, context=ssl_context)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
-            line.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = line.getresponse()
-            text = answer.read()
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            response_body = response.read()
         finally:
-            line.close()
-        return answer.status, json.loads(text) if text.startswith(b"{") else {}
+            connection.close()
+        return response.status, json.loads(response_body) if response_body.startswith(b"{") else {}
 
     def create(self, manifest: Mapping[str, Any]) -> tuple[int, str]:
         """Create this object; the server rejects unknown fields. Return the response's status and message."""
         group, kind = manifest["apiVersion"], manifest["kind"].lower() + "s"
         root = "/api/v1" if group == "v1" else f"/apis/{group}"
-        status, said = self.ask("POST", f"{root}/namespaces/default/{kind}?fieldValidation=Strict", manifest)
-        return status, str(said.get("message", ""))
+        status, response_body = self.ask("POST", f"{root}/namespaces/default/{kind}?fieldValidation=Strict", manifest)
+        return status, str(response_body.get("message", ""))
 
 
 @contextmanager
@@ -78,9 +78,9 @@ def tried_on_kubernetes(what: str) -> Iterator[KubernetesApi]:
     """Run an empty cluster's API, or skip the test of `what` if the user has not allowed the long build."""
     if "LEASEHOLD_KUBERNETES" not in os.environ:
         pytest.skip(f"{what} NOT TRIED ON KUBERNETES: set LEASEHOLD_KUBERNETES=1 to build it (ten minutes)")
-    with ExitStack() as running:
+    with ExitStack() as stack:
         try:
-            api = running.enter_context(kubernetes())
+            api = stack.enter_context(kubernetes())
         except ServiceError as missing:
             pytest.skip(f"{what} NOT TRIED ON KUBERNETES: {missing}")
         yield api
@@ -101,9 +101,9 @@ def kubernetes() -> Iterator[KubernetesApi]:
         api = KubernetesApi(service.port, token, service.log.parent / "certificates" / "apiserver.crt")
         _until("it is ready", lambda: api.ask("GET", "/readyz")[0] == 200)
         definition = yaml.safe_load((folder / "scaledobjects.yaml").read_text())
-        status, said = api.ask("POST", DEFINITIONS, definition)
+        status, response_body = api.ask("POST", DEFINITIONS, definition)
         if status != 201:
-            raise ServiceError(f"kube-api does not take KEDA's definition: {said.get('message')}")
+            raise ServiceError(f"kube-api does not take KEDA's definition: {response_body.get('message')}")
         name = definition["metadata"]["name"]
         _until("it serves ScaledObjects", lambda: _served(api.ask("GET", f"{DEFINITIONS}/{name}")[1]))
         yield api
@@ -114,9 +114,9 @@ def _served(definition: Mapping[str, Any]) -> bool:
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
-def _until(what: str, so: Callable[[], bool]) -> None:
+def _until(what: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + READY_SECONDS
-    while not so():
+    while not condition():
         if time.monotonic() > deadline:
             raise ServiceError(f"kube-api: {what} within {READY_SECONDS:g} s was hoped for")
         time.sleep(POLL_SECONDS)
@@ -129,8 +129,8 @@ def _digest() -> str:
 
 def _build(folder: Path) -> None:
     print("leasehold: building Kubernetes's API server with go, once (minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
-    with tempfile.TemporaryDirectory(prefix="leasehold-go-") as place:
-        keda = fetched("KEDA", Path(place), KEDA, KEDA_SUM)
+    with tempfile.TemporaryDirectory(prefix="leasehold-go-") as temporary_folder:
+        keda = fetched("KEDA", Path(temporary_folder), KEDA, KEDA_SUM)
         shutil.copy(keda / DEFINITION, folder / "scaledobjects.yaml")
-        project = shutil.copytree(PROGRAM, Path(place) / "go")
+        project = shutil.copytree(PROGRAM, Path(temporary_folder) / "go")
         run_go("Kubernetes's API server", project, "build", "-o", str(folder / BINARY), ".")

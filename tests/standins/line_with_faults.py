@@ -112,16 +112,16 @@ class _Handler(BaseHTTPRequestHandler):
             case "unwritable" if self._writes():
                 self._refuse("refused")
                 return
-        to = urlsplit(line.to)
-        connection = HTTPConnection(to.hostname or HOST, to.port, timeout=30)
+        service_url = urlsplit(line.to)
+        connection = HTTPConnection(service_url.hostname or HOST, service_url.port, timeout=30)
         with suppress(ConnectionError):
             connection.request(self.command, self.path, body, dict(self.headers.items()))
-            answer = connection.getresponse()
-            content = answer.read()
+            response = connection.getresponse()
+            content = response.read()
             connection.close()
             if line.how == "mute":
                 line.wait()
-            self._send(answer.status, content, dict(answer.getheaders()), answer.headers["Content-Length"])
+            self._send(response.status, content, dict(response.getheaders()), response.headers["Content-Length"])
 
     def _writes(self) -> bool:
         target = self.headers.get("X-Amz-Target")
@@ -131,16 +131,16 @@ class _Handler(BaseHTTPRequestHandler):
         if "X-Amz-Target" in self.headers:
             self._send(400, self._refusal(REFUSALS[how]), {"Content-Type": self.headers["Content-Type"]})
             return
-        status, code, azure = OBJECT_FAULTS[how]
-        text = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>so the test wants it</Message></Error>'
-        self._send(status, text.encode(), {"Content-Type": "application/xml", "x-ms-error-code": azure})
+        status, code, azure_code = OBJECT_FAULTS[how]
+        document = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>so the test wants it</Message></Error>'
+        self._send(status, document.encode(), {"Content-Type": "application/xml", "x-ms-error-code": azure_code})
 
     def _refusal(self, code: str) -> bytes:
-        told = {"__type": code, "message": "so the test wants it"}
+        error = {"__type": code, "message": "so the test wants it"}
         if "cbor" not in self.headers["Content-Type"]:
-            return json.dumps(told).encode()
-        texts = (text.encode() for pair in told.items() for text in pair)
-        return b"\xa2" + b"".join(b"\x78" + bytes([len(text)]) + text for text in texts)
+            return json.dumps(error).encode()
+        encoded_strings = (text.encode() for pair in error.items() for text in pair)
+        return b"\xa2" + b"".join(b"\x78" + bytes([len(text)]) + text for text in encoded_strings)
 
     def _send(self, status: int, content: bytes, headers: dict[str, str], length: str | None = None) -> None:
         line = self.server.line
@@ -149,10 +149,10 @@ class _Handler(BaseHTTPRequestHandler):
             if name.lower() not in HOP:
                 self.send_header(name, value)
         # The response to HEAD has the length of the object, but no content.
-        heads = self.command == "HEAD"
-        self.send_header("Content-Length", (length or "0") if heads else str(len(content)))
+        is_head = self.command == "HEAD"
+        self.send_header("Content-Length", (length or "0") if is_head else str(len(content)))
         self.end_headers()
-        content = b"" if heads else content
+        content = b"" if is_head else content
         while content and line.how == "dripping":
             self.wfile.write(content[:1])
             content = content[1:]

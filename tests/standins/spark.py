@@ -72,9 +72,9 @@ def spark_session(
     builder = SparkSession.builder.master(master or f"local[{cores}]").config(
         map={**LOCAL_SETTINGS, **(settings or {})}
     )
-    interrupted = signal.getsignal(signal.SIGINT)
+    previous_handler = signal.getsignal(signal.SIGINT)
     session = builder.config("spark.driver.extraJavaOptions", java).getOrCreate()
-    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGINT, previous_handler)
     register(session)
     try:
         yield session
@@ -95,21 +95,21 @@ def spark_cluster(environment: Mapping[str, str], memory: str = "600m", cores: i
     """Run a master and two workers with this many cores each, and yield the address of the cluster."""
     with ExitStack() as stack:
 
-        def apart() -> dict[str, str]:
+        def make_environment() -> dict[str, str]:
             return {**environment, "TMPDIR": stack.enter_context(tempfile.TemporaryDirectory())}
 
         def master(port: int) -> ServiceCommand:
-            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(find_free_port())]
-            return spark_class("org.apache.spark.deploy.master.Master", *place, environment=apart())
+            options = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(find_free_port())]
+            return spark_class("org.apache.spark.deploy.master.Master", *options, environment=make_environment())
 
-        found = stack.enter_context(run_service("spark-master", master, START_SECONDS))
-        url = f"spark://127.0.0.1:{found.port}"
+        master_service = stack.enter_context(run_service("spark-master", master, START_SECONDS))
+        url = f"spark://127.0.0.1:{master_service.port}"
 
         def worker(port: int) -> ServiceCommand:
-            env = apart()
-            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(find_free_port())]
-            place += ["--cores", str(cores), "--memory", memory, "--work-dir", env["TMPDIR"]]
-            return spark_class("org.apache.spark.deploy.worker.Worker", *place, url, environment=env)
+            env = make_environment()
+            options = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(find_free_port())]
+            options += ["--cores", str(cores), "--memory", memory, "--work-dir", env["TMPDIR"]]
+            return spark_class("org.apache.spark.deploy.worker.Worker", *options, url, environment=env)
 
         for number in range(2):
             stack.enter_context(run_service(f"spark-worker-{number}", worker, START_SECONDS))

@@ -23,14 +23,14 @@ def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
     Raises ServiceError if go is missing, or with go's output if the build fails.
     """
     program = str(fill_once(f"versitygw-{VERSION}", _build, shared=True) / "versitygw")
-    with tempfile.TemporaryDirectory(prefix="leasehold-buckets-", ignore_cleanup_errors=True) as place:
-        buckets, facts = (Path(kept or place, name) for name in ("buckets", "facts"))
-        for folder in (buckets, facts):
+    with tempfile.TemporaryDirectory(prefix="leasehold-buckets-", ignore_cleanup_errors=True) as temporary_folder:
+        buckets, metadata = (Path(kept or temporary_folder, name) for name in ("buckets", "facts"))
+        for folder in (buckets, metadata):
             folder.mkdir(exist_ok=True)
 
         def command(port: int) -> ServiceCommand:
             # The metadata of objects is stored in separate files, because some folders lack extended attributes.
-            options = ("--port", f"{HOST}:{port}", "--region", REGION, "--quiet", "posix", "--sidecar", str(facts))
+            options = ("--port", f"{HOST}:{port}", "--region", REGION, "--quiet", "posix", "--sidecar", str(metadata))
             keys = {"ROOT_ACCESS_KEY_ID": key, "ROOT_SECRET_ACCESS_KEY": key}
             return ServiceCommand((program, *options, str(buckets)), keys)
 

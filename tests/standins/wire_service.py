@@ -61,10 +61,10 @@ def in_cbor(told: dict[str, Any], status: int = 200, *, text: bool = False, tagg
 
 
 def _row(row: dict[str, Any], data: Callable[[bytes], object], per_second: int) -> dict[str, Any]:
-    made = {**row, "Data": data(row["Data"])}
-    if made.get("ApproximateArrivalTimestamp") is not None and per_second > 1:
-        made["ApproximateArrivalTimestamp"] /= per_second
-    return made
+    converted = {**row, "Data": data(row["Data"])}
+    if converted.get("ApproximateArrivalTimestamp") is not None and per_second > 1:
+        converted["ApproximateArrivalTimestamp"] /= per_second
+    return converted
 
 
 @define

@@ -51,7 +51,7 @@ def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
     return lease
 
 
-def once(line: str, action: Callable[[], object]) -> Callable[[str], None]:
+def call_before_request(line: str, action: Callable[[], object]) -> Callable[[str], None]:
     """Return a hook that calls `action` just before the first request that equals `line`."""
     pending = [action]
 
@@ -206,7 +206,9 @@ def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
     draining_store = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10)))
+    objects.before = call_before_request(
+        "over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10))
+    )
     outcome = store.write(CheckpointLease(lease, AT_9))
     assert isinstance(outcome, Lost)
     assert store.get(["0"]) == (outcome.lease,)
@@ -219,7 +221,7 @@ def test_a_checkpoint_overtaken_in_the_same_aggregated_record_is_lost() -> None:
     lease = owned(objects, store)
     draining_store = EtagStore(objects, OURS)
     late_write = CheckpointLate(lease, Position("9", 5))
-    objects.before = once("over checkpoint/0", lambda: draining_store.write(late_write))
+    objects.before = call_before_request("over checkpoint/0", lambda: draining_store.write(late_write))
     assert isinstance(store.write(CheckpointLease(lease, Position("9", 1))), Lost)
     assert store.get(["0"])[0].checkpoint == Position("9", 5)
 
@@ -229,7 +231,7 @@ def test_a_checkpoint_overtaken_by_an_earlier_one_is_retried(layout: Layout) -> 
     objects, store = opened(layout)
     lease = owned(objects, store)
     draining_store = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_9)))
+    objects.before = call_before_request("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_9)))
     assert expect_applied(store.write(CheckpointLease(lease, AT_10))).checkpoint == AT_10
 
 
@@ -266,7 +268,7 @@ def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
     objects, store = opened(OURS)
     free = expect_applied(store.write(CreateLease(Lease("0"))))
     other_store = EtagStore(objects, OURS)
-    objects.before = once("new ownership/0", lambda: other_store.write(DeleteLease(free)))
+    objects.before = call_before_request("new ownership/0", lambda: other_store.write(DeleteLease(free)))
     assert store.write(ClaimLease(free, "ann")) == Lost("0", None)
     assert objects.stored == {}
 
@@ -362,7 +364,7 @@ def test_a_reset_overtaken_by_a_claim_is_lost(layout: Layout) -> None:
     objects, store = opened(layout)
     seen = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     other_store = EtagStore(objects, layout)
-    objects.before = once(
+    objects.before = call_before_request(
         "over checkpoint/0", lambda: expect_applied(other_store.write(ClaimLease(other_store.get(["0"])[0], "ann")))
     )
     current = expect_rejected(store.write(ResetLease(seen, TRIM_HORIZON)))
@@ -370,7 +372,7 @@ def test_a_reset_overtaken_by_a_claim_is_lost(layout: Layout) -> None:
     assert current.owner == "ann"
 
 
-def spoil(objects: ObjectMemory, layout: Layout) -> None:
+def write_invalid_checkpoint(objects: ObjectMemory, layout: Layout) -> None:
     """Overwrite the checkpoint with an invalid value."""
     name = layout.name("0", "checkpoint")
     stored = objects.stored[name]
@@ -383,7 +385,7 @@ def spoil(objects: ObjectMemory, layout: Layout) -> None:
 def test_an_invalid_object_met_by_a_write_is_reported_with_its_lease(layout: Layout, verb: str) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
-    spoil_hook = once("over ownership/0", lambda: spoil(objects, layout))
+    spoil_hook = call_before_request("over ownership/0", lambda: write_invalid_checkpoint(objects, layout))
     writes: dict[str, Callable[[], object]] = {
         "renew": lambda: store.write(RenewLease(lease)),
         "checkpoint": lambda: store.write(CheckpointLease(lease, AT_9)),
@@ -391,7 +393,7 @@ def test_an_invalid_object_met_by_a_write_is_reported_with_its_lease(layout: Lay
     }
     if verb == "renew":
         expect_applied(EtagStore(objects, layout).write(RenewLease(lease)))
-        spoil(objects, layout)
+        write_invalid_checkpoint(objects, layout)
     else:
         objects.before = spoil_hook
     with pytest.raises(StoreError, match="lease 0: sequence"):
@@ -404,7 +406,9 @@ def test_a_gift_overtaken_by_a_later_checkpoint_returns_the_stored_lease(layout:
     objects, store = opened(layout)
     lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
     draining_store = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10)))
+    objects.before = call_before_request(
+        "over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10))
+    )
     outcome = store.write(GiveLease(lease, AT_9))
     assert isinstance(outcome, Lost)
     assert (outcome.key, outcome.lease) == ("0", store.get(["0"])[0])
@@ -418,7 +422,7 @@ def test_a_checkpoint_that_is_already_stored_is_done(layout: Layout) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
     draining_store = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_9)))
+    objects.before = call_before_request("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_9)))
     assert expect_applied(store.write(CheckpointLease(lease, AT_9))).checkpoint == AT_9
 
 
@@ -498,7 +502,9 @@ def test_a_checkpoint_overtaken_by_a_request_and_a_drain_is_lost(layout: Layout)
     lease = owned(objects, store)
     requested = expect_applied(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
     draining_store = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10)))
+    objects.before = call_before_request(
+        "over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10))
+    )
     outcome = store.write(CheckpointLease(lease, AT_9))
     assert outcome == Lost("0", evolve(requested, checkpoint=AT_10))
 
@@ -506,7 +512,7 @@ def test_a_checkpoint_overtaken_by_a_request_and_a_drain_is_lost(layout: Layout)
 def test_a_lease_that_is_deleted_between_two_writes_is_lost() -> None:
     objects, store = opened(OURS)
     lease = owned(objects, store)
-    objects.before = once("over checkpoint/0", objects.stored.clear)
+    objects.before = call_before_request("over checkpoint/0", objects.stored.clear)
     assert store.write(CheckpointLease(lease, AT_9)) == Lost("0", None)
 
 
@@ -514,7 +520,7 @@ def test_concurrent_annotations_are_both_stored() -> None:
     objects, store = opened(OURS)
     lease = owned(objects, store)
     other_store = EtagStore(objects, OURS)
-    objects.before = once("new notes/0", lambda: other_store.write(AnnotateLease(lease, "theirs", "1")))
+    objects.before = call_before_request("new notes/0", lambda: other_store.write(AnnotateLease(lease, "theirs", "1")))
     written = expect_applied(store.write(AnnotateLease(lease, "ours", "2")))
     assert written.annotations == (("ours", "2"), ("theirs", "1"))
 
@@ -558,7 +564,7 @@ def test_an_outdated_read_never_returns_an_older_checkpoint(layout: Layout, read
             assert objects.read.wait(WAIT)
 
         # At this point, the ownership has been renewed, and only the new checkpoint is missing from the read.
-        objects.before = once("over checkpoint/0", read)
+        objects.before = call_before_request("over checkpoint/0", read)
         lease = expect_applied(store.write(CheckpointLease(lease, AT_9)))
         objects.written.set()
         readings[0].result()

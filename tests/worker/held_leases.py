@@ -19,7 +19,7 @@ class HeldLease:
         self.store, self.clock = store or FaultyStore(), Clock()
         self.noticed: list[Holding] = []
         self.losses: list[tuple[str, bool, bool]] = []
-        self.remade: list[str] = []
+        self.row_recreations: list[str] = []
         self.store.write(CreateLease(Lease("s-0", weight=100)))
         self.store.write(ClaimLease(self.row, "ann", (("process", f"{process}/ann"),)))
         self.store.write_requests.clear()
@@ -32,7 +32,7 @@ class HeldLease:
             lease_seconds=10.0,
             replaced_process=replaced,
             on_lost=self._notice,
-            on_row_recreated=self.remade.append,
+            on_row_recreated=self.row_recreations.append,
         )
 
     def _notice(self, holding: Holding) -> None:

@@ -70,15 +70,15 @@ class Scene:
     def __attrs_post_init__(self) -> None:
         self.harness = ReaderHarness(self.shard_log)
 
-        def opened(assignment: Assignment) -> ShardConsumer:
+        def open_consumer(assignment: Assignment) -> ShardConsumer:
             self.consumers.append(ManualConsumer(assignment))
             return self.consumers[-1]
 
         self.reader = acknowledging_reader(
             self.harness.worker,
             self.harness.holding,
-            Handling.of_consumer(opened, checkpoint_seconds=0.0, attempts=2),
-            opened,
+            Handling.of_consumer(open_consumer, checkpoint_seconds=0.0, attempts=2),
+            open_consumer,
             memory=self.budget,
             dispatcher=Dispatcher(),
             wake=lambda _key: None,

@@ -69,22 +69,22 @@ KINDS: dict[str, Callable[[Handle], Handle]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_awaitable_is_awaited(kind: str) -> None:
-    store, processed = FaultyStore(), ProcessedRecords(20)
+    store, processed_records = FaultyStore(), ProcessedRecords(20)
 
     async def handle(delivery: Delivery) -> None:
         await asyncio.sleep(0)
-        processed.add(delivery)
+        processed_records.add(delivery)
 
     shard_logs = {f"s-{n}": ShardRecords(create_records(5), size=2) for n in range(4)}
     with running(Runner(joined(store, ListSource(four_shards(), shard_logs)), KINDS[kind](handle))):
-        assert processed.all.wait(WAIT)
-    assert processed.by_shard == {f"s-{n}": data(5) for n in range(4)}
+        assert processed_records.all.wait(WAIT)
+    assert processed_records.by_shard == {f"s-{n}": data(5) for n in range(4)}
     assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, Position("104"))] * 4
 
 
 def test_checkpoint_waits_for_the_async_handler() -> None:
     """A batch is checkpointed only after its awaitable has completed."""
-    store, handler_began, processed = FaultyStore(), Event(), ProcessedRecords(5)
+    store, handler_began, processed_records = FaultyStore(), Event(), ProcessedRecords(5)
     loops: list[asyncio.AbstractEventLoop] = []
     may_finish = asyncio.Event()
 
@@ -92,7 +92,7 @@ def test_checkpoint_waits_for_the_async_handler() -> None:
         loops.append(asyncio.get_running_loop())
         handler_began.set()
         await may_finish.wait()
-        processed.add(delivery)
+        processed_records.add(delivery)
 
     with running(
         Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})), handle)
@@ -100,34 +100,34 @@ def test_checkpoint_waits_for_the_async_handler() -> None:
         assert handler_began.wait(WAIT)
         checkpoint_before = store.row("s-0").checkpoint
         loops[0].call_soon_threadsafe(may_finish.set)
-        assert processed.all.wait(WAIT)
+        assert processed_records.all.wait(WAIT)
     assert (checkpoint_before, store.row("s-0").checkpoint) == (TRIM_HORIZON, Position("104"))
 
 
 def test_awaiting_shards_hold_no_threads() -> None:
     store, shard_ids = FaultyStore(), tuple(f"s-{n:02}" for n in range(40))
-    waiting_shards, processed, all_wait = set[str](), ProcessedRecords(40), asyncio.Event()
+    waiting_shards, processed_records, all_wait = set[str](), ProcessedRecords(40), asyncio.Event()
 
     async def handle(delivery: Delivery) -> None:
         waiting_shards.add(delivery.shard)
         if len(waiting_shards) == 40:
             all_wait.set()
         await all_wait.wait()
-        processed.add(delivery)
+        processed_records.add(delivery)
 
     source = ListSource(create_even_shards(shard_ids), {name: ShardRecords(create_records(1)) for name in shard_ids})
     with running(Runner(joined(store, source), handle, readers=2)):
-        assert processed.all.wait(WAIT)
-    assert sorted(processed.by_shard) == list(shard_ids)
+        assert processed_records.all.wait(WAIT)
+    assert sorted(processed_records.by_shard) == list(shard_ids)
 
 
 def test_async_dead_letter_is_awaited_before_the_shard_continues() -> None:
-    store, dead_lettered, processed = FaultyStore(), list[str](), ProcessedRecords(2)
+    store, dead_lettered, processed_records = FaultyStore(), list[str](), ProcessedRecords(2)
 
     def handle(delivery: Delivery) -> None:
         if delivery.records[0].data == b"0":
             raise ValueError("poison")
-        processed.add(delivery)
+        processed_records.add(delivery)
 
     async def dead_letter(delivery: Delivery, error: Exception) -> None:
         await asyncio.sleep(0)
@@ -135,7 +135,7 @@ def test_async_dead_letter_is_awaited_before_the_shard_continues() -> None:
 
     source = ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(4), size=2)})
     with running(Runner(joined(store, source), Handling(handle, attempts=1, dead_letter=dead_letter))):
-        assert processed.all.wait(WAIT)
+        assert processed_records.all.wait(WAIT)
     assert dead_lettered == ["b'0' poison", "TRIM_HORIZON"]
     assert store.row("s-0").checkpoint == Position("103")
 
@@ -229,12 +229,12 @@ def test_task_that_raises_system_exit_stops_the_worker_cleanly() -> None:
     """The event loop keeps running until the batches that it awaits are over."""
     store, tasks = FaultyStore(), list[asyncio.Task[None]]()
 
-    async def ends() -> None:
+    async def raise_system_exit() -> None:
         raise SystemExit(3)
 
     async def handle(_delivery: Delivery) -> None:
         if not tasks:
-            tasks.append(asyncio.get_running_loop().create_task(ends()))
+            tasks.append(asyncio.get_running_loop().create_task(raise_system_exit()))
         await asyncio.sleep(0)
 
     source = stream_with_five_records()

@@ -167,11 +167,11 @@ def test_search_for_a_failing_record_does_not_wait_for_more() -> None:
         if data(1)[0] in [record.data for record in batch.records]:
             raise ValueError("poison")
 
-    def take(batch: Delivery, _error: Exception) -> None:
+    def record_dead_letters(batch: Delivery, _error: Exception) -> None:
         dead_lettered.extend(record.data for record in batch.records)
 
     shard = shard_of(4, on_batch=on_batch)
-    reader = shard.reading(linger_seconds=300.0, max_records=4, attempts=1, dead_letter=take)
+    reader = shard.reading(linger_seconds=300.0, max_records=4, attempts=1, dead_letter=record_dead_letters)
     logging.disable(logging.CRITICAL)
     try:
         assert run_for(shard, reader, 0.5)[1:] == [data(2), data(1), data(1, 1), data(2, 2)]

@@ -127,7 +127,7 @@ def test_abandoned_batch_cancels_its_keys() -> None:
         finally:
             cancelled_keys.append(str(batch.records[0].partition_key))
 
-    async def given_up() -> None:
+    async def cancel_running_batch() -> None:
         task = asyncio.ensure_future(awaited(by_key(handle, 2), delivery(keyed("a", "b", "c"))))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -135,7 +135,7 @@ def test_abandoned_batch_cancels_its_keys() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(given_up())
+    asyncio.run(cancel_running_batch())
     assert sorted(cancelled_keys) == ["a", "b"]
 
 

@@ -47,7 +47,7 @@ class Fleet:
         self.members = [
             member(self.store, source, self.clock, worker_id, worker_id, config) for worker_id in ("a-1", "b-1")
         ]
-        self.metrics = [WorkerMetrics(driven.worker, meter) for driven in self.members]
+        self.metrics = [WorkerMetrics(fleet_member.worker, meter) for fleet_member in self.members]
         self.passed: dict[int, int] = {}
         together(self.members, 60)
 
@@ -74,20 +74,20 @@ class Fleet:
                 self._pass_on(key)
             self.passed[lease_index] = owner_changes
         together(self.members, 60)
-        for driven, metrics in zip(self.members, self.metrics, strict=True):
-            self._read(driven, metrics, minute)
+        for fleet_member, metrics in zip(self.members, self.metrics, strict=True):
+            self._read(fleet_member, metrics, minute)
 
     def _pass_on(self, key: str) -> None:
         """Make the owner exclude and release this lease, so that the other worker takes it."""
-        for driven in self.members:
-            for holding in driven.worker.holdings:
+        for fleet_member in self.members:
+            for holding in fleet_member.worker.holdings:
                 if holding.key == key:
-                    driven.worker.exclude(key, 90.0)
+                    fleet_member.worker.exclude(key, 90.0)
                     holding.ask_release()
                     holding.release()
 
-    def _read(self, driven: DrivenWorker, metrics: WorkerMetrics, minute: int) -> None:
-        for holding in () if self.store.down else driven.worker.holdings:
+    def _read(self, fleet_member: DrivenWorker, metrics: WorkerMetrics, minute: int) -> None:
+        for holding in () if self.store.down else fleet_member.worker.holdings:
             behind_seconds, silent_seconds, _, kbps = self.incident(minute, LEASES.index(holding.key))
             if not silent_seconds:
                 batch = Batch((), None, behind_seconds, 0.2, size=round(10 * kbps * 1024))

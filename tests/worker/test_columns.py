@@ -53,12 +53,12 @@ def test_columns_leave_out_checkpointed_records() -> None:
 def test_source_without_columns_raises_a_clear_error() -> None:
     messages: list[str] = []
 
-    def ask(batch: Delivery) -> None:
-        with pytest.raises(ValueError, match=r"this source has no columns; take batch\.records") as refused:
+    def request_columns(batch: Delivery) -> None:
+        with pytest.raises(ValueError, match=r"this source has no columns; take batch\.records") as exc_info:
             batch.to_arrow()
-        messages.append(str(refused.value))
+        messages.append(str(exc_info.value))
 
-    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=ask)
+    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=request_columns)
     harness.steps(harness.reading(), 2)
     assert len(messages) == 1
 

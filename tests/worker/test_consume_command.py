@@ -103,7 +103,7 @@ def test_first_start_ends_if_the_stream_does_not_respond(monkeypatch: pytest.Mon
 def test_store_that_is_slow_at_start_is_asked_again(wait: str, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     opened_urls: list[str] = []
 
-    def slow_to_answer(url: str, **options: Any) -> Store:  # noqa: ANN401  the signature of the replaced function
+    def open_slow_store(url: str, **options: Any) -> Store:  # noqa: ANN401  the signature of the replaced function
         opened_urls.append(url)
         if len(opened_urls) < 3:
             raise OutcomeUnknown("table 'orders': the service cannot be reached")
@@ -111,7 +111,7 @@ def test_store_that_is_slow_at_start_is_asked_again(wait: str, requests: int, mo
 
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(consuming, "open_store", slow_to_answer)
+    monkeypatch.setattr(consuming, "open_store", open_slow_store)
     monkeypatch.setattr(consuming, "FAULT_WAITS", (0.0, 0.0))
     result = CliRunner().invoke(app, [SOURCE, "--store", "memory://slow-to-answer", "--events", wait])
     assert (result.exit_code, len(opened_urls)) == (1, requests)
@@ -133,13 +133,13 @@ def test_event_lines_show_each_record_before_its_checkpoint() -> None:
     runner = Runner(worker, event_lines.handling)
     original_write, record_counts = store.write, []
 
-    def stopped_by_a_checkpoint(write: Write) -> Outcome:
+    def stop_at_checkpoint(write: Write) -> Outcome:
         if isinstance(write, CheckpointLease):
             runner.stop()
             record_counts.append(output.getvalue().count('"record"'))
         return original_write(write)
 
-    store.write = stopped_by_a_checkpoint  # type: ignore[method-assign]
+    store.write = stop_at_checkpoint  # type: ignore[method-assign]
     run_to_its_end(runner)
     events = [json.loads(line) for line in output.getvalue().splitlines()]
     assert record_counts == [2]

@@ -96,9 +96,9 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         self.cursor, self.pull = self._begun()
 
     def _begun(self) -> tuple[Cursor, ShardReader]:
-        starts_at_latest = self.pinned is not None and self.stored == index_of(self.pinned)
-        cursor = Cursor(LATEST if starts_at_latest else position_of(self.stored))
-        if starts_at_latest and self.pinned is not None:
+        resumes_at_pinned = self.pinned is not None and self.stored == index_of(self.pinned)
+        cursor = Cursor(LATEST if resumes_at_pinned else position_of(self.stored))
+        if resumes_at_pinned and self.pinned is not None:
             cursor.pinned_at(self.pinned)
         return cursor, ShardReader(cursor, self.stream.open)
 
@@ -342,12 +342,12 @@ def test_rows_are_dropped_even_if_their_reader_cannot_be_closed() -> None:
 
 
 def test_reader_that_fails_to_open_is_not_open() -> None:
-    def refuses(_start: Position) -> StreamReader:
+    def raise_unavailable(_start: Position) -> StreamReader:
         raise SourceUnavailable("the service asks to slow down")
 
     cursor = Cursor(TRIM_HORIZON)
     with pytest.raises(SourceUnavailable):
-        ShardReader(cursor, refuses).open()
+        ShardReader(cursor, raise_unavailable).open()
     assert not cursor.reader_open
 
 

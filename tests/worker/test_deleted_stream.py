@@ -40,14 +40,14 @@ def test_leases_and_checkpoints_of_a_deleted_stream_are_kept(caplog: pytest.LogC
     clock, store, source = Clock(), FaultyStore(), Deletable(four_shards())
     source.shard_logs["s-0"] = ShardRecords(create_records(3))
     happenings: list[str] = []
-    driven = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
-    driven.run(60)
+    driven_worker = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
+    driven_worker.run(60)
     handling = Handling(lambda _batch: None, observer=lambda happening, _holding: happenings.append(happening))
-    reader = handler_reader(driven.worker, driven.worker.holdings[0], handling)
+    reader = handler_reader(driven_worker.worker, driven_worker.worker.holdings[0], handling)
     for _ in range(3):
         reader.step(clock.now)
     source.deleted = True
-    driven.run(HOUR)
+    driven_worker.run(HOUR)
     assert {lease.key: lease.checkpoint.sequence for lease in store.list().leases} == {
         "s-0": "102",
         "s-1": "TRIM_HORIZON",

@@ -152,12 +152,12 @@ def test_stream_that_never_responded_is_an_error() -> None:
 
 
 def test_lease_is_kept_while_the_source_cannot_confirm_its_shard_is_gone() -> None:
-    class Silent(ListSource):
+    class SilentSource(ListSource):
         def gone(self, shard: str) -> bool:
             raise SourceUnavailable(f"{shard}: no answer")
 
     (first_shard, *_) = shards = tuple(four_shards())
-    discovery = Discovery(Silent())
+    discovery = Discovery(SilentSource())
     assert discovery.deletable(Lease(first_shard.id), shards)
     assert not discovery.deletable(Lease("s-9"), shards)
 
@@ -180,16 +180,16 @@ def test_one_worker_lists_once_to_remove_a_finished_lease() -> None:
 
 def test_row_of_a_missing_shard_is_deleted_after_one_attempt_to_read() -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards(), missing={"s-9"})
-    driven = member(store, source, clock)
-    driven.run(60.0)
+    driven_worker = member(store, source, clock)
+    driven_worker.run(60.0)
     store.write(CreateLease(Lease("s-9", hash_range=(0, 9), checkpoint=Position("7"))))
-    driven.run(60.0)
-    tried_holding = next(holding for holding in driven.worker.holdings if holding.key == "s-9")
+    driven_worker.run(60.0)
+    tried_holding = next(holding for holding in driven_worker.worker.holdings if holding.key == "s-9")
     assert source.listings == 1
-    driven.worker.exclude("s-9", 60.0)
+    driven_worker.worker.exclude("s-9", 60.0)
     tried_holding.ask_release()
     assert tried_holding.release()
-    driven.run(40.0)
+    driven_worker.run(40.0)
     # The first further listing showed that the shard is gone, and the second one followed the deletion of its row.
     assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})
 
@@ -223,14 +223,14 @@ def test_fault_is_logged_when_it_starts_and_ends(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("joined", [False, True], ids=["new group", "later"])
 def test_rejected_listing_is_retried_within_seconds(config: Config, *, joined: bool) -> None:
     clock, source = Clock(), FaultySource(four_shards())
-    driven = member(FaultyStore(), source, clock, config=config)
+    driven_worker = member(FaultyStore(), source, clock, config=config)
     if joined:
-        driven.run(60)
-        driven.worker.hurry()
-        driven.turn_due = clock.now
+        driven_worker.run(60)
+        driven_worker.worker.hurry()
+        driven_worker.turn_due = clock.now
     listings_before, source.faults = source.listings, [SourceUnavailable("slow down")] * 2
-    driven.run(18)
-    assert (source.listings - listings_before, driven.held) == (1, ["s-0", "s-1", "s-2", "s-3"])
+    driven_worker.run(18)
+    assert (source.listings - listings_before, driven_worker.held) == (1, ["s-0", "s-1", "s-2", "s-3"])
 
 
 def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
@@ -239,19 +239,19 @@ def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
     """A single listing may be stale, so the contradiction is logged and annotated only at the second one."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
-    driven = member(store, source, clock, config=Config(lease_seconds=10.0))
-    clock.now += driven.worker.turn(clock.now) - clock.now
-    assert (source.listings, driven.worker.discovery.contradictions) == (1, ())
-    driven.run(60)
-    (contradiction,) = driven.worker.discovery.contradictions
-    assert (contradiction.kind, driven.held) == ("ended and open", ["s-1", "s-2", "s-3"])
+    driven_worker = member(store, source, clock, config=Config(lease_seconds=10.0))
+    clock.now += driven_worker.worker.turn(clock.now) - clock.now
+    assert (source.listings, driven_worker.worker.discovery.contradictions) == (1, ())
+    driven_worker.run(60)
+    (contradiction,) = driven_worker.worker.discovery.contradictions
+    assert (contradiction.kind, driven_worker.held) == ("ended and open", ["s-1", "s-2", "s-3"])
     assert caplog.messages.count(contradiction.what) == 1
     assert reported_contradictions(store.list().leases) == (contradiction.what,)
     source.end("s-0", create_shard("c-0", 0, 2**126 - 1, "s-0"))
-    driven.worker.hurry()
-    driven.turn_due = clock.now
-    driven.run(60)
-    assert (driven.worker.discovery.contradictions, reported_contradictions(store.list().leases)) == ((), ())
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
+    driven_worker.run(60)
+    assert (driven_worker.worker.discovery.contradictions, reported_contradictions(store.list().leases)) == ((), ())
 
 
 def test_lease_without_an_annotation_restarts_if_the_option_is_set() -> None:
@@ -259,9 +259,9 @@ def test_lease_without_an_annotation_restarts_if_the_option_is_set() -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
     store.write(CreateLease(Lease("s-1", checkpoint=Position("7"))))
-    driven = member(store, source, clock, if_recreated="TRIM_HORIZON")
-    driven.run(120)
-    assert (driven.held, store.row("s-0").checkpoint, store.row("s-1").checkpoint) == (
+    driven_worker = member(store, source, clock, if_recreated="TRIM_HORIZON")
+    driven_worker.run(120)
+    assert (driven_worker.held, store.row("s-0").checkpoint, store.row("s-1").checkpoint) == (
         ["s-0", "s-1", "s-2", "s-3"],
         TRIM_HORIZON,
         Position("7"),
@@ -288,20 +288,20 @@ class Named(ListSource):
 
 def test_leases_of_a_recreated_stream_are_released_and_not_retaken() -> None:
     clock, store, source = Clock(), FaultyStore(), Named(four_shards())
-    driven = member(store, source, clock, config=Config(lease_seconds=10.0))
-    driven.run(30)
-    assert driven.held == ["s-0", "s-1", "s-2", "s-3"]
+    driven_worker = member(store, source, clock, config=Config(lease_seconds=10.0))
+    driven_worker.run(30)
+    assert driven_worker.held == ["s-0", "s-1", "s-2", "s-3"]
     source.name = "2"
-    driven.worker.hurry()
-    driven.turn_due = clock.now
-    driven.run(1)
-    assert (driven.held, driven.worker.discovery.leases_unusable) == ([], True)
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
+    driven_worker.run(1)
+    assert (driven_worker.held, driven_worker.worker.discovery.leases_unusable) == ([], True)
     store.rewrite("s-0", lambda row: evolve(row, owner="a-1"))
     store.write(DeleteLease(store.row("s-1")))
-    driven.run(60)
-    assert driven.held == []
+    driven_worker.run(60)
+    assert driven_worker.held == []
     assert [row.key for row in store.list().leases] == ["s-0", "s-2", "s-3"]
-    assert not driven.worker.discovery.has_unknown_contradiction(store.list().leases)
+    assert not driven_worker.worker.discovery.has_unknown_contradiction(store.list().leases)
 
 
 def test_contradiction_is_logged_by_the_listing_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -341,50 +341,50 @@ def test_stream_keeps_its_incarnation_if_it_can_no_longer_be_read() -> None:
 def worker_of_recreated_stream(store: FaultyStore) -> tuple[DrivenWorker, Named]:
     """Return a worker that holds four leases of a recreated stream, and is configured to read it from the beginning."""
     source, clock = Named(four_shards()), Clock()
-    driven = member(store, source, clock, if_recreated="TRIM_HORIZON")
-    driven.run(30)
-    for holding in driven.worker.holdings:
+    driven_worker = member(store, source, clock, if_recreated="TRIM_HORIZON")
+    driven_worker.run(30)
+    for holding in driven_worker.worker.holdings:
         assert holding.checkpoint(Position("17"))
     source.name = "2"
-    return driven, source
+    return driven_worker, source
 
 
 def test_recreated_shard_starts_after_the_running_batch_of_the_old_stream() -> None:
     store = FaultyStore()
-    driven, _ = worker_of_recreated_stream(store)
-    consumer = driven.worker.consumer
+    driven_worker, _ = worker_of_recreated_stream(store)
+    consumer = driven_worker.worker.consumer
     assert isinstance(consumer, RecordingConsumer)
     consumer.busy = True
     for _ in range(3):
-        driven.worker.hurry()
-        driven.worker.turn(driven.clock.now)
+        driven_worker.worker.hurry()
+        driven_worker.worker.turn(driven_worker.clock.now)
     assert {row.checkpoint for row in store.list().leases} == {Position("17")}
     consumer.busy = False
-    driven.worker.hurry()
-    driven.worker.turn(driven.clock.now)
-    assert driven.held == [], "asked for before the consumer is told, or it would find nothing to do"
-    driven.turn_due = driven.clock.now
-    driven.run(60)
-    assert (len(driven.held), {row.checkpoint for row in store.list().leases}) == (4, {TRIM_HORIZON})
+    driven_worker.worker.hurry()
+    driven_worker.worker.turn(driven_worker.clock.now)
+    assert driven_worker.held == [], "asked for before the consumer is told, or it would find nothing to do"
+    driven_worker.turn_due = driven_worker.clock.now
+    driven_worker.run(60)
+    assert (len(driven_worker.held), {row.checkpoint for row in store.list().leases}) == (4, {TRIM_HORIZON})
 
 
 @pytest.mark.parametrize(("refused", "resets"), [(ReleaseLease, 0), (ResetLease, 1)])
 def test_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Write], resets: int) -> None:
     """The later steps were planned for rows that another worker has since changed."""
     store = FaultyStore()
-    driven, _ = worker_of_recreated_stream(store)
-    driven.worker.hurry()
-    driven.worker.turn(driven.clock.now)
-    assert driven.held == []
+    driven_worker, _ = worker_of_recreated_stream(store)
+    driven_worker.worker.hurry()
+    driven_worker.worker.turn(driven_worker.clock.now)
+    assert driven_worker.held == []
     store.rewrite("s-0", lambda row: evolve(row, owner="b-1"))
     store.write_requests.clear()
     store.refuses = (refused,)
-    driven.worker.hurry()
-    driven.worker.turn(driven.clock.now)
+    driven_worker.worker.hurry()
+    driven_worker.worker.turn(driven_worker.clock.now)
     assert sum(isinstance(write, ResetLease) for write in store.write_requests) == resets
     store.refuses = ()
-    driven.turn_due = driven.clock.now
-    driven.run(60)
+    driven_worker.turn_due = driven_worker.clock.now
+    driven_worker.run(60)
     assert {row.checkpoint for row in store.list().leases} == {TRIM_HORIZON}
 
 

@@ -12,11 +12,11 @@ from leasehold.adapters.inputs import SETTING_LIMITS, check_duration, flag_name
 from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.balancer.config import RULE_SETS, Config
 
-SET = {
-    each.name
+SETTABLE_DURATIONS = {
+    field_info.name
     for kind in (Config, *RULE_SETS)
-    for each in fields(kind)  # type: ignore[arg-type]  # Each class is an attrs class.
-    if each.name.endswith("_seconds") and not each.name.startswith("_")
+    for field_info in fields(kind)  # type: ignore[arg-type]  # Each class is an attrs class.
+    if field_info.name.endswith("_seconds") and not field_info.name.startswith("_")
 }
 """The names of the durations that `--set` can change."""
 
@@ -37,10 +37,10 @@ LIMITS = SETTING_LIMITS | {
 
 def test_each_duration_of_the_planner_has_limits() -> None:
     """A new setting that is a duration must have an entry in `SETTING_LIMITS`."""
-    assert set(SETTING_LIMITS) == SET
+    assert set(SETTING_LIMITS) == SETTABLE_DURATIONS
 
 
-@pytest.mark.parametrize("name", sorted(SET))
+@pytest.mark.parametrize("name", sorted(SETTABLE_DURATIONS))
 @pytest.mark.parametrize("as_text", [True, False])
 def test_setting_is_checked_like_its_option(
     name: str,

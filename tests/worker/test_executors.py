@@ -40,11 +40,11 @@ class ManualThreads:
     def work(self, name: str, during: Callable[[], object] = lambda: None) -> Work:
         """Return work that calls `during`, and then records its name in `finished`."""
 
-        def do() -> None:
+        def work_and_record() -> None:
             during()
             self.finished.append(name)
 
-        return do
+        return work_and_record
 
     def run(self) -> None:
         """Run the thread that was started first to its end."""
@@ -57,10 +57,10 @@ class ManualThreads:
 @pytest.fixture
 def manual_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualThreads]:
     """Replace the system's threads with simulated threads, and return these."""
-    threads_of_test = ManualThreads()
-    monkeypatch.setattr("leasehold.adapters.threads.Thread", threads_of_test)
-    yield threads_of_test
-    assert threads_of_test.waiting == []
+    simulated_threads = ManualThreads()
+    monkeypatch.setattr("leasehold.adapters.threads.Thread", simulated_threads)
+    yield simulated_threads
+    assert simulated_threads.waiting == []
 
 
 def test_batches_start_in_arrival_order_up_to_the_thread_limit(manual_threads: ManualThreads) -> None:
@@ -129,12 +129,12 @@ def test_work_that_ends_its_thread_is_no_longer_running(manual_threads: ManualTh
     errors: list[BaseException] = []
     executor = ThreadExecutor(1, total_limit=1, on_failure=errors.append)
 
-    def end() -> None:
+    def raise_system_exit() -> None:
         executor.replace_slow_thread(ending_work)
         assert executor.stuck
         raise SystemExit
 
-    ending_work = manual_threads.work("a", end)
+    ending_work = manual_threads.work("a", raise_system_exit)
     executor.start(ending_work)
     manual_threads.run()
     assert ([*map(type, errors)], executor.stuck) == ([SystemExit], False)
@@ -152,7 +152,7 @@ def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(
     executor = ThreadExecutor(usual, max_threads)
     thread_limit, stuck_states = max(usual, max_threads), list[bool]()
 
-    def nested(number: int) -> Callable[[], None]:
+    def slow_work(number: int) -> Callable[[], None]:
         def slow() -> None:
             executor.replace_slow_thread(works[number])
             stuck_states.append(executor.stuck)
@@ -161,7 +161,7 @@ def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(
 
         return slow
 
-    works = [manual_threads.work(str(number), nested(number)) for number in range(thread_limit)]
+    works = [manual_threads.work(str(number), slow_work(number)) for number in range(thread_limit)]
     for work in works:
         executor.start(work)
     for name in ("x", "y"):
@@ -261,7 +261,7 @@ def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.Mon
             wait_counter.release()
             return super().wait(timeout)
 
-    class Counted(Thread):
+    class CountedThread(Thread):
         def start(self) -> None:
             started_threads.append(self)
             super().start()
@@ -270,7 +270,7 @@ def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.Mon
         barrier.wait(WAIT)
 
     monkeypatch.setattr("leasehold.adapters.consumer.executors.Condition", SignalingCondition)
-    monkeypatch.setattr("leasehold.adapters.threads.Thread", Counted)
+    monkeypatch.setattr("leasehold.adapters.threads.Thread", CountedThread)
     executor = ThreadExecutor(3)
     for _ in range(2):
         for _ in range(2):

@@ -45,7 +45,7 @@ pytestmark = [
 
 
 @define
-class Handled:
+class HandledRecords:
     """The records that handlers have finished, by shard."""
 
     folder: Path
@@ -73,7 +73,7 @@ class Handled:
         self.at_once(delivery)
 
 
-def started(store: Store, handled: Handled, refusal: Refusal) -> str:
+def started(store: Store, handled: HandledRecords, refusal: Refusal) -> str:
     """Run a worker until all records are handled or it ends by itself.
 
     Return why it ended, or "" if the test stopped it.
@@ -112,7 +112,7 @@ def started(store: Store, handled: Handled, refusal: Refusal) -> str:
     return end_reasons[0] if end_reasons else ""
 
 
-def run_with_refusals(handled: Handled, kind: str, first: int, count: int) -> int:
+def run_with_refusals(handled: HandledRecords, kind: str, first: int, count: int) -> int:
     """Run a worker while these requests are refused, and restart it as a supervisor would.
 
     Return the number of requests.
@@ -161,7 +161,7 @@ def test_reading_continues_after_temporary_resource_exhaustion(
     kind: str, asynchronous: bool, count: int, tmp_path: Path
 ) -> None:
     """Work resumes once the system accepts requests again, and every record is handled."""
-    requests = run_with_refusals(Handled(tmp_path, asynchronous), kind, 10**6, 0)
+    requests = run_with_refusals(HandledRecords(tmp_path, asynchronous), kind, 10**6, 0)
     assert requests > 0 or (kind, asynchronous) == (DESCRIPTOR, False), "the refusal is one in name alone"
     for first in range(requests):
-        run_with_refusals(Handled(tmp_path, asynchronous), kind, first, count)
+        run_with_refusals(HandledRecords(tmp_path, asynchronous), kind, first, count)

@@ -53,30 +53,30 @@ def test_command_tells_an_event_hub_from_a_stream() -> None:
 
 def settled(clock: Clock, store: FaultyStore) -> DrivenWorker:
     """Return a worker that holds all four leases, has just renewed them, and reads the table often."""
-    driven = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
-    driven.run(3)
-    return driven
+    driven_worker = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
+    driven_worker.run(3)
+    return driven_worker
 
 
 def test_steal_shown_by_a_reading_is_trusted_before_the_next_renewal() -> None:
     """Official workers steal without a request. Until our next renewal, up to 20 s, two workers would read a shard."""
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
-    holding = driven.worker.holdings[0]
+    driven_worker = settled(clock, store)
+    holding = driven_worker.worker.holdings[0]
     store.write(StealLease(store.row("s-0"), "sdk-1"))
-    driven.worker.hurry()
-    driven.worker.turn(clock.now)
+    driven_worker.worker.hurry()
+    driven_worker.worker.turn(clock.now)
     assert (holding.lost.is_set(), holding.why) == (True, "now owned by sdk-1")
 
 
 def test_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
     """Workers that disagree about when a lease expires steal from each other forever. The warning names the setting."""
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
+    driven_worker = settled(clock, store)
     store.write(StealLease(store.row("s-0"), "sdk-1"))
     with caplog.at_level(logging.WARNING, "leasehold.worker"):
         for _ in range(4):
-            driven.run(0.8 * KCL.lease_seconds)
+            driven_worker.run(0.8 * KCL.lease_seconds)
             store.write(RenewLease(store.row("s-0")))
     messages = [record.getMessage() for record in caplog.records if "sdk-1" in record.getMessage()]
     assert len(messages) == 1

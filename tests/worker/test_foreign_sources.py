@@ -78,15 +78,15 @@ def test_failing_source_does_not_prevent_taking_over_expired_leases(
 @each_error
 def test_listing_that_raised_is_retried_within_seconds(error: Callable[[], Exception]) -> None:
     clock, source = Clock(), SourceWithForeignErrors(error)
-    driven = member(FaultyStore(), source, clock, config=CONFIG)
-    driven.run(60.0)
+    driven_worker = member(FaultyStore(), source, clock, config=CONFIG)
+    driven_worker.run(60.0)
     source.broken.add("shards")
-    driven.worker.hurry()
-    driven.turn_due = clock.now
-    driven.run(0.5)
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
+    driven_worker.run(0.5)
     source.broken.clear()
     listings_before = source.listings
-    driven.run(5.0)
+    driven_worker.run(5.0)
     assert source.listings > listings_before
 
 
@@ -94,9 +94,9 @@ def test_listing_that_raised_is_retried_within_seconds(error: Callable[[], Excep
 def test_shard_whose_latest_is_unknown_delays_only_its_own_lease(error: Callable[[], Exception]) -> None:
     clock, store, source = Clock(), FaultyStore(), SourceWithForeignErrors(error)
     source.broken.add("latest s-2")
-    driven = member(store, source, clock, config=Config(lease_seconds=LEASE_SECONDS, initial_position=LATEST))
-    driven.run(60.0)
-    assert driven.held == ["s-0", "s-1", "s-3"]
+    driven_worker = member(store, source, clock, config=Config(lease_seconds=LEASE_SECONDS, initial_position=LATEST))
+    driven_worker.run(60.0)
+    assert driven_worker.held == ["s-0", "s-1", "s-3"]
     source.broken.clear()
-    driven.run(60.0)
-    assert driven.held == ALL
+    driven_worker.run(60.0)
+    assert driven_worker.held == ALL

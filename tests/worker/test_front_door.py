@@ -187,27 +187,29 @@ def test_producer_bad_usage_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_next_step_acknowledges_the_previous_batch() -> None:
     """A batch is acknowledged when its consumer asks for the next one. Otherwise it is delivered again."""
-    store, processed = FaultyStore(), list[int]()
+    store, processed_records = FaultyStore(), list[int]()
     with leasehold.read(stream(shards=1), leases=store, **BEGINNING) as batches:
         for batch in batches:
             checkpoint_before = rows(store)["s-0"][1]
-            assert checkpoint_before == ("TRIM_HORIZON" if not processed else str(processed[-1]))
-            processed += shard_and_numbers(batch)[1]
-            if len(processed) == 6:
+            assert checkpoint_before == ("TRIM_HORIZON" if not processed_records else str(processed_records[-1]))
+            processed_records += shard_and_numbers(batch)[1]
+            if len(processed_records) == 6:
                 break
-    assert rows(store) == {"s-0": (None, str(processed[3]))}
+    assert rows(store) == {"s-0": (None, str(processed_records[3]))}
 
 
 def test_shards_are_dispatched_in_turn() -> None:
-    store, processed = FaultyStore(), list[tuple[str, list[int]]]()
+    store, processed_records = FaultyStore(), list[tuple[str, list[int]]]()
     batches = leasehold.read(stream(), leases=store, **BEGINNING)
     for batch in batches:
-        processed.append(shard_and_numbers(batch))
-        if len(processed) == 12:
+        processed_records.append(shard_and_numbers(batch))
+        if len(processed_records) == 12:
             batches.stop()
     by_shard = {
-        shard: [number for dispatched_shard, numbers in processed for number in numbers if dispatched_shard == shard]
-        for shard, _ in processed
+        shard: [
+            number for dispatched_shard, numbers in processed_records for number in numbers if dispatched_shard == shard
+        ]
+        for shard, _ in processed_records
     }
     assert by_shard == {
         f"s-{number}": [int(record.sequence_number) for record in create_records(6)] for number in range(4)
@@ -314,7 +316,7 @@ def test_worker_error_is_raised_by_the_next_step() -> None:
 
 
 def test_async_loop_lets_other_tasks_run() -> None:
-    store, processed, ticks = FaultyStore(), list[tuple[str, list[int]]](), list[int]()
+    store, processed_records, ticks = FaultyStore(), list[tuple[str, list[int]]](), list[int]()
 
     async def tick() -> None:
         while True:
@@ -325,13 +327,13 @@ def test_async_loop_lets_other_tasks_run() -> None:
         tick_task = asyncio.create_task(tick())
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
             async for batch in batches:
-                processed.append(shard_and_numbers(batch))
-                if len(processed) == 12:
+                processed_records.append(shard_and_numbers(batch))
+                if len(processed_records) == 12:
                     break
         tick_task.cancel()
 
     asyncio.run(asyncio.wait_for(main(), WAIT))
-    assert (len(processed), bool(ticks)) == (12, True)
+    assert (len(processed_records), bool(ticks)) == (12, True)
     final_owners = {owner for owner, _ in rows(store).values()}
     assert final_owners == {None}
     assert min(checkpoint for _, checkpoint in rows(store).values()) == create_records(4)[-1].sequence_number
@@ -362,23 +364,23 @@ def test_arun_awaits_handlers_in_the_callers_loop_and_drains_on_cancel() -> None
 
 def test_run_and_read_work_inside_a_running_loop() -> None:
     """The thread that runs a notebook's cells has a running event loop."""
-    store, processed = FaultyStore(), list[tuple[str, list[int]]]()
+    store, processed_records = FaultyStore(), list[tuple[str, list[int]]]()
 
     async def handle(batch: leasehold.Delivery) -> None:
-        processed.append(shard_and_numbers(batch))
+        processed_records.append(shard_and_numbers(batch))
 
-    async def cell() -> None:
+    async def run_notebook_cell() -> None:
         verdict = leasehold.run(
             finite_stream(), handle, leases="memory://" + uuid4().hex, **(BEGINNING | Options(until="now"))
         )
         assert verdict is not None
         assert verdict.finished
         for batch in leasehold.read(stream(1), leases=store, **BEGINNING):
-            processed.append(shard_and_numbers(batch))
+            processed_records.append(shard_and_numbers(batch))
             break
 
-    asyncio.run(cell())
-    assert len(processed) == 2
+    asyncio.run(run_notebook_cell())
+    assert len(processed_records) == 2
 
 
 def finite_stream() -> CompleteStream:

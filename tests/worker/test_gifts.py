@@ -85,17 +85,17 @@ def test_short_leases_wait_a_third_of_their_time_for_the_next_owner() -> None:
 
 
 def test_many_handoffs_are_taken_back_concurrently() -> None:
-    harness, batches = Taker(), list[int]()
+    harness, batch_sizes = Taker(), list[int]()
 
-    def each(function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
+    def map_and_count(function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
         leases = list(items)
-        batches.append(len(leases))
+        batch_sizes.append(len(leases))
         return map(function, leases)
 
     for key in ("s-0", "s-1"):
         harness.handoffs.note_given(harness.handed_off(key), 1000.0)
-    harness.handoffs.check_timeouts(1002.0, each)
-    assert (batches, [lease.key for lease, _ in harness.held]) == ([2], ["s-0", "s-1"])
+    harness.handoffs.check_timeouts(1002.0, map_and_count)
+    assert (batch_sizes, [lease.key for lease, _ in harness.held]) == ([2], ["s-0", "s-1"])
 
 
 def test_unreachable_store_delays_taking_back_by_a_quarter_second(

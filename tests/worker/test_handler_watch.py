@@ -79,30 +79,30 @@ class WatchedHandler:
 
 
 def test_batch_is_checked_when_its_handler_could_be_slow() -> None:
-    watched = WatchedHandler({"slow_seconds": 7.0, "handler_seconds": 30.0})
-    assert watched.begin() == Running(1007.0)
-    assert watched.check_after(1.0) == Running(1008.0)
-    assert len(watched.executor.waiting) == 1
+    watched_handler = WatchedHandler({"slow_seconds": 7.0, "handler_seconds": 30.0})
+    assert watched_handler.begin() == Running(1007.0)
+    assert watched_handler.check_after(1.0) == Running(1008.0)
+    assert len(watched_handler.executor.waiting) == 1
     watched_with_short_limit = WatchedHandler({"slow_seconds": 7.0, "handler_seconds": 3.0})
     assert watched_with_short_limit.begin() == Running(1003.0)
 
 
 def test_failed_call_is_reported_once_with_its_error() -> None:
     """The end of a call is reported only once."""
-    watched = WatchedHandler()
-    watched.begin()
-    watched.work()
-    assert watched.woken_keys == ["s-0"]
-    assert watched.check_after(1.0) == CallEnded(None)
+    watched_handler = WatchedHandler()
+    watched_handler.begin()
+    watched_handler.work()
+    assert watched_handler.woken_keys == ["s-0"]
+    assert watched_handler.check_after(1.0) == CallEnded(None)
 
     fault = OSError("disk full")
 
     def fails() -> None:
         raise fault
 
-    watched.begin(fails)
-    watched.work()
-    assert watched.check_after(3.0) == CallEnded(fault)
+    watched_handler.begin(fails)
+    watched_handler.work()
+    assert watched_handler.check_after(3.0) == CallEnded(fault)
 
 
 def test_batch_whose_lease_is_lost_or_expired_is_not_dispatched() -> None:
@@ -120,100 +120,105 @@ def test_batch_whose_lease_is_lost_or_expired_is_not_dispatched() -> None:
 
 
 def test_slow_handler_is_logged_each_time_its_duration_doubles() -> None:
-    watched = WatchedHandler({"slow_seconds": 5.0})
-    watched.at_work()
-    assert watched.check_after(4.9) == Running(1005.0)
-    assert (watched.slow, watched.executor.replaced) == ([], [])
-    assert watched.check_after(5.0) == Running(1010.0)
-    assert (watched.slow, watched.executor.replaced) == ([("s-0", 5.0)], [watched.handler_call.work])
-    assert watched.check_after(9.9) == Running(1010.0)
-    assert watched.check_after(11.0) == Running(1022.0)
-    assert watched.slow == [("s-0", 5.0), ("s-0", 11.0)]
+    watched_handler = WatchedHandler({"slow_seconds": 5.0})
+    watched_handler.at_work()
+    assert watched_handler.check_after(4.9) == Running(1005.0)
+    assert (watched_handler.slow, watched_handler.executor.replaced) == ([], [])
+    assert watched_handler.check_after(5.0) == Running(1010.0)
+    assert (watched_handler.slow, watched_handler.executor.replaced) == (
+        [("s-0", 5.0)],
+        [watched_handler.handler_call.work],
+    )
+    assert watched_handler.check_after(9.9) == Running(1010.0)
+    assert watched_handler.check_after(11.0) == Running(1022.0)
+    assert watched_handler.slow == [("s-0", 5.0), ("s-0", 11.0)]
 
 
 def test_short_slow_limit_is_checked_on_time() -> None:
-    watched = WatchedHandler({"slow_seconds": 0.5})
-    watched.at_work()
-    assert watched.check_after(0.5) == Running(1001.0)
-    assert watched.slow == [("s-0", 0.5)]
+    watched_handler = WatchedHandler({"slow_seconds": 0.5})
+    watched_handler.at_work()
+    assert watched_handler.check_after(0.5) == Running(1001.0)
+    assert watched_handler.slow == [("s-0", 0.5)]
 
 
 def test_handler_over_its_limit_is_abandoned_with_its_duration() -> None:
     """The reason contains the duration and the limit, so that whoever reads the log knows which option to set."""
-    watched = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
-    watched.at_work()
-    assert watched.check_after(7.9) == Running(1008.0)
-    assert watched.check_after(8.0) == GivenUp("its handler has been at work for 8.0 s, and 8 s is the limit")
-    assert watched.handler_call.given_up
+    watched_handler = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
+    watched_handler.at_work()
+    assert watched_handler.check_after(7.9) == Running(1008.0)
+    assert watched_handler.check_after(8.0) == GivenUp("its handler has been at work for 8.0 s, and 8 s is the limit")
+    assert watched_handler.handler_call.given_up
 
 
 def test_abandoned_async_call_is_cancelled() -> None:
     """The cancellation ends the call, because the next owner will process the same batch."""
     cancelled: list[bool] = []
-    watched = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
-    watched.at_work()
-    watched.handler_call.cancel = lambda: cancelled.append(watched.handler_call.given_up)
-    watched.check_after(8.0)
+    watched_handler = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
+    watched_handler.at_work()
+    watched_handler.handler_call.cancel = lambda: cancelled.append(watched_handler.handler_call.given_up)
+    watched_handler.check_after(8.0)
     assert cancelled == [True], "its end is that of one that was given up"
 
 
 def test_handler_of_a_lost_lease_is_awaited_until_it_is_slow() -> None:
     """The handler's result may still be useful, but the next reader of the same lease waits only for a limited time."""
-    watched = WatchedHandler({"slow_seconds": 5.0})
-    watched.at_work()
-    watched.harness.holding.drop("stolen")
-    assert watched.check_after(4.9) == Running(1005.0)
-    assert watched.check_after(5.0) == LeaseLost()
+    watched_handler = WatchedHandler({"slow_seconds": 5.0})
+    watched_handler.at_work()
+    watched_handler.harness.holding.drop("stolen")
+    assert watched_handler.check_after(4.9) == Running(1005.0)
+    assert watched_handler.check_after(5.0) == LeaseLost()
 
 
 def test_batch_is_withdrawn_when_all_threads_hang() -> None:
-    watched = WatchedHandler()
-    watched.begin()
-    watched.executor.stuck = True
-    assert watched.check_after(1.0) == GivenUp("no thread is free for its records: all threads hang in handlers")
-    watched.executor.stuck = False
-    assert isinstance(watched.begin(), Running), "another worker gave it back"
+    watched_handler = WatchedHandler()
+    watched_handler.begin()
+    watched_handler.executor.stuck = True
+    assert watched_handler.check_after(1.0) == GivenUp(
+        "no thread is free for its records: all threads hang in handlers"
+    )
+    watched_handler.executor.stuck = False
+    assert isinstance(watched_handler.begin(), Running), "another worker gave it back"
 
 
 def test_started_batch_is_not_withdrawn() -> None:
     """If a started batch were withdrawn, another worker could process it at the same time."""
-    watched = WatchedHandler({"slow_seconds": 5.0})
-    watched.begin()
-    watched.executor.waiting.clear()
-    watched.executor.stuck = True
-    assert watched.check_after(1.0) == Running(1006.0)
+    watched_handler = WatchedHandler({"slow_seconds": 5.0})
+    watched_handler.begin()
+    watched_handler.executor.waiting.clear()
+    watched_handler.executor.stuck = True
+    assert watched_handler.check_after(1.0) == Running(1006.0)
 
 
 @pytest.mark.parametrize("why", ["refused", "at work"])
 def test_call_that_cannot_start_gives_a_reason(why: str) -> None:
-    watched = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
+    watched_handler = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
     if why == "refused":
-        watched.executor.refuses = True
-        assert watched.begin() == GivenUp("no thread could be started: can't start new thread")
-        assert watched.reasons == ["""RuntimeError("can't start new thread")"""]
-        watched.executor.refuses = False
-        assert watched.begin() == Running(1005.0)
+        watched_handler.executor.refuses = True
+        assert watched_handler.begin() == GivenUp("no thread could be started: can't start new thread")
+        assert watched_handler.reasons == ["""RuntimeError("can't start new thread")"""]
+        watched_handler.executor.refuses = False
+        assert watched_handler.begin() == Running(1005.0)
         return
-    watched.at_work()
-    watched.check_after(8.0)
-    assert watched.begin() == GivenUp("a handler that was given up is still running")
+    watched_handler.at_work()
+    watched_handler.check_after(8.0)
+    assert watched_handler.begin() == GivenUp("a handler that was given up is still running")
 
 
 def test_handler_without_a_limit_may_run_forever() -> None:
-    watched = WatchedHandler({"slow_seconds": 5.0})
-    watched.at_work()
-    assert watched.check_after(1e6) == Running(1000.0 + 2e6)
+    watched_handler = WatchedHandler({"slow_seconds": 5.0})
+    watched_handler.at_work()
+    assert watched_handler.check_after(1e6) == Running(1000.0 + 2e6)
     assert math.isinf(Handling(lambda _batch: None).handler_seconds)
 
 
 def test_failing_observer_of_slow_handlers_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    class Refusing(list[tuple[str, float]]):
+    class RaisingList(list[tuple[str, float]]):
         """A list whose `append` raises, so that the observer fails."""
 
         def append(self, _event: tuple[str, float]) -> None:
             raise OSError("no metrics")
 
-    watched = WatchedHandler({"slow_seconds": 5.0}, slow=Refusing())
-    watched.at_work()
-    watched.check_after(5.0)
+    watched_handler = WatchedHandler({"slow_seconds": 5.0}, slow=RaisingList())
+    watched_handler.at_work()
+    watched_handler.check_after(5.0)
     assert "the slow failed; this is said once, and reading goes on" in caplog.text

@@ -26,9 +26,9 @@ def pair(clock: Clock, store: FaultyStore) -> tuple[DrivenWorker, DrivenWorker]:
     return owner, member(store, ListSource(four_shards()), clock, "b-1", "p-2", MINIMAL)
 
 
-def consumer(driven: DrivenWorker) -> RecordingConsumer:
-    assert isinstance(driven.worker.consumer, RecordingConsumer)
-    return driven.worker.consumer
+def consumer(driven_worker: DrivenWorker) -> RecordingConsumer:
+    assert isinstance(driven_worker.worker.consumer, RecordingConsumer)
+    return driven_worker.worker.consumer
 
 
 def asked_for(store: FaultyStore, key: str = "s-0", next_owner: str = "b-1") -> None:

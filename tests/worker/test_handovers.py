@@ -143,10 +143,10 @@ def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixtur
     harness = DispatcherHarness()
     abandoned_calls: list[HandlerCall] = []
 
-    def gives_up() -> None:
+    def mark_as_given_up() -> None:
         abandoned_calls[0].given_up = True
 
-    class Waiting(InlineExecutor):
+    class CallRecordingExecutor(InlineExecutor):
         """An executor that passes the call to the test before the call begins."""
 
         def start(self, work: Work) -> None:
@@ -154,9 +154,9 @@ def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixtur
             abandoned_calls.append(handler_call)
             work()
 
-    harness.executor = harness.dispatcher._executor = Waiting()  # noqa: SLF001  the only replaced part
+    harness.executor = harness.dispatcher._executor = CallRecordingExecutor()  # noqa: SLF001  the only replaced part
     with caplog.at_level(logging.WARNING):
-        harness.begin(gives_up)
+        harness.begin(mark_as_given_up)
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
 
 
@@ -234,19 +234,19 @@ def test_child_forked_by_an_observer_ends_when_it_returns() -> None:
 def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
     harness, worker_ended = DispatcherHarness(), Event()
 
-    def end(reason: BaseException) -> None:
+    def record_reason(reason: BaseException) -> None:
         harness.reasons.append(reason)
         worker_ended.set()
 
-    harness.dispatcher = Dispatcher(end_worker=end)
+    harness.dispatcher = Dispatcher(end_worker=record_reason)
 
-    async def leave() -> None:
+    async def raise_system_exit() -> None:
         raise SystemExit(3)
 
     tasks: list[asyncio.Task[None]] = []
 
     async def call() -> None:
-        tasks.append(asyncio.create_task(leave()))
+        tasks.append(asyncio.create_task(raise_system_exit()))
         await asyncio.wait(tasks)
 
     harness.begin(call)
@@ -320,10 +320,10 @@ def test_call_abandoned_before_it_returns_is_cancelled_afterwards() -> None:
 
 
 def test_coroutine_that_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_args: object) -> Thread:
+    def refuse_thread(*_args: object) -> Thread:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("leasehold.adapters.consumer.executors.spawn", refused)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.spawn", refuse_thread)
     endless_call = EndlessAwaitable()
     coroutine = endless_call.wait()
     with pytest.raises(NotAwaited, match=r"^there is no event loop to await it: RuntimeError: can't start new thread$"):

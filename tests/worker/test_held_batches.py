@@ -91,19 +91,19 @@ def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every
 
     faults_ended: list[bool] = []
 
-    def perhaps(*_args: object) -> None:
+    def raise_sometimes(*_args: object) -> None:
         if not faults_ended and seed.random() < 0.3:
             raises(seed.choice(FAULTS))
 
     def handle(delivery: Delivery) -> None:
-        perhaps()
+        raise_sometimes()
         handled.update(record.data for record in delivery.records)
 
     harness = ReaderHarness(
         ShardRecords(create_records(9), (create_shard("c-0", 0, 9, "s-0"),), ended=True, size=size), on_batch=handle
     )
-    harness.source = harness.worker.source = FaultySource(shard_logs=harness.source.shard_logs, on_read=perhaps)
-    reader = harness.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
+    harness.source = harness.worker.source = FaultySource(shard_logs=harness.source.shard_logs, on_read=raise_sometimes)
+    reader = harness.reading(measure=raise_sometimes, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
     for step in range(60):
         faults_ended += [True] * (step == 30)
         stubborn(harness, reader, 1)
@@ -112,7 +112,7 @@ def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every
     assert (handled, harness.store.row("s-0").ended) == (set(data(9)), True)
 
 
-def asleep(harness: ReaderHarness) -> None:
+def let_lease_expire(harness: ReaderHarness) -> None:
     """Advance the clock by more than a lease duration, as if the machine had been suspended."""
     harness.clock.now += 11.0
 
@@ -121,7 +121,7 @@ def test_expired_lease_is_not_read() -> None:
     harness = ReaderHarness(ShardRecords(create_records(4), size=2))
     reader = harness.reading()
     harness.steps(reader, 2)
-    asleep(harness)
+    let_lease_expire(harness)
     harness.steps(reader, 3)
     assert harness.dispatched == [data(2)]
     harness.worker.renew(harness.clock.now)
@@ -131,7 +131,7 @@ def test_expired_lease_is_not_read() -> None:
 
 def test_batch_read_as_the_lease_expires_is_not_dispatched() -> None:
     harness = ReaderHarness(
-        ShardRecords(create_records(2)), source=FaultySource(on_read=lambda _batch: asleep(harness))
+        ShardRecords(create_records(2)), source=FaultySource(on_read=lambda _batch: let_lease_expire(harness))
     )
     reader = harness.reading()
     harness.steps(reader, 2)
@@ -150,7 +150,7 @@ def test_due_attempt_is_skipped_after_the_lease_expired() -> None:
     harness = ReaderHarness(on_batch=fails)
     reader = harness.reading()
     harness.steps(reader, 2)
-    asleep(harness)
+    let_lease_expire(harness)
     harness.steps(reader, 3)
     assert len(harness.dispatched) == 1
 
@@ -162,12 +162,12 @@ def test_expired_lease_is_renewed_before_its_checkpoint(taken: bool) -> None:
     renewals: list[str] = []
     original_write = harness.store.write
 
-    def counted(write: Write) -> Outcome:
+    def count_and_write(write: Write) -> Outcome:
         renewals.extend([write.lease.key] if isinstance(write, RenewLease) else [])
         return original_write(write)
 
-    harness.store.write = counted  # type: ignore[method-assign]  # The test counts the renewals.
-    asleep(harness)
+    harness.store.write = count_and_write  # type: ignore[method-assign]  # The test counts the renewals.
+    let_lease_expire(harness)
     if taken:
         harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))
     assert harness.holding.checkpoint(Position("102")) is not taken

@@ -81,7 +81,7 @@ class HungHandler:
         self.harness.clock.now += seconds
         return self.reading.step(self.harness.clock.now) - self.harness.clock.now
 
-    def let_go(self) -> None:
+    def finish_handler(self) -> None:
         """Let the handler return, and wait until the reader is woken."""
         self.finish.set()
         assert self.ended.wait(WAIT)
@@ -92,7 +92,7 @@ def hung() -> Iterator[HungHandler]:
     """Returns a handler that counts as slow after 10 s, without a limit."""
     hung_handler = HungHandler({"slow_seconds": 10.0})
     yield hung_handler
-    hung_handler.let_go()  # Otherwise, its last log messages might appear in a later test.
+    hung_handler.finish_handler()  # Otherwise, its last log messages might appear in a later test.
 
 
 @pytest.fixture
@@ -100,25 +100,25 @@ def limited() -> Iterator[HungHandler]:
     """Returns a handler that counts as slow after 10 s and is abandoned after 30 s."""
     hung_handler = HungHandler({"slow_seconds": 10.0, "handler_seconds": 30.0})
     yield hung_handler
-    hung_handler.let_go()
+    hung_handler.finish_handler()
 
 
 def test_hung_handlers_do_not_starve_healthy_shards() -> None:
     shard_ids = tuple(f"s-{n:02}" for n in range(40))
-    store, processed, finish, hanging_shards = FaultyStore(), ProcessedRecords(30), Event(), set(shard_ids[:30])
+    store, processed_records, finish, hanging_shards = FaultyStore(), ProcessedRecords(30), Event(), set(shard_ids[:30])
 
     def handle(delivery: Delivery) -> None:
         if delivery.shard in hanging_shards:
             assert finish.wait(WAIT)
         else:
-            processed.add(delivery)
+            processed_records.add(delivery)
 
     shard_logs = {name: ShardRecords(create_records(3), size=1) for name in shard_ids}
     handling = Handling(handle, slow_seconds=0.05)
     with running(Runner(joined(store, ListSource(create_even_shards(shard_ids), shard_logs)), handling)):
-        assert processed.all.wait(WAIT)
+        assert processed_records.all.wait(WAIT)
         finish.set()
-    assert processed.by_shard == {name: data(3) for name in shard_ids[30:]}
+    assert processed_records.by_shard == {name: data(3) for name in shard_ids[30:]}
 
 
 def test_slow_handler_is_logged_at_each_doubling(hung: HungHandler, caplog: pytest.LogCaptureFixture) -> None:
@@ -127,7 +127,7 @@ def test_slow_handler_is_logged_at_each_doubling(hung: HungHandler, caplog: pyte
     assert hung.slow == [10, 20, 40]
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [f"shard s-0: its handler has been at work on one batch for {n}.0 s" for n in (10, 20, 40)]
-    hung.let_go()
+    hung.finish_handler()
     hung.later(0)
     assert hung.harness.store.row("s-0").checkpoint == Position("104")
 
@@ -170,7 +170,7 @@ def test_handler_that_returns_late_finds_its_lease_lost(limited: HungHandler) ->
     row_of_next_owner = store.row("s-0")
     (delivery,) = limited.deliveries
     assert (delivery.lost, delivery.checkpoint(), delivery.checkpoint(delivery.records[0])) == (True, False, False)
-    limited.let_go()
+    limited.finish_handler()
     assert store.row("s-0") == row_of_next_owner
 
 
@@ -185,7 +185,7 @@ def test_shard_never_has_two_handlers_in_one_worker(limited: HungHandler, caplog
     harness.steps(limited.reading, 3)
     assert "shard s-0 stops here: a handler that was given up is still running; released" in caplog.text
     assert (harness.dispatched, harness.store.row("s-0").owner) == ([data(5)], None)
-    limited.let_go()
+    limited.finish_handler()
     # The thread of the handler logs this message after it has woken the reader.
     until(lambda: "shard s-0: the handler that was given up has ended: it returned" in caplog.text)
     harness.clock.now += 61
@@ -204,7 +204,7 @@ def test_end_of_a_handler_after_a_steal_is_logged() -> None:
     store = hung_handler.harness.store
     store.write(StealLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
     hung_handler.harness.holding.drop("stolen")
-    hung_handler.let_go()
+    hung_handler.finish_handler()
     assert hung_handler.later(0) == float("inf")
     row = store.row("s-0")
     assert (row.owner, row.checkpoint) == ("b-1", Position("104"))
@@ -225,7 +225,7 @@ def test_waiting_batch_is_withdrawn_when_its_lease_is_wanted(wanted: str) -> Non
     row = waiting_handler.harness.store.row("s-0")
     assert (waiting_handler.harness.dispatched, row.checkpoint) == ([], TRIM_HORIZON)
     assert (row.owner is None) == (wanted == "released")
-    running_handler.let_go()
+    running_handler.finish_handler()
 
 
 def test_abandoned_handler_does_not_keep_the_worker() -> None:
@@ -253,10 +253,10 @@ def test_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatc
         joined(store, ListSource(four_shards(), {"s-0": ShardRecords(create_records(5))})), lambda _delivery: None
     )
 
-    def no_thread(*_of_what: object) -> NoReturn:
+    def refuse_thread(*_of_what: object) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("leasehold.adapters.consumer.executors.spawn", no_thread)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.spawn", refuse_thread)
     with pytest.raises(WorkerError, match="can't start new thread"):
         run_to_its_end(runner)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
@@ -268,5 +268,5 @@ def test_reader_is_called_when_it_asked_even_if_a_handler_is_slow() -> None:
     start_time = hung_handler.harness.clock.now
     hung_handler.start_handler()
     hung_handler.harness.clock.now += 2
-    hung_handler.let_go()
+    hung_handler.finish_handler()
     assert hung_handler.reading.step(hung_handler.harness.clock.now) == start_time + 5.0

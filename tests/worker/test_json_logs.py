@@ -13,8 +13,8 @@ from leasehold_lab.simulator.world.world import ListSource
 
 def test_taken_lease_is_logged_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "leasehold")
-    driven = member(FaultyStore(), ListSource(four_shards()), Clock())
-    driven.run(60)
+    driven_worker = member(FaultyStore(), ListSource(four_shards()), Clock())
+    driven_worker.run(60)
     lines = [json.loads(JsonLines("a-1").format(record)) for record in caplog.records]
     claim_lines = [line for line in lines if line["message"].startswith("Claim of lease ")]
     assert {(line["lease"], line["rule"], line["outcome"]) for line in claim_lines} >= {("s-1", "K5", "done")}

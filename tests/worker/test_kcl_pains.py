@@ -30,7 +30,7 @@ def fleet(names: str) -> tuple[Clock, FaultyStore, list[DrivenWorker]]:
     source = ListSource(create_even_shards(SHARDS))
     workers = [member(store, source, clock, name, f"p-{name}", MINIMAL) for name in names]
     together(workers, 100)
-    assert sorted(len(driven.held) for driven in workers) == [len(SHARDS) // len(names)] * len(names)
+    assert sorted(len(driven_worker.held) for driven_worker in workers) == [len(SHARDS) // len(names)] * len(names)
     return clock, store, workers
 
 
@@ -59,10 +59,10 @@ def test_leases_of_a_stopped_worker_are_taken_before_they_expire() -> None:
 def test_death_of_any_worker_makes_no_lease_wait_for_a_leader(victim: str) -> None:
     """Thread 1803: when the KCL 3 leader was killed, nothing was assigned for two minutes, or ever again."""
     _, store, workers = fleet("abc")
-    living = [driven for driven in workers if driven.worker.me != victim]
+    living = [driven_worker for driven_worker in workers if driven_worker.worker.me != victim]
     together(living, MINIMAL.lease_seconds + 2 * MINIMAL.cycle_seconds)
     owners = Counter(lease.owner for lease in store.list().leases)
-    assert owners == {driven.worker.me: 3 for driven in living}
+    assert owners == {driven_worker.worker.me: 3 for driven_worker in living}
 
 
 def test_newcomer_takes_from_several_owners_in_one_turn() -> None:
@@ -116,7 +116,8 @@ def test_new_shard_does_not_wait_for_a_deployment() -> None:
     """Threads 339 and 185: of 95 new shards, 5 had no lease, because the worker that should create it was gone."""
     parents = [evolve(shard, open=False) for shard in create_even_shards(tuple(f"p-{n}" for n in range(48)))]
     children = [
-        evolve(each, parents=(f"p-{n // 2}",)) for n, each in enumerate(create_even_shards(tuple(map(str, range(96)))))
+        evolve(child, parents=(f"p-{n // 2}",))
+        for n, child in enumerate(create_even_shards(tuple(map(str, range(96)))))
     ]
     leases = [
         *(Lease(shard.id, checkpoint=SHARD_END, hash_range=shard.hash_range) for shard in parents),

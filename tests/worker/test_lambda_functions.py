@@ -183,10 +183,12 @@ def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def handled_by(function: Function, function_settings: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
+def handled_by(
+    lambda_handler: Function, function_settings: FunctionSettings = REPORTING, count: int = 6
+) -> ReaderHarness:
     """Return a harness whose shard has one batch of `count` records, and whose handler is this function."""
     return ReaderHarness(
-        ShardRecords(create_records(count)), on_batch=LambdaFunction(function, function_settings, 30.0)
+        ShardRecords(create_records(count)), on_batch=LambdaFunction(lambda_handler, function_settings, 30.0)
     )
 
 
@@ -215,7 +217,7 @@ def test_any_response_succeeds_without_partial_failure_reports() -> None:
 def test_only_the_poisoned_record_is_dead_lettered() -> None:
     dead_lettered: list[bytes] = []
     poison = b"3"
-    function = Function(lambda given_now: reported(3) if poison in given_now else None)
+    function = Function(lambda batch_data: reported(3) if poison in batch_data else None)
     harness = handled_by(function)
 
     def dead_letter(delivery: Delivery, _error: Exception) -> None:
@@ -248,9 +250,9 @@ def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]
     """Whatever the responses, each call begins with the first record that is not done."""
     handled_count, answers = 0, iter(reports)
 
-    def answer(given_now: list[bytes]) -> object:
+    def answer(batch_data: list[bytes]) -> object:
         nonlocal handled_count
-        assert given_now == data(count - handled_count, handled_count)
+        assert batch_data == data(count - handled_count, handled_count)
         match next(answers, None):
             case None:
                 handled_count = count
@@ -382,7 +384,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 CALLS = Lock()
 OVERLAPS: list[bool] = []
-SEEN: list[tuple[int, str | None]] = []
+CALL_SIZES_AND_NAMES: list[tuple[int, str | None]] = []
 
 
 def called(event: Any, _context: Any, imported: str | None) -> None:  # noqa: ANN401  as Lambda calls it
@@ -390,22 +392,22 @@ def called(event: Any, _context: Any, imported: str | None) -> None:  # noqa: AN
     OVERLAPS.append(not CALLS.acquire(blocking=False))
     for _ in range(100):
         os.sched_yield()
-    SEEN.append((len(event["Records"]), imported))
+    CALL_SIZES_AND_NAMES.append((len(event["Records"]), imported))
     CALLS.release()
 
 
 def test_calls_in_one_process_run_one_at_a_time(app: str) -> None:
     """Functions keep state between calls, so concurrent calls for several shards could corrupt that state."""
     OVERLAPS.clear()
-    SEEN.clear()
+    CALL_SIZES_AND_NAMES.clear()
     shards = four_shards()
     source = ListSource(shards, {shard.id: ShardRecords(create_records(250), size=250, ended=True) for shard in shards})
     options = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
     with leasehold.worker(source, f"lambda:{app}.handler", leases=f"memory://{app}", **options):
-        until(lambda: sum(count for count, _ in SEEN) == 1000, "all shards are handled")
+        until(lambda: sum(count for count, _ in CALL_SIZES_AND_NAMES) == 1000, "all shards are handled")
     assert not any(OVERLAPS)
-    assert {count for count, _ in SEEN} == {100, 50}
-    assert {imported for _, imported in SEEN} == {os.environ.get("AWS_LAMBDA_FUNCTION_NAME")}
+    assert {count for count, _ in CALL_SIZES_AND_NAMES} == {100, 50}
+    assert {imported for _, imported in CALL_SIZES_AND_NAMES} == {os.environ.get("AWS_LAMBDA_FUNCTION_NAME")}
 
 
 def test_runtime_variables_are_set_on_request_before_the_import(app: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,12 +140,12 @@ def test_every_record_succeeds_once_in_order_of_its_key(
     keys, concurrency, faults, max_records, has_dead_letter = case
     function, dead_lettered = judged(concurrency, faults), list[bytes]()
 
-    def take(delivery: Delivery, _error: Exception) -> None:
+    def record_dead_letter(delivery: Delivery, _error: Exception) -> None:
         (record,) = delivery.records
         dead_lettered.append(record.data)
 
     harness = ReaderHarness(ShardRecords(keyed(keys)), on_batch=function)
-    handling_options = {"attempts": 3, "dead_letter": take} if has_dead_letter else {"attempts": 1000}
+    handling_options = {"attempts": 3, "dead_letter": record_dead_letter} if has_dead_letter else {"attempts": 1000}
     reader = harness.reading(max_records=max_records, **handling_options)
     for _ in range(400):
         assert harness.holding.renew()
@@ -239,8 +239,8 @@ def test_parts_run_in_separate_processes_and_their_faults_fail_the_batch(app: Ap
         harness.holding.renew()
         harness.steps(reader, 3)
         calls = app.calls()
-        assert [texts for _, texts, _ in calls].count(["k-2"]) == 1
-        assert [texts for _, texts, _ in calls].count(["k-1"]) >= 4
+        assert [partition_keys for _, partition_keys, _ in calls].count(["k-2"]) == 1
+        assert [partition_keys for _, partition_keys, _ in calls].count(["k-1"]) >= 4
         assert os.getpid() not in {process for process, _, _ in calls}
         assert len({process for process, _, _ in calls}) == 3  # two processes, and one that replaces the killed one
         assert {name for _, _, name in calls} == {app.name}
@@ -267,7 +267,7 @@ def test_hung_call_costs_an_attempt_and_its_process(
     """The batch is tried again in another process. A record whose calls always hang is dead-lettered."""
     dead_lettered = list[tuple[str, int]]()
 
-    def take(delivery: Delivery, _error: Exception) -> None:
+    def record_dead_letters(delivery: Delivery, _error: Exception) -> None:
         dead_lettered.extend((delivery.shard, int(record.data)) for record in delivery.records)
 
     shards = create_even_shards(("s-0", "s-1"))
@@ -282,7 +282,7 @@ def test_hung_call_costs_an_attempt_and_its_process(
         concurrency=2,
         handler_seconds=1.0,
         attempts=attempts,
-        dead_letter=take,
+        dead_letter=record_dead_letters,
     )
     all_records = {(shard, number) for shard in keys for number in range(4)}
     with worker:
@@ -298,7 +298,7 @@ def test_hung_call_costs_an_attempt_and_its_process(
         ]
         assert records_of_key == sorted(records_of_key)
     processes_of_hung_key = [
-        process for process, texts, _ in app.calls() if f"k-{KEYS_OF_DIFFERENT_PROCESSES[1]}" in texts
+        process for process, partition_keys, _ in app.calls() if f"k-{KEYS_OF_DIFFERENT_PROCESSES[1]}" in partition_keys
     ]
     assert len({*processes_of_hung_key}) == len(processes_of_hung_key) - (
         not dead

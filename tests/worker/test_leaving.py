@@ -89,12 +89,12 @@ def test_worker_that_cannot_start_threads_withdraws_its_requests(monkeypatch: py
     worker, close_calls = joined(FaultyStore(), stream_with_five_records()), list[bool]()
     original_close = worker.close
 
-    def note() -> None:
+    def record_and_close() -> None:
         close_calls.append(True)
         original_close()
 
     refuse_threads_named(monkeypatch, "leasehold-close")
-    monkeypatch.setattr(worker, "close", note)
+    monkeypatch.setattr(worker, "close", record_and_close)
     started_run = Ran(Runner(worker, done_with))
     started_run.runner.stop()
     assert started_run.ended()

@@ -43,11 +43,11 @@ def test_dead_letter_is_stored_with_its_time_and_names(monkeypatch: pytest.Monke
 
 def test_dead_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint then moves past the record, so its dead letter must survive a power failure."""
-    synced = list[tuple[int, bytes | None]]()
+    synced_contents = list[tuple[int, bytes | None]]()
 
-    def sync(number: int) -> None:
-        file = Path(f"/proc/self/fd/{number}").resolve()
-        synced.append((os.fstat(number).st_ino, None if file.is_dir() else file.read_bytes()))
+    def sync(descriptor: int) -> None:
+        file = Path(f"/proc/self/fd/{descriptor}").resolve()
+        synced_contents.append((os.fstat(descriptor).st_ino, None if file.is_dir() else file.read_bytes()))
 
     monkeypatch.setattr("os.fsync", sync)
     sink = FolderSink(tmp_path)
@@ -55,9 +55,9 @@ def test_dead_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatc
     (file,) = tmp_path.iterdir()
     folder = (tmp_path.stat().st_ino, None)
     assert (file.name, file.read_bytes()) == (FULL.name, FULL.line)
-    assert synced == [(file.stat().st_ino, FULL.line), folder]
+    assert synced_contents == [(file.stat().st_ino, FULL.line), folder]
     sink.remove(FULL.name)
-    assert synced[2:] == [folder]
+    assert synced_contents[2:] == [folder]
     sink.remove(FULL.name)
     sink.close()
 
@@ -264,9 +264,9 @@ def test_sink_that_cannot_be_opened_is_named_by_its_option(monkeypatch: pytest.M
     with pytest.raises(ValueError, match=r"^dead letter URL: unknown scheme 'x'"):
         dead_letters("x://y")
 
-    def absent(_name: str) -> None:
+    def raise_module_not_found(_name: str) -> None:
         raise ModuleNotFoundError("no boto3", name="boto3")
 
-    monkeypatch.setattr("leasehold.stores.urls.import_module", absent)
+    monkeypatch.setattr("leasehold.stores.urls.import_module", raise_module_not_found)
     with pytest.raises(DeadLetterError, match=r"^this dead letter needs boto3; install leasehold\[aws\]$"):
         dead_letters("s3://b")

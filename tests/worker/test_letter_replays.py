@@ -112,19 +112,19 @@ def test_replay_handler_result_decides_whether_the_dead_letter_failed() -> None:
 
         return handle
 
-    async def awaited(_batch: Delivery) -> object:
+    async def return_false(_batch: Delivery) -> object:
         return False
 
-    async def done(_batch: Delivery) -> None:
+    async def return_none(_batch: Delivery) -> None:
         return None
 
     assert delivered(raises(error)) is error
     cancelled_fault = delivered(raises(CancelledError("x")))
     assert (type(cancelled_fault), str(cancelled_fault)) == (RuntimeError, "CancelledError: x")
-    for value_handler in (awaited, lambda _batch: False):
+    for value_handler in (return_false, lambda _batch: False):
         fault = delivered(value_handler)
         assert (type(fault), str(fault).partition(":")[0]) == (Unhandled, "it returned a value (bool)")
-    assert delivered(done) is None
+    assert delivered(return_none) is None
     with pytest.raises(SystemExit):
         delivered(raises(SystemExit(3)))
 

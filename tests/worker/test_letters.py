@@ -162,13 +162,13 @@ def test_replay_killed_half_way_is_completed_by_the_next(tmp_path: Path) -> None
     folder = filled(tmp_path / "box", dead_letter("1"), dead_letter("2"), dead_letter("3"))
     replayed: list[bytes] = []
 
-    def killed(delivery: Delivery) -> None:
+    def interrupt_second_call(delivery: Delivery) -> None:
         replayed.append(delivery.records[0].data)
         if len(replayed) == 2:
             raise KeyboardInterrupt
 
     for _ in range(2):
-        with HandlerCaller(killed) as handler_calls:
+        with HandlerCaller(interrupt_second_call) as handler_calls:
             try:
                 replay(open_dead_letters(url(folder)), handler_calls.deliver, lambda *_: None)
             except KeyboardInterrupt:

@@ -159,11 +159,11 @@ def test_dead_letter_that_cannot_be_put_back_ends_the_replay_cleanly(monkeypatch
 def test_replay_ended_by_a_handler_or_signal_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replay is reported as complete only if it is, because users may then delete the stream."""
 
-    def ends(_stream: Stream) -> bool:
+    def raise_system_exit(_stream: Stream) -> bool:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit) as exc_info:
-        Stream(ends).replay(monkeypatch)
+        Stream(raise_system_exit).replay(monkeypatch)
     assert exc_info.value.code == 3
     with pytest.raises(DeadLetterError, match=r"^it was stopped before all dead letters were replayed"):
         Stream(lambda _stream: False).replay(monkeypatch)

@@ -34,7 +34,7 @@ def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> lis
     return sorted(members, key=lambda driven: ranks.index(driven.worker.me))
 
 
-def board(store: FaultyStore, lookout: DrivenWorker) -> Lease:
+def bulletin_row_of(store: FaultyStore, lookout: DrivenWorker) -> Lease:
     """Return the row with the bulletin, which is the one that other workers read."""
     row = bulletin_row(store.list().leases, lookout.worker.me)
     assert row is not None
@@ -46,7 +46,7 @@ def test_other_workers_read_one_row_with_stale_reads() -> None:
     clock = Clock()
     store = FaultyStore()
     lookout, *readers = fleet(store, clock, *(f"w-{number}" for number in range(6)), shards=12)
-    row = board(store, lookout).key
+    row = bulletin_row_of(store, lookout).key
     store.readings.clear()
     together([lookout, *readers], 30.0)
     assert Counter(store.readings) == {(None, True): 10, ((row,), True): 5 * 12}
@@ -57,7 +57,7 @@ def test_bulletin_row_is_renewed_every_beat_and_other_rows_seldom() -> None:
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
-    row = board(store, lookout).key
+    row = bulletin_row_of(store, lookout).key
     store.writes.clear()
     together([lookout, reader], 53.0)
     counts = Counter(store.writes)
@@ -76,7 +76,7 @@ def test_bulletin_is_written_with_checkpoints_that_renew_its_row() -> None:
             holding.checkpoint(Position(str(second)))
         together([lookout, reader], 1.0)
     bulletins_by_key = {row.key: bulletin_of(row) for row in store.list().leases}
-    latest_looks = bulletins_by_key[board(store, lookout).key].looks
+    latest_looks = bulletins_by_key[bulletin_row_of(store, lookout).key].looks
     assert all(latest_looks - 3 <= bulletins_by_key[key].looks <= latest_looks for key in lookout.held)
 
 
@@ -99,12 +99,12 @@ def test_finding_of_the_lookout_is_written_at_once() -> None:
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
-    bulletin_before = bulletin_of(board(store, lookout))
+    bulletin_before = bulletin_of(bulletin_row_of(store, lookout))
     lookout.turn_due = clock.now
     store.rewrite(reader.held[0], lambda row: evolve(row, owner=None))
     lookout.worker.hurry()
     lookout.worker.turn(clock.now)
-    bulletin_after = bulletin_of(board(store, lookout))
+    bulletin_after = bulletin_of(bulletin_row_of(store, lookout))
     assert (bulletin_after.looks, bulletin_after.acts) == (bulletin_before.looks + 1, bulletin_before.acts + 1)
 
 
@@ -128,7 +128,9 @@ def test_steal_without_a_request_is_noticed_by_the_next_listing() -> None:
     clock = Clock()
     store = FaultyStore()
     lookout, _ = fleet(store, clock, "a-1", "b-1")
-    stolen_holding = next(holding for holding in lookout.worker.holdings if holding.key != board(store, lookout).key)
+    stolen_holding = next(
+        holding for holding in lookout.worker.holdings if holding.key != bulletin_row_of(store, lookout).key
+    )
     store.write(StealLease(store.row(stolen_holding.key), "java"))
     lookout.worker.hurry()
     lookout.worker.turn(clock.now)
@@ -156,7 +158,7 @@ def test_only_leases_just_read_are_acted_on(monkeypatch: pytest.MonkeyPatch) -> 
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
-    bulletin_row_read = board(store, lookout)
+    bulletin_row_read = bulletin_row_of(store, lookout)
     other_row = next(store.row(key) for key in lookout.held if key != bulletin_row_read.key)
     steals = tuple(Steal(lease, lookout.worker.me, "M9") for lease in (bulletin_row_read, other_row))
     monkeypatch.setattr("leasehold.adapters.worker.worker.plan", lambda *_: steals)
@@ -209,8 +211,12 @@ def test_every_worker_lists_if_annotations_change_the_version() -> None:
 
 def test_news_is_written_to_the_row_that_readers_know() -> None:
     """Others may still read the previous bulletin row, so the lookout writes to the new and the previous row."""
-    store, bulletin = FaultyStore(), bulletin_annotations(Bulletin(3, 1))
-    for key, annotations in (("s-1", bulletin), ("s-5", bulletin), ("s-3", ())):  # in shed order
+    store, annotations_with_bulletin = FaultyStore(), bulletin_annotations(Bulletin(3, 1))
+    for key, annotations in (
+        ("s-1", annotations_with_bulletin),
+        ("s-5", annotations_with_bulletin),
+        ("s-3", ()),
+    ):  # in shed order
         store.write(CreateLease(Lease(key)))
         store.write(ClaimLease(store.row(key), "ann", annotations))
 

@@ -35,9 +35,9 @@ SHARED = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 def measured(config: Config = SHARED) -> tuple[FaultyStore, DrivenWorker, InMemoryMetricReader, WorkerMetrics]:
     """Return a worker that has held four leases for a minute, with its store, metric reader and metrics."""
     store, reader = FaultyStore(), InMemoryMetricReader()
-    driven = member(store, ListSource(four_shards()), Clock(), config=config)
-    driven.run(60)
-    return store, driven, reader, WorkerMetrics(driven.worker, MeterProvider([reader]).get_meter("test"))
+    driven_worker = member(store, ListSource(four_shards()), Clock(), config=config)
+    driven_worker.run(60)
+    return store, driven_worker, reader, WorkerMetrics(driven_worker.worker, MeterProvider([reader]).get_meter("test"))
 
 
 def test_table_stream_and_lease_metrics_are_exported() -> None:
@@ -46,17 +46,19 @@ def test_table_stream_and_lease_metrics_are_exported() -> None:
     shard_log.records = [record._replace(data=bytes(7)) for record in shard_log.records]
     store.write(CreateLease(Lease("old", checkpoint=SHARD_END)))
     config = Config(rules=Minimal(max_leases=3), lease_seconds=10.0, initial_position=TRIM_HORIZON)
-    driven = member(store, source, clock, config=config)
+    driven_worker = member(store, source, clock, config=config)
     reader = InMemoryMetricReader()
-    worker_metrics = WorkerMetrics(driven.worker, MeterProvider([reader]).get_meter("test"))
+    worker_metrics = WorkerMetrics(driven_worker.worker, MeterProvider([reader]).get_meter("test"))
     assert exported_values(reader) == {
         ("worker_leases", "a-1"): 0,
         ("rows_remade", "a-1"): 0,
         ("contradictions", "a-1"): 0,
     }
-    driven.run(60)
+    driven_worker.run(60)
     lease_reader = handler_reader(
-        driven.worker, driven.worker.holdings[0], Handling(lambda _batch: None, measure=worker_metrics.read)
+        driven_worker.worker,
+        driven_worker.worker.holdings[0],
+        Handling(lambda _batch: None, measure=worker_metrics.read),
     )
     for _ in range(3):
         clock.now = lease_reader.step(clock.now)
@@ -87,15 +89,15 @@ def test_table_stream_and_lease_metrics_are_exported() -> None:
 
 def test_application_lag_is_computed_from_all_rows() -> None:
     """A worker knows only the lag of its own leases, so it computes the lag of the application from all rows."""
-    store, driven, reader, worker_metrics = measured()
-    for holding, behind_seconds in zip(driven.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
-        holding.progress.read(Batch((), None, behind_seconds, 0.2), driven.clock.now)
+    store, driven_worker, reader, worker_metrics = measured()
+    for holding, behind_seconds in zip(driven_worker.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
+        holding.progress.read(Batch((), None, behind_seconds, 0.2), driven_worker.clock.now)
     note = Progress(time.time(), "b-1", behind=25.0, read=time.time()).note
     for key in ("s-1", "s-2"):
         store.rewrite(key, lambda lease: evolve(lease, owner="b-1", annotations=((PROGRESS_ANNOTATION, note),)))
-    for holding in driven.worker.holdings[1:3]:
+    for holding in driven_worker.worker.holdings[1:3]:
         holding.drop("it is another's now")
-    driven.run(driven.turn_due - driven.clock.now)
+    driven_worker.run(driven_worker.turn_due - driven_worker.clock.now)
     values = exported_values(reader)
     # Rows store times with a precision of a millisecond.
     assert (values["lag_max", "a-1"], values["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
@@ -104,17 +106,17 @@ def test_application_lag_is_computed_from_all_rows() -> None:
 
 def test_hung_handler_of_the_exporting_worker_is_exported() -> None:
     """A worker reports that a lease is not read even if that lease is its own."""
-    _, driven, reader, metrics = measured()
-    for holding in driven.worker.holdings:
-        holding.progress.read(Batch((), None, 40.0, 0.2), driven.clock.now)
-        holding.progress.done(driven.clock.now)
-    driven.worker.holdings[0].progress.handler_began(driven.clock.now)
+    _, driven_worker, reader, metrics = measured()
+    for holding in driven_worker.worker.holdings:
+        holding.progress.read(Batch((), None, 40.0, 0.2), driven_worker.clock.now)
+        holding.progress.done(driven_worker.clock.now)
+    driven_worker.worker.holdings[0].progress.handler_began(driven_worker.clock.now)
     assert exported_values(reader)["group_status", "a-1"] == 0
-    driven.run(60)
-    for holding in driven.worker.holdings[1:]:
-        holding.progress.read(Batch((), None, 0.0, 0.2), driven.clock.now)
-        holding.progress.done(driven.clock.now)
-    driven.run(driven.turn_due - driven.clock.now)
+    driven_worker.run(60)
+    for holding in driven_worker.worker.holdings[1:]:
+        holding.progress.read(Batch((), None, 0.0, 0.2), driven_worker.clock.now)
+        holding.progress.done(driven_worker.clock.now)
+    driven_worker.run(driven_worker.turn_due - driven_worker.clock.now)
     values = exported_values(reader)
     assert (values["group_status", "a-1"], 100 <= values["lag_max", "a-1"] < 120) == (6, True)
     assert [values["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
@@ -123,15 +125,15 @@ def test_hung_handler_of_the_exporting_worker_is_exported() -> None:
 
 def test_lease_that_changes_owner_is_counted_once() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = member(store, ListSource(four_shards()), clock, config=SHARED)
-    driven.run(1)
+    driven_worker = member(store, ListSource(four_shards()), clock, config=SHARED)
+    driven_worker.run(1)
     note = Progress(time.time(), "b-1").note
-    driven.worker.holdings[0].drop("it is another's now")
+    driven_worker.worker.holdings[0].drop("it is another's now")
     store.rewrite("s-0", lambda lease: evolve(lease, owner=None, annotations=((PROGRESS_ANNOTATION, note),)))
-    driven.run(60)
+    driven_worker.run(60)
     reader = InMemoryMetricReader()
-    metrics = WorkerMetrics(driven.worker, MeterProvider([reader]).get_meter("test"))
-    for holding in 2 * driven.worker.holdings:
+    metrics = WorkerMetrics(driven_worker.worker, MeterProvider([reader]).get_meter("test"))
+    for holding in 2 * driven_worker.worker.holdings:
         metrics.read(holding, Batch((), None, 0.0, 0.2))
     values = exported_values(reader)
     assert {key: value for key, value in values.items() if key[0] == "owner_switches"} == {("owner_switches", "s-0"): 1}
@@ -139,9 +141,9 @@ def test_lease_that_changes_owner_is_counted_once() -> None:
 
 def test_outdated_table_reading_is_not_exported() -> None:
     """Most workers read the table seldom. Metrics of the whole table are not exported from an outdated read."""
-    _, driven, reader, metrics = measured()
+    _, driven_worker, reader, metrics = measured()
     assert ("total_leases", "a-1") in exported_values(reader)
-    driven.clock.now += 41
+    driven_worker.clock.now += 41
     metric_names = {name for name, _ in exported_values(reader)}
     lease_metric_names = {"lease_status", "millis_behind_latest", "lease_lag_is_lower_bound"}
     assert metric_names == lease_metric_names | {"total_shards", "contradictions", "worker_leases", "rows_remade"}
@@ -149,19 +151,19 @@ def test_outdated_table_reading_is_not_exported() -> None:
 
 
 def test_moved_lease_is_exported_by_its_new_owner() -> None:
-    _, driven, reader, metrics = measured(KCL)
-    for holding in driven.worker.holdings[:2]:
-        holding.progress.read(Batch((), None, 1.5, 0.2, size=10), driven.clock.now)
+    _, driven_worker, reader, metrics = measured(KCL)
+    for holding in driven_worker.worker.holdings[:2]:
+        holding.progress.read(Batch((), None, 1.5, 0.2, size=10), driven_worker.clock.now)
         holding.progress.read(
-            Batch((), None, None, 0.2, fault="throttled"), driven.clock.now
+            Batch((), None, None, 0.2, fault="throttled"), driven_worker.clock.now
         )  # A failed read does not know the distance to the tip.
-    driven.worker.holdings[0].drop("stolen")
+    driven_worker.worker.holdings[0].drop("stolen")
     values = exported_values(reader)
     lag_by_lease = {key: value for (name, key), value in values.items() if name == "millis_behind_latest"}
     assert lag_by_lease == {"s-1": 1500, "s-2": 59_000, "s-3": 59_000}, "two leases were never read"
     is_bound_by_lease = {key: value for (name, key), value in values.items() if name == "lease_lag_is_lower_bound"}
     assert is_bound_by_lease == {"s-1": 0, "s-2": 1, "s-3": 1}
-    driven.clock.now += 60
+    driven_worker.clock.now += 60
     values = exported_values(reader)
     assert values["millis_behind_latest", "s-1"] == 61500, "what nobody has read for a minute may be a minute old"
     assert values["lease_lag_is_lower_bound", "s-1"] == 1
@@ -225,7 +227,7 @@ def test_two_workers_of_one_program_are_both_exported(late: bool, monkeypatch: p
     reader, gauges = InMemoryMetricReader(), list[WorkerMetrics]()
     steps: list[Callable[[], object]] = [
         partial(proxy_provider.on_set_meter_provider, MeterProvider([reader])),
-        lambda: gauges.extend(WorkerMetrics(driven.worker) for driven in fleet),
+        lambda: gauges.extend(WorkerMetrics(driven_worker.worker) for driven_worker in fleet),
     ]
     for step in reversed(steps) if late else steps:
         step()

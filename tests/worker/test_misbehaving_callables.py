@@ -116,15 +116,15 @@ def test_callable_that_asks_the_process_to_end_stops_the_worker_cleanly(
 
 
 def test_observer_that_raises_disturbs_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
-    store, processed, happenings = FaultyStore(), ProcessedRecords(20), list[ShardEvent]()
+    store, processed_records, happenings = FaultyStore(), ProcessedRecords(20), list[ShardEvent]()
 
     def observe(happening: ShardEvent, _holding: Holding) -> None:
         happenings.append(happening)
         raise OSError("nobody listens")
 
-    with running(Runner(joined(store, stream_with_five_records()), Handling(processed.add, observer=observe))):
-        assert processed.all.wait(WAIT)
-    assert (sorted(happenings), processed.by_shard) == (
+    with running(Runner(joined(store, stream_with_five_records()), Handling(processed_records.add, observer=observe))):
+        assert processed_records.all.wait(WAIT)
+    assert (sorted(happenings), processed_records.by_shard) == (
         ["initialize"] * 4 + ["stopped"] * 4,
         {f"s-{n}": data(5) for n in range(4)},
     )

@@ -238,11 +238,11 @@ def test_handoff_rejected_after_a_withdrawn_request_keeps_the_lease() -> None:
     assert held_lease.holding.renew()
     row_before = held_lease.row
 
-    def bob_changes_his_mind() -> None:
+    def withdraw_request() -> None:
         held_lease.store.passes = lambda: None
         held_lease.store.write(WithdrawRequest(row_before, "bob"))
 
-    held_lease.store.passes = bob_changes_his_mind
+    held_lease.store.passes = withdraw_request
     assert held_lease.holding.release(Position("7")) is False
     assert (held_lease.end, held_lease.row.owner, held_lease.holding.lease) == ((False, ""), "ann", held_lease.row)
     assert not held_lease.holding.releasing
@@ -304,7 +304,7 @@ def test_row_taken_over_is_moved_forward_and_signed(owner: str | None) -> None:
     assert (type(checkpoint_write), type(take_write)) == (CheckpointLate, StealLease if owner else ClaimLease)
     assert isinstance(take_write, StealLease | ClaimLease)
     assert ("process", "p-1/ann") in take_write.annotations
-    assert (held_lease.row.checkpoint, held_lease.remade) == (Position("49"), [])
+    assert (held_lease.row.checkpoint, held_lease.row_recreations) == (Position("49"), [])
 
 
 def test_lease_taken_over_counts_from_the_start_of_its_claim() -> None:
@@ -334,7 +334,7 @@ def test_deleted_row_is_logged() -> None:
     held_lease.store.rewrite("s-0", lambda row: with_counter(evolve(row, owner="bob", checkpoint=Position("70")), 2))
     assert not held_lease.holding.renew()
     gap_message = "s-0, by another worker: records between 40, where this worker was, and 70, may be unread"
-    assert held_lease.remade == ["s-0 at 40", gap_message]
+    assert held_lease.row_recreations == ["s-0 at 40", gap_message]
 
 
 def test_expired_lease_leaves_its_missing_row_to_the_worker() -> None:
@@ -344,7 +344,11 @@ def test_expired_lease_leaves_its_missing_row_to_the_worker() -> None:
     held_lease.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     held_lease.clock.now += 60
     assert held_lease.holding.renew() is False
-    assert (held_lease.end, held_lease.store.list().leases, held_lease.remade) == ((True, "its row is gone"), (), [])
+    assert (held_lease.end, held_lease.store.list().leases, held_lease.row_recreations) == (
+        (True, "its row is gone"),
+        (),
+        [],
+    )
 
 
 def test_recreated_row_is_deleted_if_its_owner_slept_meanwhile() -> None:
@@ -358,7 +362,11 @@ def test_recreated_row_is_deleted_if_its_owner_slept_meanwhile() -> None:
 
     held_lease.store.passes = sleep
     assert held_lease.holding.renew() is False
-    assert (held_lease.end, held_lease.store.list().leases, held_lease.remade) == ((True, "its row is gone"), (), [])
+    assert (held_lease.end, held_lease.store.list().leases, held_lease.row_recreations) == (
+        (True, "its row is gone"),
+        (),
+        [],
+    )
 
 
 def test_row_of_a_finished_shard_is_not_recreated() -> None:
@@ -491,12 +499,12 @@ def test_rejected_shard_end_followed_by_a_lost_reply_is_no_end(refused: type[Wri
     owners = iter(("ann", "ann", "bob"))
     rejecting_write = held_lease.store.write
 
-    def refuse_and_lose_it_at_last(write: Write) -> Outcome:
+    def write_after_owner_change(write: Write) -> Outcome:
         owner = next(owners)
         held_lease.store.rewrite("s-0", lambda row: evolve(row, owner=owner))
         return rejecting_write(write)
 
-    held_lease.store.write = refuse_and_lose_it_at_last  # type: ignore[method-assign]
+    held_lease.store.write = write_after_owner_change  # type: ignore[method-assign]
     assert held_lease.holding.checkpoint(SHARD_END) is False
     assert held_lease.end == (True, "now owned by bob")
 

@@ -51,21 +51,21 @@ def test_json_that_is_not_an_object_is_no_dead_letter(line: bytes) -> None:
         dead_letter_from(line)
 
 
-TEXT, WHOLE = "it must be a string", "it must be a whole number"
+NOT_A_STRING, NOT_WHOLE = "it must be a string", "it must be a whole number"
 DECIMAL_MESSAGE = "it must be a decimal number, as a string"
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        *((name, 3, TEXT) for name in ("shard", "lease", "data", "sequence_number", "partition_key", "offset")),
-        *((name, True, TEXT) for name in ("table", "stream", "error", "text", "worker", "explicit_hash_key")),
-        *((name, "1", WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
-        *((name, True, WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
-        ("attempts", 1.0, WHOLE),
-        ("alone", "1", WHOLE),
-        ("attempts", -1, f"{WHOLE} from 0 to {INTEGER_LIMIT - 1}"),
-        ("attempts", INTEGER_LIMIT, f"{WHOLE} from 0 to {INTEGER_LIMIT - 1}"),
+        *((name, 3, NOT_A_STRING) for name in ("shard", "lease", "data", "sequence_number", "partition_key", "offset")),
+        *((name, True, NOT_A_STRING) for name in ("table", "stream", "error", "text", "worker", "explicit_hash_key")),
+        *((name, "1", NOT_WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
+        *((name, True, NOT_WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
+        ("attempts", 1.0, NOT_WHOLE),
+        ("alone", "1", NOT_WHOLE),
+        ("attempts", -1, f"{NOT_WHOLE} from 0 to {INTEGER_LIMIT - 1}"),
+        ("attempts", INTEGER_LIMIT, f"{NOT_WHOLE} from 0 to {INTEGER_LIMIT - 1}"),
         ("sequence_number", "", DECIMAL_MESSAGE),
         ("sequence_number", "1a", DECIMAL_MESSAGE),
         ("sequence_number", "\u0663", DECIMAL_MESSAGE),

@@ -34,11 +34,11 @@ class OneWay:
     """
 
     def __init__(self, target: Any, lost: Lost, clock: Clock, reads: frozenset[str]) -> None:  # noqa: ANN401  a store, or objects
-        self._far, self._lost, self._clock, self._reads = target, lost, clock, reads
+        self._wrapped_target, self._lost, self._clock, self._reads = target, lost, clock, reads
         self.since = float("inf")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the target
-        attribute = getattr(self._far, name)
+        attribute = getattr(self._wrapped_target, name)
         if not callable(attribute) or name in {"close", "prove"}:
             return attribute
 

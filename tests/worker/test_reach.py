@@ -298,16 +298,16 @@ def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> Non
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     source.shard_logs["s-0"] = ShardRecords(create_records(3), size=20)
-    driven = member(store, source, clock)
-    driven.run(60)
-    holding = driven.worker.holdings[0]
+    driven_worker = member(store, source, clock)
+    driven_worker.run(60)
+    holding = driven_worker.worker.holdings[0]
     holding.progress.enable_annotations("vm-7", lambda: NOW, clock.now)
-    reader = handler_reader(driven.worker, holding, Handling(lambda _batch: None))
+    reader = handler_reader(driven_worker.worker, holding, Handling(lambda _batch: None))
     for _ in range(3):
         reader.step(clock.now)
     assert progress_of(store.get(["s-0"])[0]) is None
     clock.now += ANNOTATE_SECONDS
-    driven.worker.renew(clock.now)
+    driven_worker.worker.renew(clock.now)
     progress = progress_of(store.get(["s-0"])[0])
     assert progress is not None
     assert (progress.owner, progress.host, progress.read) == (holding.lease.owner, "vm-7", NOW - ANNOTATE_SECONDS)

@@ -91,13 +91,13 @@ def test_rejection_is_retried_until_a_response_ends_the_series() -> None:
     """Only a response shows that the rejections have ended. A step that sends no request does not reset the retries."""
     state, rejection = state_of(), TransientRejection("the token is new")
 
-    def tries() -> int:
+    def count_retries() -> int:
         return sum(state.request_rejected(rejection, 0.0) is not None for _ in range(REJECTION_RETRIES + 2))
 
-    assert tries() == REJECTION_RETRIES
+    assert count_retries() == REJECTION_RETRIES
     state.step_done()
     state.source_responded(Batch((), None, None, 1.0, fault="no response"))
-    assert tries() == 0
+    assert count_retries() == 0
     state.source_responded(Batch((), None, 0.0, 1.0))
     retry_time = state.request_rejected(rejection, 0.0)
     assert retry_time is not None

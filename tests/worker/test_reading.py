@@ -151,7 +151,7 @@ def test_lease_lost_while_pinning_latest_is_left_unread() -> None:
 
 def test_shard_that_opens_at_the_second_try_is_reported_then() -> None:
     @define
-    class Shut(FaultySource):
+    class SourceClosedOnce(FaultySource):
         """A source whose first reader cannot be opened."""
 
         def open(self, lease: Lease, start: Position) -> Reader:
@@ -160,7 +160,7 @@ def test_shard_that_opens_at_the_second_try_is_reported_then() -> None:
                 raise SourceUnavailable("not now")
             return super().open(lease, start)
 
-    harness = ReaderHarness(source=Shut())
+    harness = ReaderHarness(source=SourceClosedOnce())
     harness.steps(harness.reading(), 4)
     assert (harness.happenings, harness.dispatched) == (["initialize"], [data(5)])
 
@@ -357,11 +357,11 @@ def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
 
 
 def test_unreadable_shard_stops_and_is_released() -> None:
-    class Broken(ListSource):
+    class UnreadableSource(ListSource):
         def open(self, lease: Lease, start: Position) -> Never:
             raise SourceError(f"{lease.key} at {start.sequence}: no such shard")
 
-    harness = ReaderHarness(source=Broken())
+    harness = ReaderHarness(source=UnreadableSource())
     harness.run_until_done(harness.reading())
     assert (harness.happenings, harness.store.row("s-0").owner) == (["stopped"], None)
 
@@ -397,7 +397,7 @@ def test_lease_without_a_known_start_time_is_named(caplog: pytest.LogCaptureFixt
     assert "lease s-0 starts AT_TIMESTAMP, and no initial position says when" in caplog.text
 
 
-def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
+def report_disconnection_of(seconds: float) -> Callable[[Batch], Batch]:
     """Return a callback that makes each batch report a disconnection of this many seconds."""
     return lambda batch: evolve(batch, disconnected_seconds=seconds)
 
@@ -408,7 +408,7 @@ def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
 def test_late_connection_dispatches_nothing_once_the_lease_is_stolen(
     renewals: float, dispatched: list[list[bytes]]
 ) -> None:
-    source = FaultySource(on_read=unlinked_for(renewals * MINIMAL.renew_seconds))
+    source = FaultySource(on_read=report_disconnection_of(renewals * MINIMAL.renew_seconds))
     harness = ReaderHarness(source=source)
     reader = harness.reading()
     harness.steps(reader, 1)
@@ -418,7 +418,7 @@ def test_late_connection_dispatches_nothing_once_the_lease_is_stolen(
 
 
 def test_late_connection_waits_for_a_renewal_to_confirm_the_lease() -> None:
-    source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
+    source = FaultySource(on_read=report_disconnection_of(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
     reader = harness.reading()
     harness.steps(reader, 1)
@@ -465,13 +465,13 @@ def test_late_checkpoint_stays_between_the_stored_and_the_handled_position(
 
 
 def test_unconfirmed_batch_stays_unconfirmed_after_it_was_dropped() -> None:
-    source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
+    source = FaultySource(on_read=report_disconnection_of(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
     reader = harness.reading()
     harness.steps(reader, 1)
     harness.store.down = True
     harness.steps(reader, 1)
-    source.on_read = unlinked_for(0.0)
+    source.on_read = report_disconnection_of(0.0)
     assert isinstance(reader.consumer, HandlerConsumer)
     reader.consumer._memory.drop()  # noqa: SLF001  as if another reader needed the memory
     harness.store.down = False
@@ -482,21 +482,21 @@ def test_unconfirmed_batch_stays_unconfirmed_after_it_was_dropped() -> None:
 
 def test_one_renewal_confirms_a_late_connection() -> None:
     """The batch is dispatched after one renewal, and later batches need no further renewals."""
-    source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
+    source = FaultySource(on_read=report_disconnection_of(MINIMAL.lease_seconds))
     harness = ReaderHarness(ShardRecords(create_records(4), size=2), source=source)
     reader = harness.reading()
     harness.steps(reader, 1)
     harness.store.down = True
     harness.steps(reader, 2)
-    harness.store.down, source.on_read = False, unlinked_for(0.0)
+    harness.store.down, source.on_read = False, report_disconnection_of(0.0)
     renewals: list[Write] = []
     original_write = harness.store.write
 
-    def counted(write: Write) -> Outcome:
+    def count_and_write(write: Write) -> Outcome:
         renewals.extend([write] if isinstance(write, RenewLease) else [])
         return original_write(write)
 
-    harness.store.write = counted  # type: ignore[method-assign]  # The test counts the renewals.
+    harness.store.write = count_and_write  # type: ignore[method-assign]  # The test counts the renewals.
     harness.steps(reader, 4)
     assert (harness.dispatched, len(renewals)) == ([data(2), data(2, 2)], 1)
 

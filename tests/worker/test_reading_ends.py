@@ -46,20 +46,22 @@ def test_batch_read_while_the_lease_was_lost_is_not_dispatched() -> None:
 
 def test_worker_that_slept_before_a_shard_end_creates_no_children() -> None:
     """While the worker slept, other workers may have finished and deleted the leases of the children."""
-    for slept_in in (None, CreateLease):
+    for last_write_type in (None, CreateLease):
         harness = ReaderHarness()
         children = (Shard("s-1", parents=("s-0",)), Shard("s-2", parents=("s-0",)))
 
-        def rob(harness: ReaderHarness = harness, slept_in: type[Write] | None = slept_in) -> None:
-            if slept_in is None or isinstance(harness.store.write_requests[-1], slept_in):
+        def steal_while_asleep(
+            harness: ReaderHarness = harness, last_write_type: type[Write] | None = last_write_type
+        ) -> None:
+            if last_write_type is None or isinstance(harness.store.write_requests[-1], last_write_type):
                 harness.store.passes = lambda: None
                 harness.clock.now += 60
                 harness.steal()
 
-        if slept_in is None:
-            rob()
+        if last_write_type is None:
+            steal_while_asleep()
         else:
-            harness.store.passes = rob
+            harness.store.passes = steal_while_asleep
         assert not end_shard(harness.holding, children, harness.worker, "")
         assert [lease.key for lease in harness.store.list().leases] == ["s-0"]
 
@@ -112,13 +114,13 @@ def test_next_owner_waits_only_for_the_running_batch() -> None:
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(create_records(2), wait_seconds=60.0), lease=Lease("s-0"), store=store)
 
-    def is_asked_for(_delivery: Delivery) -> None:
+    def request_lease(_delivery: Delivery) -> None:
         store.write(RequestLease(store.row("s-0"), "b-1"))
         harness.holding.note_next_owner(store.row("s-0"))
         assert harness.holding.renew()
         assert harness.holding.releasing
 
-    harness.on_batch = is_asked_for
+    harness.on_batch = request_lease
     reader = harness.reading()
     harness.steps(reader, 1)
     assert harness.steps(reader, 1) == harness.clock.now
@@ -292,17 +294,17 @@ def test_memory_is_freed_once_a_batch_is_no_longer_needed(how: str) -> None:
         ReaderHarness(ShardRecords(create_records(2)), source=FaultySource(), on_batch=handle),
         MemoryBudget(),
     )
-    reading = harness.reading(budget)
-    harness.steps(reading, 1)
+    lease_reader = harness.reading(budget)
+    harness.steps(lease_reader, 1)
     (reader,) = cast("FaultySource", harness.source).readers
     if how == "broken":
         cast("ListReader", reader.reader).shard_log = cast("ShardRecords", None)
     with pytest.raises(AttributeError) if how == "broken" else nullcontext():
-        harness.steps(reading, 1)
+        harness.steps(lease_reader, 1)
     assert (budget.used_bytes > 0) is (how == "stolen")
     if how == "stolen":
         harness.store.write(StealLease(harness.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
         assert not harness.holding.renew()
-        harness.run_until_done(reading)
+        harness.run_until_done(lease_reader)
     assert budget.used_bytes == 0
     assert reader.closed is (how in {"broken", "stolen"})

@@ -107,13 +107,13 @@ def test_record_that_grows_too_old_between_attempts_is_not_retried() -> None:
 
 
 def test_failed_dead_letter_stops_the_shard_before_the_old_record() -> None:
-    def full(_delivery: Delivery, _error: Exception) -> None:
+    def raise_disk_full(_delivery: Delivery, _error: Exception) -> None:
         raise OSError("disk full")
 
     shard = shard_of(5, 90)
     logging.disable(logging.CRITICAL)
     try:
-        shard.harness.run_until_done(shard.reading(dead_letter=full, max_records=1))
+        shard.harness.run_until_done(shard.reading(dead_letter=raise_disk_full, max_records=1))
     finally:
         logging.disable(logging.NOTSET)
     row = shard.harness.store.row("s-0")
@@ -161,12 +161,12 @@ def test_each_record_is_handled_or_dead_lettered_in_order(
     shard = ShardWithAges(ReaderHarness(ShardRecords(records_with_ages(*ages), size=size), on_batch=handle))
     budget = MemoryBudget()
 
-    def take(delivery: Delivery, _error: Exception) -> None:
+    def accept_dead_letter(delivery: Delivery, _error: Exception) -> None:
         (record,) = delivery.records
         assert int(record.data) in poison or (ages[int(record.data)] or 0) > MAX_AGE
         settled_records.append(record.data)
 
-    reader = shard.reading(attempts=attempts, max_records=max_records, dead_letter=take, budget=budget)
+    reader = shard.reading(attempts=attempts, max_records=max_records, dead_letter=accept_dead_letter, budget=budget)
     logging.disable(logging.CRITICAL)
     try:
         due_time = shard.harness.clock.now
@@ -211,10 +211,10 @@ def test_dead_letters_are_counted() -> None:
 def test_record_age_option_needs_a_dead_letter_option() -> None:
     """The error names both options as the user writes them."""
 
-    def take(_delivery: Delivery, _error: Exception) -> None:
+    def accept_dead_letter(_delivery: Delivery, _error: Exception) -> None:
         """Accept the record."""
 
-    options = Options(max_age_seconds="1h", dead_letter=take)
+    options = Options(max_age_seconds="1h", dead_letter=accept_dead_letter)
     assert check_consumption_options(ListSource(), "memory://aged", print, options).handling.max_age_seconds == 3600
     with pytest.raises(ValueError, match="--max-age-seconds: it goes with --dead-letter"):
         check_consumption_options(ListSource(), "memory://aged", print, Options(max_age_seconds=60), flag_name)

@@ -25,41 +25,41 @@ class SelectiveListSource(ListSource):
 
 def at_work(store: FaultyStore, source: ListSource) -> DrivenWorker:
     """Return a worker that holds all leases."""
-    driven = member(store, source, Clock())
-    driven.run(30.0)
-    assert driven.held == ALL
-    return driven
+    driven_worker = member(store, source, Clock())
+    driven_worker.run(30.0)
+    assert driven_worker.held == ALL
+    return driven_worker
 
 
 def test_rejected_listing_is_retried_while_held_leases_are_read(caplog: pytest.LogCaptureFixture) -> None:
     store = FaultyStore()
-    driven = at_work(store, ListSource(four_shards()))
+    driven_worker = at_work(store, ListSource(four_shards()))
     store.fault = REFUSED
-    driven.run(120.0)
-    assert driven.held == ALL
+    driven_worker.run(120.0)
+    assert driven_worker.held == ALL
     assert "4 leases are read while they can be renewed: leases: AccessDeniedException: 403" in caplog.text
 
 
 def test_lease_unknown_to_the_source_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     store = FaultyStore()
-    driven = at_work(store, SelectiveListSource(four_shards()))
+    driven_worker = at_work(store, SelectiveListSource(four_shards()))
     store.write(CreateLease(Lease("stranger")))
-    driven.run(120.0)
-    assert driven.held == ALL
+    driven_worker.run(120.0)
+    assert driven_worker.held == ALL
     assert "lease 'stranger': it is of another hub" in caplog.text
 
 
 def test_worker_keeps_trying_after_its_leases_expired(caplog: pytest.LogCaptureFixture) -> None:
     """After an outage that is longer than a lease, workers continue without a restart."""
     store = FaultyStore()
-    driven = at_work(store, ListSource(four_shards()))
+    driven_worker = at_work(store, ListSource(four_shards()))
     store.fault, store.down = REFUSED, True
-    driven.run(60.0)
-    assert driven.held == []
+    driven_worker.run(60.0)
+    assert driven_worker.held == []
     assert "nothing is held: leases: AccessDeniedException: 403" in caplog.text
     store.fault, store.down = None, False
-    driven.run(60.0)
-    assert driven.held == ALL
+    driven_worker.run(60.0)
+    assert driven_worker.held == ALL
 
 
 def test_store_or_source_that_never_worked_is_an_error() -> None:
@@ -101,7 +101,7 @@ def test_worker_on_another_streams_table_ends_and_leaves_the_table_alone() -> No
 def test_foreign_row_that_appears_later_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
     """The error is only logged, because the worker that wrote the foreign row may remove it."""
     store = FaultyStore()
-    driven = at_work(store, SourceWithIncarnation("orders"))
+    driven_worker = at_work(store, SourceWithIncarnation("orders"))
     store.write(CreateLease(Lease("s-9", annotations=((INCARNATION, "1:returns:1700000000"),))))
-    driven.run(120.0)
+    driven_worker.run(120.0)
     assert "the leases are those of 1:returns, and 1:orders is read" in caplog.text

@@ -42,50 +42,50 @@ class StallingMap:
 def worker_with_stalled_renewal() -> tuple[FaultyStore, DrivenWorker, StallingMap]:
     """Return the store, a worker with four leases, and the map that stalls the renewals of one of them."""
     store, stalling = FaultyStore(), StallingMap("s-0")
-    driven = member(store, ListSource(four_shards()), Clock())
-    driven.run(1)
-    assert driven.held == ["s-0", "s-1", "s-2", "s-3"]
-    driven.each_renewal = stalling
-    return store, driven, stalling
+    driven_worker = member(store, ListSource(four_shards()), Clock())
+    driven_worker.run(1)
+    assert driven_worker.held == ["s-0", "s-1", "s-2", "s-3"]
+    driven_worker.each_renewal = stalling
+    return store, driven_worker, stalling
 
 
 def test_stalled_renewal_delays_no_other() -> None:
-    store, driven, _ = worker_with_stalled_renewal()
+    store, driven_worker, _ = worker_with_stalled_renewal()
     epoch_before = store.row("s-1").epoch
-    _, *other_holdings = driven.worker.holdings
-    driven.run(30)
+    _, *other_holdings = driven_worker.worker.holdings
+    driven_worker.run(30)
     assert not any(holding.lost.is_set() for holding in other_holdings)
     assert store.row("s-1").epoch >= epoch_before + 8
 
 
 def test_stalled_renewal_is_not_started_twice() -> None:
-    _, driven, stalling = worker_with_stalled_renewal()
-    driven.run(9)
+    _, driven_worker, stalling = worker_with_stalled_renewal()
+    driven_worker.run(9)
     assert stalling.begun.count("s-0") == 1
 
 
 def test_waiting_renewal_is_checked_again_a_second_later() -> None:
-    _, driven, _ = worker_with_stalled_renewal()
-    driven.run(6)
-    driven.each_renewal = lambda function, items: ()  # noqa: ARG005  renewals get no responses now
-    waits, drop_time = [], driven.worker.holdings[0].confirmed_at + 10.0 * 4 / 3
+    _, driven_worker, _ = worker_with_stalled_renewal()
+    driven_worker.run(6)
+    driven_worker.each_renewal = lambda function, items: ()  # noqa: ARG005  renewals get no responses now
+    waits, drop_time = [], driven_worker.worker.holdings[0].confirmed_at + 10.0 * 4 / 3
     for _ in range(4):
-        driven.clock.now = max(driven.clock.now, driven.renew_due)
-        due_time = driven.worker.renew(driven.clock.now, driven.each_renewal)
-        waits.append(round(due_time - driven.clock.now, 6))
-        driven.renew_due = due_time
-    assert driven.clock.now < drop_time
+        driven_worker.clock.now = max(driven_worker.clock.now, driven_worker.renew_due)
+        due_time = driven_worker.worker.renew(driven_worker.clock.now, driven_worker.each_renewal)
+        waits.append(round(due_time - driven_worker.clock.now, 6))
+        driven_worker.renew_due = due_time
+    assert driven_worker.clock.now < drop_time
     # Each lease waits on its own, and two of the three leases are checked at the same time.
     assert round(waits[1] + waits[2], 3) == 1.0
 
 
 def test_unconfirmed_lease_is_dropped_although_its_renewal_stalls() -> None:
-    _, driven, _ = worker_with_stalled_renewal()
-    (holding, *_) = driven.worker.holdings
+    _, driven_worker, _ = worker_with_stalled_renewal()
+    (holding, *_) = driven_worker.worker.holdings
     drop_time = holding.confirmed_at + 10.0 * 4 / 3
-    driven.run(drop_time - driven.clock.now)
+    driven_worker.run(drop_time - driven_worker.clock.now)
     assert not holding.lost.is_set()
-    driven.run(0.2)
+    driven_worker.run(0.2)
     assert holding.lost.is_set()
 
 
@@ -131,17 +131,17 @@ def test_lease_is_checked_when_due_and_at_every_beat() -> None:
     released: list[Holding] = []
     renewing = Renewing(Config(lease_seconds=10.0), released.append)
 
-    def looked_at(now: float, holdings: tuple[Holding, ...] = held) -> list[Holding]:
+    def renewed_at(now: float, holdings: tuple[Holding, ...] = held) -> list[Holding]:
         clock.now = now
         return renewing.begin(holdings, now, Me("a"), Look(0.0), map, pause=1.5)
 
-    assert looked_at(0.1) == [first_holding, second_holding, third_holding]
-    assert looked_at(1.4) == []
+    assert renewed_at(0.1) == [first_holding, second_holding, third_holding]
+    assert renewed_at(1.4) == []
     assert renewing.due(1.4) == pytest.approx(1.6)
     second_holding.ask_release()
-    assert looked_at(1.6) == [first_holding, second_holding, third_holding]
+    assert renewed_at(1.6) == [first_holding, second_holding, third_holding]
     assert released == [second_holding]
-    assert looked_at(1.7, (first_holding, third_holding)) == []
+    assert renewed_at(1.7, (first_holding, third_holding)) == []
     fourth_holding = Holding(
         store,
         evolve(leases[0], key="s-4"),
@@ -151,8 +151,8 @@ def test_lease_is_checked_when_due_and_at_every_beat() -> None:
         lease_seconds=10.0,
     )
     remaining_holdings = (first_holding, third_holding, fourth_holding)
-    assert looked_at(1.8, remaining_holdings) == [fourth_holding]
-    assert {lease.key for lease in looked_at(3.4, remaining_holdings)} == {"s-0", "s-2", "s-4"}
+    assert renewed_at(1.8, remaining_holdings) == [fourth_holding]
+    assert {lease.key for lease in renewed_at(3.4, remaining_holdings)} == {"s-0", "s-2", "s-4"}
 
 
 def claimed(store: FaultyStore, key: str) -> Lease:
@@ -188,20 +188,20 @@ def test_leases_renewed_by_one_write_come_due_together() -> None:
         holding.groups_writes = True
     renewing, renewed_keys = Renewing(Config(lease_seconds=10.0), lambda _holding: None), list[list[str]]()
 
-    def each(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
+    def record_and_map(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
         renewed_keys.append([holding.key for holding, _ in items])
         return map(function, items)
 
-    def looked(now: float) -> list[str]:
+    def keys_renewed_at(now: float) -> list[str]:
         clock.now = now
-        renewing.begin(holdings, now, Me("a"), Look(0.0), each)
+        renewing.begin(holdings, now, Me("a"), Look(0.0), record_and_map)
         return renewed_keys.pop()
 
-    looked(4.1)
-    assert looked(5.4) == ["s-0", "s-1", "s-2"], "the first is due, and brings the others with it"
+    keys_renewed_at(4.1)
+    assert keys_renewed_at(5.4) == ["s-0", "s-1", "s-2"], "the first is due, and brings the others with it"
     assert renewing.due(5.4) == pytest.approx(10.7)
-    assert looked(10.6) == []
-    assert looked(10.8) == ["s-0", "s-1", "s-2"]
+    assert keys_renewed_at(10.6) == []
+    assert keys_renewed_at(10.8) == ["s-0", "s-1", "s-2"]
 
 
 def test_leases_of_one_time_are_renewed_in_key_order() -> None:
@@ -212,12 +212,12 @@ def test_leases_of_one_time_are_renewed_in_key_order() -> None:
         holding.ask_release()
     renewed_keys, released_keys = list[str](), list[str]()
 
-    def each(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
+    def record_and_map(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
         items = list(items)
         renewed_keys.extend(holding.key for holding, _ in items)
         return map(function, items)
 
     renewing = Renewing(Config(lease_seconds=10.0), lambda holding: released_keys.append(holding.key))
-    renewing.begin(holdings, 6.0, Me("a"), Look(0.0), each)
+    renewing.begin(holdings, 6.0, Me("a"), Look(0.0), record_and_map)
     keys = [holding.key for holding in holdings]
     assert (renewed_keys, released_keys) == ([*keys[::2], *keys[1::2]], keys[::2])

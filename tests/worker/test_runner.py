@@ -317,7 +317,7 @@ def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.M
     runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
     lease_readers, was_ending = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
-    def note(name: str, target: object, method: str, over: Callable[[], bool]) -> None:
+    def record_state_when_woken(name: str, target: object, method: str, over: Callable[[], bool]) -> None:
         wake = getattr(target, method)
 
         def woken(*arguments: object) -> None:
@@ -326,7 +326,7 @@ def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.M
 
         monkeypatch.setattr(target, method, woken)
 
-    note("turn", runner._turn_schedule, "wake", lambda: not lease_readers.wants_leases)  # noqa: SLF001
+    record_state_when_woken("turn", runner._turn_schedule, "wake", lambda: not lease_readers.wants_leases)  # noqa: SLF001
     runner.stop()
     runner.run()
     assert was_ending == {"turn": True}
@@ -354,11 +354,11 @@ def test_release_request_is_set_before_its_reader_is_woken(
         lease_readers.schedule.wake,
     )
 
-    def note(key: str) -> None:
+    def record_and_wake(key: str) -> None:
         releasing_when_woken.append(holdings_by_key[key].releasing)
         original_wake(key)
 
-    monkeypatch.setattr(lease_readers.schedule, "wake", note)
+    monkeypatch.setattr(lease_readers.schedule, "wake", record_and_wake)
     lease_readers.release_all()
     assert releasing_when_woken[:4] == [True] * 4
 
@@ -368,13 +368,13 @@ def test_drain_releases_held_leases_while_a_turn_is_still_running(monkeypatch: p
     runner = Runner(worker, lambda _delivery: handled.set(), drain_seconds=4 * WAIT)
     original_turn = worker.turn
 
-    def slow(now: float, each: ParallelMap = map) -> float:
+    def slow_turn(now: float, each: ParallelMap = map) -> float:
         if handled.is_set():
             turn_is_slow.set()
             assert turn_may_finish.wait(WAIT)
         return original_turn(now, each=each)
 
-    monkeypatch.setattr(worker, "turn", slow)
+    monkeypatch.setattr(worker, "turn", slow_turn)
     with running(runner):
         assert handled.wait(WAIT)
         worker.wake_runner()

@@ -87,9 +87,9 @@ class ScheduleHarness:
 @pytest.fixture
 def calendar() -> Iterator[ScheduleHarness]:
     """Return a new schedule, whose tasks end with the test."""
-    new_calendar = ScheduleHarness()
-    yield new_calendar
-    new_calendar.tasks.close()
+    new_harness = ScheduleHarness()
+    yield new_harness
+    new_harness.tasks.close()
 
 
 def test_steps_are_called_when_due(calendar: ScheduleHarness) -> None:

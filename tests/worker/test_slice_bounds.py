@@ -38,7 +38,7 @@ def test_fully_read_shard_ends_when_it_is_reopened() -> None:
 
 
 def test_read_at_the_tip_counts_only_if_the_slice_was_over_before() -> None:
-    class Late(TimedStream):
+    class SourceWithSlowReads(TimedStream):
         def open(self, lease: Lease, start: Position) -> Reader:
             reader, source = super().open(lease, start), self
 
@@ -53,14 +53,14 @@ def test_read_at_the_tip_counts_only_if_the_slice_was_over_before() -> None:
 
             return Moving()
 
-    source = Late(shard_logs={"s-0": ShardRecords([])}, now=0.0)
+    source = SourceWithSlowReads(shard_logs={"s-0": ShardRecords([])}, now=0.0)
     reader = TEST_SLICE.source(source).open(Lease("s-0"), TRIM_HORIZON)
     assert [reader.read().ended for _ in range(2)] == [False, True]
 
 
 def test_failing_clock_check_reads_nothing() -> None:
     @define
-    class Down(TimedStream):
+    class SourceThatFailsToSettle(TimedStream):
         fails: int = 1
 
         def settled(self, lease: Lease, until: float) -> SettledShard | None:
@@ -69,7 +69,9 @@ def test_failing_clock_check_reads_nothing() -> None:
                 raise SourceUnavailable("not now")
             return super().settled(lease, until)
 
-    reader = TEST_SLICE.source(Down(shard_logs={"s-0": ShardRecords([record(1, 1)])})).open(Lease("s-0"), TRIM_HORIZON)
+    reader = TEST_SLICE.source(SourceThatFailsToSettle(shard_logs={"s-0": ShardRecords([record(1, 1)])})).open(
+        Lease("s-0"), TRIM_HORIZON
+    )
     with pytest.raises(SourceUnavailable):
         reader.read()
     assert len(reader.read().records) == 1

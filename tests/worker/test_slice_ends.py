@@ -68,11 +68,11 @@ def ran(run: Run, is_over: Callable[[], bool], **seconds: float) -> bool:
 def test_run_is_stopped_once_by_the_first_check_that_finds_it_over() -> None:
     check_results, check_threads, run = [False, False, True], set[tuple[str, bool]](), Run(until_stopped)
 
-    def over() -> bool:
+    def record_check() -> bool:
         check_threads.add((threading.current_thread().name, threading.current_thread().daemon))
         return check_results.pop(0)
 
-    assert ran(run, over) is True
+    assert ran(run, record_check) is True
     assert (check_results, run.stops, check_threads) == ([], 1, {("leasehold-slice", True)})
 
 
@@ -83,13 +83,13 @@ def test_run_that_ends_before_the_check_is_not_over() -> None:
 def test_hung_check_does_not_keep_the_worker() -> None:
     check_started, check_may_end, check_ended = threading.Event(), threading.Event(), threading.Event()
 
-    def over() -> bool:
+    def hang() -> bool:
         check_started.set()
         check_may_end.wait(WAIT)
         check_ended.set()
         return False
 
-    assert ran(until_looked(check_started), over, drain_seconds=SOON) is False
+    assert ran(until_looked(check_started), hang, drain_seconds=SOON) is False
     assert not check_ended.is_set()
     check_may_end.set()
     assert check_ended.wait(WAIT)
@@ -98,11 +98,11 @@ def test_hung_check_does_not_keep_the_worker() -> None:
 def test_failing_check_ends_the_run_with_its_reason() -> None:
     run = Run(until_stopped)
 
-    def over() -> bool:
+    def raise_value_error() -> bool:
         raise ValueError("a row of another form")
 
     with pytest.raises(ValueError, match="a row of another form"):
-        ran(run, over)
+        ran(run, raise_value_error)
     assert run.stops == 1
 
 
@@ -130,11 +130,11 @@ def batch_of(count: int) -> Any:  # noqa: ANN401  only its records are counted
 def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, use_callables: Callable[[Handling], None]) -> SliceVerdict:  # noqa: ANN401
     """Return the verdict of a run of a slice, during which `use_callables` calls the callables of the handling."""
 
-    def do(run: Run) -> None:
+    def call_and_wait(run: Run) -> None:
         use_callables(run.arguments["handling"])
         until_stopped(run)
 
-    monkeypatch.setattr(f"{RUNNING}.Runner", Run(do))
+    monkeypatch.setattr(f"{RUNNING}.Runner", Run(call_and_wait))
     monkeypatch.setattr(f"{RUNNING}.is_read", lambda _worker: True)
     return run_slice(fleet().worker, handling, check_seconds=SOON)
 
@@ -190,13 +190,13 @@ def test_verdict_counts_dead_letters_and_shards_and_the_observer_is_called(monke
     )
     batches, holding = [batch_of(1), batch_of(1)], object()
 
-    def use_callables(counted: Handling) -> None:
-        assert counted.dead_letter is not None
+    def use_callables(counting_handling: Handling) -> None:
+        assert counting_handling.dead_letter is not None
         for batch in batches:
-            assert counted.dead_letter(batch, error) is None
-        happens: Any = counted.observer
+            assert counting_handling.dead_letter(batch, error) is None
+        observe: Any = counting_handling.observer
         for happening in ("initialize", "shard-ended", "shard-ended", "shard-ended", "stopped"):
-            happens(happening, holding)
+            observe(happening, holding)
 
     assert sliced(monkeypatch, handling, use_callables) == SliceVerdict(True, 0, 2, 3)
     assert dead_lettered == [(batch, error) for batch in batches]

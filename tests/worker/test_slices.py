@@ -115,13 +115,13 @@ def test_late_worker_finds_the_slice_read() -> None:
 def test_interrupted_slice_resumes_where_it_stopped() -> None:
     fleet = Fleet()
 
-    def ends_soon(delivery: Delivery) -> None:
+    def exit_after_40_records(delivery: Delivery) -> None:
         fleet.handle(delivery)
         if len(fleet.handled) > 40:
             raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        run_slice(fleet.worker("a-1"), Handling(ends_soon, checkpoint_seconds=0.0), check_seconds=0.05)
+        run_slice(fleet.worker("a-1"), Handling(exit_after_40_records, checkpoint_seconds=0.0), check_seconds=0.05)
     assert not is_read(fleet.worker("a-1"))
     assert run_slice(fleet.worker("a-2"), fleet.handle, check_seconds=0.05).finished
     assert sorted(set(fleet.handled)) == fleet.expected
@@ -156,7 +156,7 @@ def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> 
             waits.append(timeout)
             return super().wait(0.0)
 
-    class Idle:
+    class IdleRunner:
         def run(self) -> None:
             stopped.wait()
 
@@ -164,5 +164,5 @@ def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> 
             stopped.set()
 
     monkeypatch.setattr(threading, "Event", RecordingEvent)
-    assert run_until(cast("Runner", Idle()), lambda: next(is_read_results))
+    assert run_until(cast("Runner", IdleRunner()), lambda: next(is_read_results))
     assert waits == [LOOK_SECONDS, LOOK_SECONDS] == [2.0, 2.0]

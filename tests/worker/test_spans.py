@@ -45,22 +45,24 @@ def attributes_of(span: ReadableSpan) -> dict[str, object]:
     return {name.removeprefix("leasehold."): value for name, value in (span.attributes or {}).items()}
 
 
-def worked(traced: RecordingTracer, make: Callable[[Event], Handler]) -> None:
+def worked(recording_tracer: RecordingTracer, make: Callable[[Event], Handler]) -> None:
     """Run a worker on one shard of three records until its handler has been called."""
     source, called = ListSource(create_even_shards(("s-0",))), Event()
     source.shard_logs["s-0"] = ShardRecords(create_records(3), size=3)
-    worker = Worker(store=MemoryStore(), source=source, me="a-1", config=CONFIG, tracer=traced.tracer)
+    worker = Worker(store=MemoryStore(), source=source, me="a-1", config=CONFIG, tracer=recording_tracer.tracer)
     with running(Runner(worker, Handling(make(called)))):
         assert called.wait(WAIT)
 
 
 def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
-    traced = RecordingTracer()
-    worked(traced, lambda called: lambda _batch: called.set())
-    look_span_ids = {span.context.span_id for span in traced.named("leasehold.look") if span.context}
-    assert {span.parent.span_id for span in traced.named("leasehold.plan") if span.parent} <= look_span_ids
-    assert len(traced.named("leasehold.plan")) == len(look_span_ids)
-    (claim,) = [span for span in traced.named("leasehold.write") if attributes_of(span)["kind"] == "ClaimLease"]
+    recording_tracer = RecordingTracer()
+    worked(recording_tracer, lambda called: lambda _batch: called.set())
+    look_span_ids = {span.context.span_id for span in recording_tracer.named("leasehold.look") if span.context}
+    assert {span.parent.span_id for span in recording_tracer.named("leasehold.plan") if span.parent} <= look_span_ids
+    assert len(recording_tracer.named("leasehold.plan")) == len(look_span_ids)
+    (claim,) = [
+        span for span in recording_tracer.named("leasehold.write") if attributes_of(span)["kind"] == "ClaimLease"
+    ]
     assert claim.parent is not None
     assert claim.parent.span_id in look_span_ids
     assert attributes_of(claim) == {
@@ -70,31 +72,31 @@ def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
         "rule": "M5",
         "outcome": "done",
     }
-    assert {attributes_of(span)["leases"] for span in traced.named("leasehold.list")} >= {0}
+    assert {attributes_of(span)["leases"] for span in recording_tracer.named("leasehold.list")} >= {0}
 
 
 def test_read_span_shows_what_it_returned() -> None:
-    traced = RecordingTracer()
-    worked(traced, lambda called: lambda _batch: called.set())
-    first_read = traced.named("leasehold.read")[0]
+    recording_tracer = RecordingTracer()
+    worked(recording_tracer, lambda called: lambda _batch: called.set())
+    first_read = recording_tracer.named("leasehold.read")[0]
     assert attributes_of(first_read).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
 
 
-def plain(traced: RecordingTracer, called: Event) -> Handler:
+def plain(recording_tracer: RecordingTracer, called: Event) -> Handler:
     """Return a handler that creates a span and sets the event."""
 
     def handle(_batch: Delivery) -> None:
-        with traced.tracer.start_as_current_span("own"):
+        with recording_tracer.tracer.start_as_current_span("own"):
             called.set()
 
     return handle
 
 
-def awaited(traced: RecordingTracer, called: Event) -> Handler:
+def awaited(recording_tracer: RecordingTracer, called: Event) -> Handler:
     """Return an async handler that creates a span and sets the event."""
 
     async def handle(_batch: Delivery) -> None:
-        with traced.tracer.start_as_current_span("own"):
+        with recording_tracer.tracer.start_as_current_span("own"):
             called.set()
 
     return handle
@@ -102,16 +104,16 @@ def awaited(traced: RecordingTracer, called: Event) -> Handler:
 
 @pytest.mark.parametrize("kind", [plain, awaited])
 def test_handler_span_is_a_child_of_ours(kind: Callable[[RecordingTracer, Event], Handler]) -> None:
-    traced = RecordingTracer()
-    worked(traced, lambda called: kind(traced, called))
-    (handle_span,), (user_span,) = traced.named("leasehold.handle"), traced.named("own")
+    recording_tracer = RecordingTracer()
+    worked(recording_tracer, lambda called: kind(recording_tracer, called))
+    (handle_span,), (user_span,) = recording_tracer.named("leasehold.handle"), recording_tracer.named("own")
     assert (user_span.parent, handle_span.parent) == (handle_span.context, None)
     assert attributes_of(handle_span).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
     assert (handle_span.end_time or 0) >= (user_span.end_time or 1)
 
 
 def test_handler_that_raises_is_a_failed_span() -> None:
-    traced = RecordingTracer()
+    recording_tracer = RecordingTracer()
 
     def make(called: Event) -> Handler:
         def handle(_batch: Delivery) -> None:
@@ -120,8 +122,8 @@ def test_handler_that_raises_is_a_failed_span() -> None:
 
         return handle
 
-    worked(traced, make)
-    status = traced.named("leasehold.handle")[0].status
+    worked(recording_tracer, make)
+    status = recording_tracer.named("leasehold.handle")[0].status
     assert (status.status_code, status.description) == (trace.StatusCode.ERROR, "ValueError: a bad record")
 
 
@@ -135,13 +137,13 @@ class SilentStore(MemoryStore):
 
 
 def test_span_shows_the_outcome_of_its_write() -> None:
-    traced, lease = RecordingTracer(), Lease("s-0")
-    store = spans_of("a-1", traced.tracer).store(SilentStore())
+    recording_tracer, lease = RecordingTracer(), Lease("s-0")
+    store = spans_of("a-1", recording_tracer.tracer).store(SilentStore())
     for _ in range(2):
         store.write(CreateLease(lease))
     with pytest.raises(OutcomeUnknown):
         store.write(ClaimLease(lease, "a-1"))
-    assert [attributes_of(span)["outcome"] for span in traced.named("leasehold.write")] == [
+    assert [attributes_of(span)["outcome"] for span in recording_tracer.named("leasehold.write")] == [
         "done",
         "refused",
         "unknown",

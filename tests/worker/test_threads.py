@@ -75,11 +75,11 @@ class Counted(ThreadScheduler):
         """Start a thread, and put its name into the queue when it ends."""
         self.names.append(name)
 
-        def started_and_ended() -> None:
+        def work_and_record_end() -> None:
             work()
             self.ended.put(name)
 
-        super().start(name, started_and_ended, failed)
+        super().start(name, work_and_record_end, failed)
 
 
 def test_idle_tasks_end_after_a_burst_of_work() -> None:

@@ -40,14 +40,16 @@ def test_new_owner_continues_the_measured_average() -> None:
 def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: float) -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource([create_shard("s-0", 0, 9)])
     source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
-    driven = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
-    driven.run(1)
+    driven_worker = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
+    driven_worker.run(1)
     reader = handler_reader(
-        driven.worker, driven.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
+        driven_worker.worker,
+        driven_worker.worker.holdings[0],
+        Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds),
     )
     next_step, end_time = clock.now, clock.now + 2 * MEASURE_SECONDS
     while clock.now < end_time:
-        driven.run(max(0.0, next_step - clock.now))
+        driven_worker.run(max(0.0, next_step - clock.now))
         next_step = reader.step(clock.now)
     assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five reads of 1 KiB per second
 
@@ -55,9 +57,9 @@ def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: 
 def test_unread_lease_keeps_its_throughput() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=(0, 9), weight=7680)))
-    driven = member(store, ListSource([create_shard("s-0", 0, 9)]), clock)
-    driven.run(60)
-    assert (driven.held, store.row("s-0").weight) == (["s-0"], 7680)
+    driven_worker = member(store, ListSource([create_shard("s-0", 0, 9)]), clock)
+    driven_worker.run(60)
+    assert (driven_worker.held, store.row("s-0").weight) == (["s-0"], 7680)
 
 
 def test_owner_of_a_hot_shard_holds_few_others() -> None:
@@ -70,15 +72,15 @@ def test_owner_of_a_hot_shard_holds_few_others() -> None:
     ]
     rates = {f"s-{n}": 750.0 if n == 0 else 100.0 for n in range(8)}
     for _ in range(300):
-        for driven in fleet:
-            for holding in driven.worker.holdings:
+        for driven_worker in fleet:
+            for holding in driven_worker.worker.holdings:
                 holding.throughput.add(int(rates[holding.key] * 1024), clock.now)
         together(fleet, 1.0)
-        for driven in fleet:
-            for holding in driven.worker.holdings:
+        for driven_worker in fleet:
+            for holding in driven_worker.worker.holdings:
                 if holding.releasing:
                     holding.release()
-    loads = [sum(rates[key] for key in driven.held) for driven in fleet]
+    loads = [sum(rates[key] for key in driven_worker.held) for driven_worker in fleet]
     assert {row.key: (row.weight or 0) / 1024 for row in store.list().leases} == pytest.approx(rates, rel=0.3)
     assert sorted(loads) == [700.0, 750.0]
 
@@ -90,13 +92,13 @@ def test_bursts_move_no_lease() -> None:
         member(store, source, clock, worker_id, worker_id, Config(lease_seconds=3.0)) for worker_id in ("a-1", "b-1")
     ]
     together(fleet, 10.0)
-    leases_before = [driven.held for driven in fleet]
+    leases_before = [driven_worker.held for driven_worker in fleet]
     for _ in range(300):
-        for driven in fleet:
-            for holding in driven.worker.holdings:
+        for driven_worker in fleet:
+            for holding in driven_worker.worker.holdings:
                 holding.throughput.add(int(rng.choice((0.0, 0.0, 1.0, 3.0)) * 102_400), clock.now)
                 if holding.releasing:
                     holding.release()
         together(fleet, 1.0)
     assert all(row.weight for row in store.list().leases)
-    assert [driven.held for driven in fleet] == leases_before
+    assert [driven_worker.held for driven_worker in fleet] == leases_before

@@ -110,9 +110,9 @@ def test_lease_is_released_during_the_wait_after_a_rejection() -> None:
 def test_first_listing_may_be_rejected_a_few_times(times: int) -> None:
     """New credentials may be unknown to some servers of the service for a moment."""
     source = FaultySource(four_shards(), faults=[TransientRejection("UnrecognizedClientException")] * times)
-    driven = member(FaultyStore(), source, Clock())
-    driven.run(60.0)
-    assert driven.held == ["s-0", "s-1", "s-2", "s-3"]
+    driven_worker = member(FaultyStore(), source, Clock())
+    driven_worker.run(60.0)
+    assert driven_worker.held == ["s-0", "s-1", "s-2", "s-3"]
 
 
 def test_lasting_rejection_of_the_first_listing_ends_a_worker() -> None:

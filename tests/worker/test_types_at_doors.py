@@ -13,8 +13,8 @@ from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.options import Options, options_by_name
 from leasehold.stores import AnnotateLease, CheckpointLease, ClaimLease, CreateLease, ReleaseLease, open_store
 
-STRANGE: list[Any] = [None, b"x", 7, 1.5, float("nan"), 10**400, True, "\ud800", ["x"], {}, object()]
-FINE: dict[str, Any] = {
+ODD_VALUES: list[Any] = [None, b"x", 7, 1.5, float("nan"), 10**400, True, "\ud800", ["x"], {}, object()]
+VALID_TYPES: dict[str, Any] = {
     "worker": str,
     "metrics": str,
     "set": dict,
@@ -32,12 +32,12 @@ FLAG_OPTIONS = {"create", "late_checkpoints", "wait"}
 
 def strange(name: str) -> list[Any]:
     """Return the values that this option must reject. None is left out, because it stands for the default."""
-    valid_types = bool if name in FLAG_OPTIONS else int if name in COUNTS else FINE.get(name, ())
-    values = [value for value in STRANGE[1:] if not isinstance(value, valid_types)]
+    valid_types = bool if name in FLAG_OPTIONS else int if name in COUNTS else VALID_TYPES.get(name, ())
+    values = [value for value in ODD_VALUES[1:] if not isinstance(value, valid_types)]
     return values if name in FLAG_OPTIONS else [*values, True]
 
 
-@pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("value", ODD_VALUES, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("argument", ["source", "leases"])
 def test_source_or_store_of_the_wrong_type_is_rejected_by_name(argument: str, value: Any) -> None:  # noqa: ANN401  anything
     arguments: dict[str, Any] = {
@@ -58,7 +58,7 @@ def test_option_of_the_wrong_type_is_rejected_by_name(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "handler", [each for each in STRANGE if not isinstance(each, str)], ids=lambda each: type(each).__name__
+    "handler", [each for each in ODD_VALUES if not isinstance(each, str)], ids=lambda each: type(each).__name__
 )
 def test_handler_that_cannot_be_called_is_rejected(handler: Any) -> None:  # noqa: ANN401  anything
     with pytest.raises((ValueError, TypeError)):
@@ -66,7 +66,7 @@ def test_handler_that_cannot_be_called_is_rejected(handler: Any) -> None:  # noq
 
 
 @pytest.mark.parametrize(
-    "value", [each for each in STRANGE if not isinstance(each, str)], ids=lambda v: type(v).__name__
+    "value", [each for each in ODD_VALUES if not isinstance(each, str)], ids=lambda v: type(v).__name__
 )
 def test_position_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa: ANN401  anything
     with pytest.raises((ValueError, TypeError), match="checkpoint"):
@@ -79,7 +79,7 @@ def test_position_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa:
 
 
 @pytest.mark.parametrize(
-    "value", [each for each in STRANGE if not isinstance(each, str)], ids=lambda v: type(v).__name__
+    "value", [each for each in ODD_VALUES if not isinstance(each, str)], ids=lambda v: type(v).__name__
 )
 def test_write_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa: ANN401  anything
     store = open_store(f"memory://types-{id(value)}")
@@ -132,7 +132,7 @@ class Held:
         return True
 
 
-@pytest.mark.parametrize("value", STRANGE[1:], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("value", ODD_VALUES[1:], ids=lambda v: type(v).__name__)
 def test_checkpoint_of_the_wrong_type_is_rejected(value: Any) -> None:  # noqa: ANN401  anything
     held_lease = Held()
     batch = Delivery([], Position("9"), None, held_lease)

@@ -18,17 +18,17 @@ def test_claim_without_a_reply_is_taken_up_at_once() -> None:
     clock, store = Clock(), FaultyStore()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
-    driven = member(store, ListSource(four_shards()), clock)
+    driven_worker = member(store, ListSource(four_shards()), clock)
     store.lose_replies = 4
-    driven.run(3)
-    assert driven.held == ["s-0", "s-1", "s-2", "s-3"]
+    driven_worker.run(3)
+    assert driven_worker.held == ["s-0", "s-1", "s-2", "s-3"]
 
 
 def test_claim_that_was_answered_is_not_repeated() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0")))
-    driven = member(store, ListSource(four_shards()), clock)
-    holdings = driven.worker._book.holdings  # noqa: SLF001  what a turn uses
+    driven_worker = member(store, ListSource(four_shards()), clock)
+    holdings = driven_worker.worker._book.holdings  # noqa: SLF001  what a turn uses
     holdings.mark_unconfirmed(store.row("s-0"))
     assert [lease.key for lease in holdings.unconfirmed] == ["s-0"]
     assert holdings.readopt(store.row("s-0")) is None
@@ -54,15 +54,15 @@ def test_worker_retakes_its_leases_soon_after_its_store_accepts_writes(fault: ty
     clock, store = Clock(), FullStore()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
-    driven = member(store, ListSource(four_shards()), clock)
-    driven.run(30)
-    assert len(driven.held) == 4
+    driven_worker = member(store, ListSource(four_shards()), clock)
+    driven_worker.run(30)
+    assert len(driven_worker.held) == 4
     store.full = fault
-    driven.run(65)
-    assert driven.held == []
+    driven_worker.run(65)
+    assert driven_worker.held == []
     store.full = None
-    driven.run(10)
-    assert len(driven.held) == held
+    driven_worker.run(10)
+    assert len(driven_worker.held) == held
 
 
 def test_pause_ends_once_the_table_shows_that_no_claim_was_applied() -> None:

@@ -24,7 +24,7 @@ def test_large_worker_takes_shards_above_the_small_workers_limit(order: tuple[st
         config = Config(Minimal(max_leases=limits[name]), lease_seconds=10.0)
         fleet.append(member(store, source, clock, me=name, config=config))
         together(fleet, 100)
-    leases_by_worker = {driven.worker.me: sorted(driven.held) for driven in fleet}
+    leases_by_worker = {driven_worker.worker.me: sorted(driven_worker.held) for driven_worker in fleet}
     assert Counter(lease.owner for lease in store.list().leases) == {"laptop-1": 4, "cluster-1": 28}
     together(fleet, 200)
-    assert {driven.worker.me: sorted(driven.held) for driven in fleet} == leases_by_worker
+    assert {driven_worker.worker.me: sorted(driven_worker.held) for driven_worker in fleet} == leases_by_worker

@@ -262,13 +262,13 @@ def test_worker_block_that_ends_early_has_drained(end: Callable[[Any], None] | N
 @pytest.mark.parametrize("way", ["break", "raise", "close", "collect", "stop", "thread"])
 def test_read_that_ends_releases(way: str) -> None:
     """An iteration that ends acknowledges the batches that its consumer has finished, and releases the lease."""
-    store, processed = FaultyStore(), list[str]()
+    store, processed_records = FaultyStore(), list[str]()
 
     def iterate() -> None:
         batches = leasehold.read(stream(), leases=store, **BEGINNING)
         for batch in batches:
-            processed.append(batch.records[0].sequence_number)
-            if len(processed) == 2:
+            processed_records.append(batch.records[0].sequence_number)
+            if len(processed_records) == 2:
                 if way == "raise":
                     raise LookupError
                 if way == "close":
@@ -286,20 +286,20 @@ def test_read_that_ends_releases(way: str) -> None:
         with suppress(LookupError):
             iterate()
     gc.collect()
-    assert settled(store) == (processed[-1] if way == "stop" else processed[0])
+    assert settled(store) == (processed_records[-1] if way == "stop" else processed_records[0])
 
 
 @pytest.mark.parametrize("way", ["cancel", "close", "loop"])
 def test_async_read_that_ends_releases(way: str) -> None:
     """If a task ends while it processes a batch, the batch is not acknowledged, and the lease is released."""
-    store, processed, left_open = FaultyStore(), list[str](), list[Any]()
+    store, processed_records, left_open = FaultyStore(), list[str](), list[Any]()
     loop = asyncio.new_event_loop()
 
     async def iterate(recorder: asyncio.Event) -> None:
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
             left_open.append(batches)
             async for batch in batches:
-                processed.append(batch.records[0].sequence_number)
+                processed_records.append(batch.records[0].sequence_number)
                 recorder.set()
                 await asyncio.Event().wait()
 
@@ -359,15 +359,15 @@ def _run_by(door: str, handle: Handler, store: FaultyStore) -> None:
 
 def test_read_from_several_tasks_is_rejected() -> None:
     """While one task waits for a batch or processes one, other tasks that ask for a batch get a RuntimeError."""
-    store, processed, rejections = FaultyStore(), list[str](), list[str]()
+    store, processed_records, rejections = FaultyStore(), list[str](), list[str]()
 
     async def main() -> None:
         async def iterate() -> None:
             try:
                 async for batch in batches:
-                    processed.append(batch.records[0].sequence_number)
+                    processed_records.append(batch.records[0].sequence_number)
                     await asyncio.sleep(0)
-                    if len(processed) == 3:
+                    if len(processed_records) == 3:
                         batches.stop()
             except RuntimeError as error:
                 rejections.append(str(error))
@@ -376,32 +376,32 @@ def test_read_from_several_tasks_is_rejected() -> None:
             await asyncio.wait_for(asyncio.gather(*(iterate() for _ in range(3))), WAIT)
 
     asyncio.run(main())
-    assert processed == NUMBERS[:3]
+    assert processed_records == NUMBERS[:3]
     assert ["another thread or task" in message for message in rejections] == [True, True]
     assert settled(store) == NUMBERS[2]
 
 
 def test_step_of_another_thread_acknowledges_nothing() -> None:
     """Only the thread that has a batch can acknowledge it. Once that thread has ended, another thread may continue."""
-    store, faults, processed = FaultyStore(), list[BaseException](), list[str]()
+    store, faults, processed_records = FaultyStore(), list[BaseException](), list[str]()
 
     def step() -> None:
         try:
-            processed.append(next(batches).records[0].sequence_number)
+            processed_records.append(next(batches).records[0].sequence_number)
         except RuntimeError as error:
             faults.append(error)
 
-    def beside() -> None:
+    def step_in_new_thread() -> None:
         thread = threading.Thread(target=step)
         thread.start()
         thread.join(WAIT)
 
     with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
-        beside()
+        step_in_new_thread()
         step()  # The first thread has ended.
-        beside()
+        step_in_new_thread()
         (lease,) = store.list().leases
-        assert (len(faults), processed, lease.checkpoint.sequence <= NUMBERS[0]) == (1, NUMBERS[:2], True)
+        assert (len(faults), processed_records, lease.checkpoint.sequence <= NUMBERS[0]) == (1, NUMBERS[:2], True)
     assert settled(store) == NUMBERS[0]
 
 
@@ -418,7 +418,7 @@ def test_steps_with_time_limits_are_one_consumer() -> None:
 # Errors of workers whose tasks are not awaited
 
 
-class Broken(FaultyStore):
+class BrokenStore(FaultyStore):
     """A store whose listings always fail."""
 
     def list(self, **_args: object) -> Any:  # noqa: ANN401  never
@@ -427,7 +427,7 @@ class Broken(FaultyStore):
 
 def test_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        task = asyncio.create_task(leasehold.arun(stream(), print, leases=Broken(), wait=False, worker="w-1"))
+        task = asyncio.create_task(leasehold.arun(stream(), print, leases=BrokenStore(), wait=False, worker="w-1"))
         await asyncio.wait({task})
         logged = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
         assert "worker w-1 has ended: StoreError: no such table" in logged

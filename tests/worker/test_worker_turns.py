@@ -40,17 +40,17 @@ def owners(store: FaultyStore) -> dict[str, str | None]:
 
 def test_lone_worker_creates_takes_and_keeps_every_lease() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
+    driven_worker = settled(clock, store)
     epochs_before = {lease.key: lease.epoch for lease in store.list().leases}
-    driven.run(60)
+    driven_worker.run(60)
     epochs_after = {lease.key: lease.epoch for lease in store.list().leases}
-    assert driven.held == ALL
+    assert driven_worker.held == ALL
     assert all(15 <= epochs_after[key] - epochs_before[key] <= 20 for key in ALL), (
         "renewed every third of lease_seconds"
     )
 
 
-class SleepySource(ListSource):
+class SourceWithSlowListing(ListSource):
     """A stream whose next listing takes a minute, as if the process were suspended during the listing."""
 
     clock: Clock | None = None
@@ -66,32 +66,32 @@ class SleepySource(ListSource):
 def test_creations_planned_before_a_pause_are_planned_again() -> None:
     """During a pause that is longer than a lease, other workers may create, finish and delete the planned leases."""
     clock, store = Clock(), FaultyStore()
-    source = SleepySource(four_shards())
+    source = SourceWithSlowListing(four_shards())
     source.clock = clock
-    driven = member(store, source, clock)
-    driven.worker.turn(clock.now)
+    driven_worker = member(store, source, clock)
+    driven_worker.worker.turn(clock.now)
     assert store.write_requests == []
-    driven.turn_due = clock.now
-    driven.run(3)
-    assert driven.held == ALL
+    driven_worker.turn_due = clock.now
+    driven_worker.run(3)
+    assert driven_worker.held == ALL
 
 
 def test_lease_created_during_a_pause_is_deleted_and_planned_again() -> None:
     """A lease whose creation took longer than a lease duration is deleted, because its plan is too old."""
     clock, store = Clock(), FaultyStore()
-    driven = member(store, ListSource(four_shards()), clock)
+    driven_worker = member(store, ListSource(four_shards()), clock)
 
     def sleep() -> None:
         store.passes = lambda: None
         clock.now += 60
 
     store.passes = sleep
-    driven.worker.turn(clock.now)
+    driven_worker.worker.turn(clock.now)
     assert [type(write) for write in store.write_requests] == [CreateLease, DeleteLease]
     assert store.list().leases == ()
-    driven.turn_due = clock.now
-    driven.run(3)
-    assert driven.held == ALL
+    driven_worker.turn_due = clock.now
+    driven_worker.run(3)
+    assert driven_worker.held == ALL
 
 
 class BusySource(ListSource):
@@ -141,71 +141,71 @@ def test_lease_that_others_finished_during_a_listing_is_not_created_again(second
 def test_shards_are_listed_only_when_needed() -> None:
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
-    driven = member(store, source, clock)
-    driven.run(250)
+    driven_worker = member(store, source, clock)
+    driven_worker.run(250)
     assert source.listings == 1
-    driven.worker.hurry()
-    driven.turn_due = clock.now
-    driven.run(1)
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
+    driven_worker.run(1)
     assert source.listings == 2
-    driven.run(300)
+    driven_worker.run(300)
     assert source.listings == 3
 
 
 def test_lasting_hole_is_listed_for_and_filled() -> None:
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
-    driven = member(store, source, clock)
-    driven.run(3)
+    driven_worker = member(store, source, clock)
+    driven_worker.run(3)
     store.write(DeleteLease(store.row("s-2")))
-    driven.run(70)
-    assert (source.listings, driven.held) == (2, ALL)
+    driven_worker.run(70)
+    assert (source.listings, driven_worker.held) == (2, ALL)
 
 
 def test_lost_reply_keeps_the_same_holdings() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
-    holdings = driven.worker.holdings
+    driven_worker = settled(clock, store)
+    holdings = driven_worker.worker.holdings
     store.lose_replies = 1
-    driven.run(30)
-    assert driven.worker.holdings == holdings, "the same holdings, not new ones"
+    driven_worker.run(30)
+    assert driven_worker.worker.holdings == holdings, "the same holdings, not new ones"
     assert not any(holding.lost.is_set() for holding in holdings)
 
 
 def test_claim_with_a_lost_reply_is_taken_up_at_the_next_look() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = member(store, ListSource(four_shards()), clock)
-    driven.step()
+    driven_worker = member(store, ListSource(four_shards()), clock)
+    driven_worker.step()
     store.lose_replies = 4
-    driven.run(30)
-    assert driven.held == ALL
+    driven_worker.run(30)
+    assert driven_worker.held == ALL
 
 
 def test_stolen_lease_is_lost_within_one_renewal() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
-    holding = driven.worker.holdings[0]
+    driven_worker = settled(clock, store)
+    holding = driven_worker.worker.holdings[0]
     store.write(StealLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
-    driven.run(KCL.renew_seconds + 0.1)
-    assert (holding.lost.is_set(), holding.why, driven.held) == (True, "now owned by b-1", ALL[1:])
+    driven_worker.run(KCL.renew_seconds + 0.1)
+    assert (holding.lost.is_set(), holding.why, driven_worker.held) == (True, "now owned by b-1", ALL[1:])
 
 
 def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.LogCaptureFixture) -> None:
     """The owner recreates the row at its own position, so that the shard does not start at the initial position."""
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
-    holding = driven.worker.holdings[0]
+    driven_worker = settled(clock, store)
+    holding = driven_worker.worker.holdings[0]
     assert holding.checkpoint(Position("17"))
     store.write(DeleteLease(store.row("s-0")))
-    driven.run(KCL.renew_seconds + 0.1)
+    driven_worker.run(KCL.renew_seconds + 0.1)
     assert (holding.lost.is_set(), store.row("s-0").owner, store.row("s-0").checkpoint) == (
         False,
         "a-1",
         Position("17"),
     )
-    assert driven.worker.rows_remade == 1
-    driven.turn_due = clock.now
-    driven.run(1)
+    assert driven_worker.worker.rows_remade == 1
+    driven_worker.turn_due = clock.now
+    driven_worker.run(1)
     message = "rows of the lease table were deleted while workers were running; recreated from memory: s-0 at 17"
     assert [record.message for record in caplog.records if "deleted" in record.message] == [message]
 
@@ -213,11 +213,11 @@ def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.L
 def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
     """If the table is emptied, owners recreate their rows before other workers can."""
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
+    driven_worker = settled(clock, store)
     epochs_before = {row.key: row.epoch for row in store.list().leases}
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
-    driven.worker.hurry()
-    driven.worker.turn(clock.now)
+    driven_worker.worker.hurry()
+    driven_worker.worker.turn(clock.now)
     assert {row.key: (row.owner, row.epoch) for row in store.list().leases} == {
         key: ("a-1", epochs_before[key] + UNSEEN_EPOCHS_MAX + 2) for key in ALL
     }
@@ -227,19 +227,19 @@ def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
 def test_recreated_lease_never_repeats_a_fencing_number(*, remade_first: bool) -> None:
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards()[:3])
-    driven = member(store, source, clock)
-    driven.run(3)
+    driven_worker = member(store, source, clock)
+    driven_worker.run(3)
     source.listed.append(four_shards()[3])
     unseen_lease = Lease("s-3", hash_range=four_shards()[3].hash_range)
     store.write(CreateLease(unseen_lease))
     assert isinstance(claim_outcome := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     if remade_first:
-        driven.run(KCL.renew_seconds + 0.1)
-    driven.worker.hurry()
-    driven.turn_due = clock.now
-    driven.run(60)
-    assert driven.held == ALL
+        driven_worker.run(KCL.renew_seconds + 0.1)
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
+    driven_worker.run(60)
+    assert driven_worker.held == ALL
     assert store.row("s-3").epoch > claim_outcome.lease.epoch + 100, "however often it was renewed meanwhile"
 
 
@@ -247,22 +247,22 @@ def test_deleted_unowned_lease_begins_where_it_was_last_seen() -> None:
     clock, store = Clock(), FaultyStore()
     config = evolve(KCL, initial_position=LATEST)
     store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
-    driven = member(store, ListSource(four_shards()[:1]), clock, config=config)
-    driven.worker.exclude("s-0", 1000.0)
-    driven.run(1)
+    driven_worker = member(store, ListSource(four_shards()[:1]), clock, config=config)
+    driven_worker.worker.exclude("s-0", 1000.0)
+    driven_worker.run(1)
     store.write(DeleteLease(store.row("s-0")))
-    driven.worker.hurry()
-    driven.turn_due = clock.now
-    driven.run(KCL.renew_seconds - 0.5)
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
+    driven_worker.run(KCL.renew_seconds - 0.5)
     assert store.list().leases == ()
-    driven.run(1.5)
+    driven_worker.run(1.5)
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [("s-0", Position("17"))]
 
 
 def test_new_group_begins_at_once_if_that_skips_nothing() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = member(store, ListSource(four_shards()), clock)
-    driven.run(1.0)
+    driven_worker = member(store, ListSource(four_shards()), clock)
+    driven_worker.run(1.0)
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, TRIM_HORIZON) for key in ALL]
 
 
@@ -286,11 +286,11 @@ def test_new_group_at_latest_waits_for_owners_and_skips_nothing(
     clock, store = Clock(), FaultyStore()
     source = kind(four_shards()[:1])
     shard_log = source.shard_logs["s-0"] = ShardRecords(create_records(3))
-    driven = member(store, source, clock, config=evolve(KCL, initial_position=LATEST))
-    driven.run(KCL.renew_seconds)
+    driven_worker = member(store, source, clock, config=evolve(KCL, initial_position=LATEST))
+    driven_worker.run(KCL.renew_seconds)
     shard_log.records += create_records(4, 3)
     assert store.list().leases == ()
-    driven.run(RETRY_SECONDS)
+    driven_worker.run(RETRY_SECONDS)
     (row,) = store.list().leases
     start_annotations = tuple(
         annotation for annotation in row.annotations if annotation[0] in {LATEST_MS, LATEST_POSITION}
@@ -302,40 +302,40 @@ def test_joining_worker_leaves_an_emptied_table_to_the_owners() -> None:
     """A joining worker would create the leases at LATEST, and could skip records that no worker has read."""
     clock, store = Clock(), FaultyStore()
     source, config = ListSource(four_shards()), evolve(KCL, initial_position=LATEST)
-    driven = member(store, source, clock, config=config)
-    driven.run(KCL.renew_seconds + RETRY_SECONDS + 1.0)
-    assert driven.held == ALL
-    for holding in driven.worker.holdings:
+    driven_worker = member(store, source, clock, config=config)
+    driven_worker.run(KCL.renew_seconds + RETRY_SECONDS + 1.0)
+    assert driven_worker.held == ALL
+    for holding in driven_worker.worker.holdings:
         assert holding.checkpoint(Position("17"))
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     joining_worker = member(store, source, clock, config=config, me="b-1", process="p-2")
-    together([joining_worker, driven], 2 * KCL.cycle_seconds)
+    together([joining_worker, driven_worker], 2 * KCL.cycle_seconds)
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, Position("17")) for key in ALL]
 
 
 def test_wait_for_owners_restarts_after_a_table_outage() -> None:
     """Owners cannot recreate rows during an outage, so the time of an outage does not count as waiting."""
     clock, store = Clock(), FaultyStore()
-    driven = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
-    driven.run(1.0)
+    driven_worker = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
+    driven_worker.run(1.0)
     store.down = True
-    driven.run(20.0)
+    driven_worker.run(20.0)
     store.down = False
-    driven.worker.hurry()
-    driven.turn_due = clock.now
-    driven.run(KCL.renew_seconds)
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
+    driven_worker.run(KCL.renew_seconds)
     assert store.list().leases == ()
-    driven.run(RETRY_SECONDS)
+    driven_worker.run(RETRY_SECONDS)
     assert [row.key for row in store.list().leases] == ALL
 
 
 def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
     """A child that has not been read yet waits for a parent without a row, because the parent may be unfinished."""
     clock, store = Clock(), FaultyStore()
-    driven, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
+    driven_worker, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
     store.write(DeleteLease(store.row("s-0")))
     started_child = evolve(child, checkpoint=Position("17"))
-    assert ([*driven.worker.parents(child)], [*driven.worker.parents(started_child)]) == (["s-0"], [])
+    assert ([*driven_worker.worker.parents(child)], [*driven_worker.worker.parents(started_child)]) == (["s-0"], [])
     new_worker = member(store, ListSource(four_shards()), clock, me="b-1", process="p-2")
     assert [*new_worker.worker.parents(child)] == [], "who never saw it has no reason to wait"
 
@@ -356,38 +356,38 @@ def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
 
 def test_version_changed_by_our_own_annotation_is_adopted() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
-    holding = driven.worker.holdings[0]
+    driven_worker = settled(clock, store)
+    holding = driven_worker.worker.holdings[0]
     store.rewrite("s-0", lambda lease: evolve(lease, version=Version("etag-after-request"), next_owner="b-1"))
-    driven.run(KCL.renew_seconds + 0.1)
+    driven_worker.run(KCL.renew_seconds + 0.1)
     assert (holding.why, owners(store)["s-0"]) == ("given to b-1", "b-1")
 
 
 def test_holdings_survive_a_short_store_outage() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
-    holdings = driven.worker.holdings
+    driven_worker = settled(clock, store)
+    holdings = driven_worker.worker.holdings
     store.down = True
-    driven.run(6)
+    driven_worker.run(6)
     store.down = False
-    driven.run(20)
-    assert driven.worker.holdings == holdings
+    driven_worker.run(20)
+    assert driven_worker.worker.holdings == holdings
 
 
 def test_holdings_end_in_a_long_store_outage_and_return_afterwards() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
-    old_holdings = driven.worker.holdings
+    driven_worker = settled(clock, store)
+    old_holdings = driven_worker.worker.holdings
     store.down = True
-    driven.run(3 * KCL.cycle_seconds)
-    assert (driven.held, {holding.why for holding in old_holdings}) == (
+    driven_worker.run(3 * KCL.cycle_seconds)
+    assert (driven_worker.held, {holding.why for holding in old_holdings}) == (
         [],
         {"dropped, not confirmed for 10 s: others may have it"},
     )
     store.down = False
-    driven.run(KCL.cycle_seconds + 1)
-    assert driven.held == ALL
-    assert set(driven.worker.holdings).isdisjoint(old_holdings)
+    driven_worker.run(KCL.cycle_seconds + 1)
+    assert driven_worker.held == ALL
+    assert set(driven_worker.worker.holdings).isdisjoint(old_holdings)
 
 
 def test_restarted_worker_takes_its_leases_at_once_without_a_move() -> None:
@@ -441,13 +441,13 @@ def test_unlisted_lease_is_deleted_only_if_the_service_confirms() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
-    driven = member(store, source, clock)
-    driven.run(1)
+    driven_worker = member(store, source, clock)
+    driven_worker.run(1)
     assert [lease.key for lease in store.list().leases] == [*ALL, "s-old"]
     source.missing.add("s-old")
-    driven.worker.hurry()
-    driven.turn_due = clock.now
-    driven.run(1)
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
+    driven_worker.run(1)
     assert [lease.key for lease in store.list().leases] == ALL
 
 
@@ -481,41 +481,41 @@ def test_deletion_of_a_missing_shards_row_is_retried_if_it_changed() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
-    driven = member(store, source, clock)
-    driven.run(60)
+    driven_worker = member(store, source, clock)
+    driven_worker.run(60)
     source.missing.add("s-old")
-    driven.worker.hurry()
-    driven.turn_due = clock.now
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
     changes = [lambda: store.rewrite("s-old", lambda row: evolve(row, version=Version("999")))]
     store.passes = lambda: changes.pop()() if changes else None
-    driven.run(1)
+    driven_worker.run(1)
     assert [lease.key for lease in store.list().leases] == [*ALL, "s-old"]
-    driven.run(40)
+    driven_worker.run(40)
     assert [lease.key for lease in store.list().leases] == ALL
 
 
 def test_lease_in_cooldown_is_left_to_others() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
-    holding = driven.worker.holdings[0]
-    driven.worker.exclude("s-0", 60)
+    driven_worker = settled(clock, store)
+    holding = driven_worker.worker.holdings[0]
+    driven_worker.worker.exclude("s-0", 60)
     holding.ask_release()
     holding.release()
-    driven.run(50)
-    assert driven.held == ALL[1:]
-    driven.run(40)
-    assert driven.held == ALL
+    driven_worker.run(50)
+    assert driven_worker.held == ALL[1:]
+    driven_worker.run(40)
+    assert driven_worker.held == ALL
 
 
 def test_two_workers_settle_on_half_each() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
+    driven_worker = settled(clock, store)
     second_worker = member(store, ListSource(four_shards()), clock, "b-1", "p-2")
-    together([driven, second_worker], 60)
-    shares = (driven.held, second_worker.held)
+    together([driven_worker, second_worker], 60)
+    shares = (driven_worker.held, second_worker.held)
     assert [len(share) for share in shares] == [2, 2]
-    together([driven, second_worker], 120)
-    assert (driven.held, second_worker.held) == shares
+    together([driven_worker, second_worker], 120)
+    assert (driven_worker.held, second_worker.held) == shares
 
 
 def test_source_outage_does_not_stop_sharing() -> None:
@@ -529,19 +529,19 @@ def test_source_outage_does_not_stop_sharing() -> None:
 
 def test_lease_in_cooldown_is_neither_claimed_nor_looked_for_at_once() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = member(
+    driven_worker = member(
         store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
     )
-    driven.run(10)
-    assert driven.held == ALL
-    driven.worker.exclude("s-0", 60.0)
-    driven.worker.holdings[0].ask_release()
-    driven.worker.holdings[0].release()
-    driven.worker.hurry()
-    assert driven.worker.turn(clock.now) >= clock.now + 3.0
+    driven_worker.run(10)
+    assert driven_worker.held == ALL
+    driven_worker.worker.exclude("s-0", 60.0)
+    driven_worker.worker.holdings[0].ask_release()
+    driven_worker.worker.holdings[0].release()
+    driven_worker.worker.hurry()
+    assert driven_worker.worker.turn(clock.now) >= clock.now + 3.0
     assert owners(store)["s-0"] is None
-    driven.run(61)
-    assert driven.held == ALL
+    driven_worker.run(61)
+    assert driven_worker.held == ALL
 
 
 def test_lease_in_cooldown_is_not_requested() -> None:
@@ -560,21 +560,21 @@ def test_cooldown_without_an_incarnation_applies_to_every_lease_of_its_key() -> 
 
 def test_lease_of_a_recreated_stream_is_taken_despite_an_earlier_cooldown() -> None:
     clock, store = Clock(), FaultyStore()
-    driven = member(
+    driven_worker = member(
         store,
         ListSource(four_shards(), made=1),
         clock,
         config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON),
     )
-    driven.run(10)
-    driven.worker.exclude("s-0", 1000.0)
-    driven.worker.holdings[0].ask_release()
-    driven.worker.holdings[0].release()
-    driven.run(30)
-    assert driven.held == ALL[1:]
+    driven_worker.run(10)
+    driven_worker.worker.exclude("s-0", 1000.0)
+    driven_worker.worker.holdings[0].ask_release()
+    driven_worker.worker.holdings[0].release()
+    driven_worker.run(30)
+    assert driven_worker.held == ALL[1:]
     store.rewrite("s-0", lambda lease: evolve(lease, annotations=((INCARNATION, "listed:2"),)))
     claims = tuple(Claim(lease, "M5") for lease in store.list().leases)
-    assert driven.worker._book.without_excluded(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
+    assert driven_worker.worker._book.without_excluded(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
 
 
 def test_rejected_write_returns_the_present_lease() -> None:
@@ -589,24 +589,24 @@ def test_rejected_write_returns_the_present_lease() -> None:
 
 def test_draining_worker_takes_nothing_more() -> None:
     store = FaultyStore()
-    driven = member(store, ListSource(four_shards()), Clock())
-    driven.worker.close()
-    driven.run(30)
-    assert (driven.held, store.list().leases) == ([], ())
+    driven_worker = member(store, ListSource(four_shards()), Clock())
+    driven_worker.worker.close()
+    driven_worker.run(30)
+    assert (driven_worker.held, store.list().leases) == ([], ())
 
 
 def test_hurried_worker_finds_the_hurry_when_woken() -> None:
     """`hurry` must take effect before it wakes the runner. Otherwise, the turn would find nothing to do."""
-    driven = member(FaultyStore(), ListSource(four_shards()), Clock())
-    driven.run(30)
+    driven_worker = member(FaultyStore(), ListSource(four_shards()), Clock())
+    driven_worker.run(30)
     listing_sizes: list[int] = []
-    source: Any = driven.worker.source
+    source: Any = driven_worker.worker.source
     original_shards = source.shards
-    original_turn = driven.worker.turn
+    original_turn = driven_worker.worker.turn
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(driven.worker.discovery, "_source", CountingSource(original_shards, listing_sizes))
-        monkeypatch.setattr(driven.worker, "wake_runner", lambda: original_turn(driven.clock.now))
-        driven.worker.hurry()
+        monkeypatch.setattr(driven_worker.worker.discovery, "_source", CountingSource(original_shards, listing_sizes))
+        monkeypatch.setattr(driven_worker.worker, "wake_runner", lambda: original_turn(driven_worker.clock.now))
+        driven_worker.worker.hurry()
     assert listing_sizes == [4]
 
 
@@ -685,12 +685,12 @@ def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
 def test_lease_that_expired_here_and_was_deleted_is_recreated_at_once() -> None:
     """There is no wait, because no other worker has owned the lease since, and none knows a later position."""
     clock, store = Clock(), FaultyStore()
-    driven = settled(clock, store)
+    driven_worker = settled(clock, store)
     store.down = True
-    driven.run(KCL.lease_seconds + 5.0)
-    assert driven.held == []
+    driven_worker.run(KCL.lease_seconds + 5.0)
+    assert driven_worker.held == []
     store.down = False
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
-    driven.worker.hurry()
-    driven.worker.turn(clock.now)
+    driven_worker.worker.hurry()
+    driven_worker.worker.turn(clock.now)
     assert [row.key for row in store.list().leases] == ALL

@@ -291,8 +291,10 @@ def together(members: list[DrivenWorker], seconds: float) -> None:
     """Run the renewals and turns of several workers that are due within this many seconds, in order of time."""
     clock = members[0].clock
     end_time = clock.now + seconds
-    while (due_time := min(min(driven.renew_due, driven.turn_due) for driven in members)) <= end_time:
+    while (
+        due_time := min(min(driven_worker.renew_due, driven_worker.turn_due) for driven_worker in members)
+    ) <= end_time:
         clock.now = max(clock.now, due_time)
-        for driven in members:
-            driven.step()
+        for driven_worker in members:
+            driven_worker.step()
     clock.now = end_time

@@ -62,7 +62,7 @@ and no worker writes bulletins, as on Azure Blob and S3. Otherwise the table beh
 """
 
 
-_WORKERS = 10**6  # in one group; no machine can simulate more
+_MAX_GROUP_WORKERS = 10**6  # in one group; no machine can simulate more
 
 
 @app.command(help="Simulate how fast a fleet is balanced, and at what cost.", epilog=MORE)
@@ -138,7 +138,7 @@ def command(  # noqa: PLR0917  typer calls it by name
 
 
 def _parse_sizes(workers: str) -> tuple[int, ...]:
-    group_sizes = tuple(parse_decimal(size, _WORKERS) or 0 for size in workers.split("+"))
+    group_sizes = tuple(parse_decimal(size, _MAX_GROUP_WORKERS) or 0 for size in workers.split("+"))
     if not all(group_sizes):
         raise ValueError(f"workers: {workers!r} is not a number of workers, or several numbers joined by +")
     return group_sizes

@@ -44,7 +44,7 @@ def replace_aws_environment() -> None:
 
 
 class Child:
-    """A child process. Its standard output is written to the file `out`, and its standard error to a log file.
+    """A child process. Its standard output is written to the file `output_file`, and its standard error to a log file.
 
     The child runs under a guard in a separate process group, so Ctrl-C does not reach it. The guard ends the child when
     the guard's standard input is closed, which also happens if this process dies.
@@ -54,10 +54,10 @@ class Child:
         self.name = name
         self.out, self._log = folder / f"{name}.jsonl", folder / f"{name}.log"
         environment = {name: value for name, value in os.environ.items() if name not in HIDDEN_VARIABLES}
-        with self.out.open("wb") as out, self._log.open("wb") as log:
+        with self.out.open("wb") as output_file, self._log.open("wb") as log_file:
             grace_variable = {guard.GRACE: str(DRAIN_SECONDS)}
             self._process = start_guarded(
-                (program, *arguments), out, log, {**environment, **ENVIRONMENT, **grace_variable}
+                (program, *arguments), output_file, log_file, {**environment, **ENVIRONMENT, **grace_variable}
             )
 
     @property

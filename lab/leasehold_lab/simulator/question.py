@@ -234,7 +234,7 @@ def simulate_on_spark(question: SimulationQuestion, seeds: Sequence[int], spark:
     """Simulate all seeds on Spark, and return their outcomes in order. leasehold must be installed on the executors."""
 
     def simulate_batches(batches: Iterable[object]) -> Iterator[object]:
-        import pyarrow as pa  # type: ignore[import-untyped]  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, imported on the executor
+        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, imported on the executor
 
         for batch in batches:
             requested_seeds = batch.column("seed").to_pylist()  # type: ignore[attr-defined]

@@ -94,7 +94,7 @@ EPILOG = EPILOG.replace(
 )
 
 
-By = Literal["group", "worker"]
+RowSubject = Literal["group", "worker"]
 """The possible subjects of a row, other than a lease."""
 
 
@@ -138,7 +138,7 @@ def read_states_repeatedly(
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
     watch: Annotated[bool, typer.Option("--watch", help="Read the table repeatedly, until Ctrl-C.")] = False,
-    by: Annotated[By | None, typer.Option(help="Show one row for each worker or group.")] = None,
+    by: Annotated[RowSubject | None, typer.Option(help="Show one row for each worker or group.")] = None,
     every: Annotated[
         float, typer.Option(help="Wait this long between two reads.", parser=make_seconds_parser(0.1))
     ] = 2.0,
@@ -215,7 +215,9 @@ def open_lag_source(url: str) -> Source:
     return open_source(url)
 
 
-def _show_states(states: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
+def _show_states(
+    states: Iterator[WatchedTable], by: RowSubject | None, *, watch: bool, as_json: bool, wide: bool
+) -> int:
     """Show the first state, or with `watch` all states. Return the status number of the first state."""
     first_state = next(states)
     if first_state.trouble and not watch:

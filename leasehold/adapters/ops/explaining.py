@@ -425,9 +425,11 @@ def _describe_past(table: WatchedTable, lease: Lease, config: Config) -> tuple[s
     if lease.owner is not None and not lease.yields:
         lines.append(f"{lease.owner} answers no requests, so a worker that should have it steals it")
     if table.swap is not None:
-        table_name, _, goal = lease_place(lease).partition(">")
+        table_name, _, target_name = lease_place(lease).partition(">")
         lines.append(
-            f"a swap is moving it from {table_name} to {goal}" if goal else f"during the swap, it is in {table_name}"
+            f"a swap is moving it from {table_name} to {target_name}"
+            if target_name
+            else f"during the swap, it is in {table_name}"
         )
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *reported_contradictions([lease]))
 

@@ -28,34 +28,34 @@ def test_every_terminal_sequence_is_read_as_its_key(sent: str, keys: tuple[str, 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
     """Return the file descriptors of both ends of a terminal: the user's end and the program's end."""
-    person, program = pty.openpty()
-    yield person, program
-    os.close(person)
-    os.close(program)
+    user_end, program_end = pty.openpty()
+    yield user_end, program_end
+    os.close(user_end)
+    os.close(program_end)
 
 
 def test_keys_are_read_one_by_one(terminal: tuple[int, int]) -> None:
     """A key is read without waiting for Enter, and a character of several bytes is not split."""
-    person, program = terminal
-    with open_terminal_keys(program) as keys:
-        os.write(person, b"s")
+    user_end, program_end = terminal
+    with open_terminal_keys(program_end) as keys:
+        os.write(user_end, b"s")
         assert keys.read_pressed_keys(30.0) == ("s",)
-        first, rest = "é".encode()[:1], "é".encode()[1:]
-        os.write(person, first)
+        first_byte, rest_of_bytes = "é".encode()[:1], "é".encode()[1:]
+        os.write(user_end, first_byte)
         assert keys.read_pressed_keys(0.01) == ()
-        os.write(person, rest)
+        os.write(user_end, rest_of_bytes)
         assert keys.read_pressed_keys(30.0) == ("é",)
 
 
-def failing(program: int) -> None:
+def raise_while_reading_keys(program: int) -> None:
     """Fail while keys are read. The error contains the terminal's settings for echo, line input and Ctrl-C."""
     with open_terminal_keys(program):
-        now = termios.tcgetattr(program)[3]
-        raise RuntimeError([bool(now & flag) for flag in (termios.ECHO, termios.ICANON, termios.ISIG)])
+        local_flags = termios.tcgetattr(program)[3]
+        raise RuntimeError([bool(local_flags & flag) for flag in (termios.ECHO, termios.ICANON, termios.ISIG)])
 
 
 def test_a_terminal_is_restored_after_any_exit(terminal: tuple[int, int]) -> None:
     before = termios.tcgetattr(terminal[1])
     with pytest.raises(RuntimeError, match=r"\[False, False, True\]"):
-        failing(terminal[1])
+        raise_while_reading_keys(terminal[1])
     assert termios.tcgetattr(terminal[1]) == before

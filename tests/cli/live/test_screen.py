@@ -25,19 +25,19 @@ from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import StealLease
 from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
-FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
+LARGE_POSITION = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LEASES = tuple(
-    Lease(f"s-{number:02}", owner=f"w-{number % 3}", checkpoint=FAR, annotations=(("host", "[b]vm"),))
+    Lease(f"s-{number:02}", owner=f"w-{number % 3}", checkpoint=LARGE_POSITION, annotations=(("host", "[b]vm"),))
     for number in range(40)
 )
-READING = WatchedTable(
+WATCHED_TABLE = WatchedTable(
     LEASES,
     lags={"s-07": LeaseLag(12.5, end=False, host="vm-7")},
     moves=(SeenMove(1.0, "s-07", "w-0", "w-1"), SeenMove(0.0, "s-1", None, "x")),
 )
 
 
-def shown(view: LiveView, reading: WatchedTable = READING, width: int = 100, height: int = 20) -> list[str]:
+def drawn_lines(view: LiveView, reading: WatchedTable = WATCHED_TABLE, width: int = 100, height: int = 20) -> list[str]:
     """Return the lines that the view draws on a screen of this size."""
     console = Console(width=width, record=True, force_terminal=False)
     console.print(draw_view(reading, view, width, height))
@@ -46,41 +46,50 @@ def shown(view: LiveView, reading: WatchedTable = READING, width: int = 100, hei
 
 def test_a_screen_shows_the_chosen_row_and_the_moves() -> None:
     for selected in ("s-00", "s-20", "s-39"):
-        lines = shown(LiveView(selected=selected))
+        lines = drawn_lines(LiveView(selected=selected))
         assert len(lines) <= 20
         assert sum(selected in line for line in lines) == 1
-        assert [line.strip() for line in lines[-2:]] == [format_move(move) for move in READING.moves]
+        assert [line.strip() for line in lines[-2:]] == [format_move(move) for move in WATCHED_TABLE.moves]
         assert "40 rows by lease, rising; ? shows the keys, q leaves" in lines[-4]
 
 
 @pytest.mark.parametrize("height", [1, 5, 9])
 def test_a_small_screen_shows_at_least_the_chosen_row(height: int) -> None:
-    lines = shown(LiveView(selected="s-33"), height=height)
+    lines = drawn_lines(LiveView(selected="s-33"), height=height)
     assert sum("s-33" in line for line in lines) == 1
     assert not any("s-30" in line for line in lines)
 
 
 def test_an_opened_lease_shows_all_its_fields() -> None:
-    text = "\n".join(shown(LiveView(page="lease", selected="s-07")))
-    for part in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
-        assert part in text
+    text = "\n".join(drawn_lines(LiveView(page="lease", selected="s-07")))
+    for expected in (
+        f"{LARGE_POSITION.sequence}/2",
+        "w-1",
+        "lag seconds",
+        "12.5",
+        "vm-7",
+        "note host",
+        "[b]vm",
+        "s-07: w-0 -> w-1",
+    ):
+        assert expected in text
     assert "-> x" not in text
-    missing = "\n".join(shown(LiveView(page="lease", selected="s-99")))
+    missing = "\n".join(drawn_lines(LiveView(page="lease", selected="s-99")))
     assert "there is no lease s-99 any more" in missing
 
 
 def test_read_errors_and_an_empty_table_are_shown() -> None:
-    text = "\n".join(shown(LiveView(filter_text="none"), evolve(READING, trouble="the line is down")))
+    text = "\n".join(drawn_lines(LiveView(filter_text="none"), evolve(WATCHED_TABLE, trouble="the line is down")))
     assert "the line is down; trying again" in text
     assert "0 rows by lease, rising; / none;" in text
 
 
 def test_the_help_lists_every_key() -> None:
-    text = "\n".join(shown(LiveView(page="help")))
+    text = "\n".join(drawn_lines(LiveView(page="help")))
     assert all(keys in text for keys, _ in KEY_HELP)
 
 
-class Person:
+class TerminalUser:
     """A user at a terminal who reads the output and presses keys."""
 
     def __init__(self, terminal: int) -> None:
@@ -92,7 +101,7 @@ class Person:
             self._more(text)
         self._seen = len(self.read)
 
-    def awaits_codes(self, *codes: str) -> None:
+    def wait_for_codes(self, *codes: str) -> None:
         """Read until the terminal receives these codes."""
         while not all(code in self.read for code in codes):
             self._more(str(codes))
@@ -112,7 +121,7 @@ LAUNCH = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); 
 
 
 @contextmanager
-def before_a_terminal(*arguments: str) -> Iterator[tuple[Person, "subprocess.Popen[bytes]"]]:
+def run_on_terminal(*arguments: str) -> Iterator[tuple[TerminalUser, "subprocess.Popen[bytes]"]]:
     """Run the command on a terminal of 100 by 24 characters. Afterwards, the terminal's settings must be restored."""
     person, program = pty.openpty()
     termios.tcsetwinsize(program, (24, 100))
@@ -123,7 +132,7 @@ def before_a_terminal(*arguments: str) -> Iterator[tuple[Person, "subprocess.Pop
         command, stdin=program, stdout=program, stderr=program, start_new_session=True, env=env | {"TERM": "xterm"}
     ) as running:
         try:
-            yield Person(person), running
+            yield TerminalUser(person), running
         finally:
             running.kill()
     assert termios.tcgetattr(program) == before
@@ -142,7 +151,7 @@ def table(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 def test_a_user_watches_sorts_filters_and_quits(table: SqliteStore, tmp_path: Path) -> None:
-    with before_a_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--every", "0.1") as (person, running):
+    with run_on_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--every", "0.1") as (person, running):
         person.awaits("2 rows by lease, rising")
         person.presses("s")
         person.awaits("2 rows by owner, rising")
@@ -162,11 +171,11 @@ def test_a_user_watches_sorts_filters_and_quits(table: SqliteStore, tmp_path: Pa
 @pytest.mark.parametrize(("way", "status"), [("q", 0), ("\x03", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.usefixtures("table")
 def test_the_terminal_is_restored_on_every_exit(tmp_path: Path, way: str | signal.Signals, status: int) -> None:
-    with before_a_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--by", "worker") as (person, running):
+    with run_on_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--by", "worker") as (person, running):
         person.awaits("2 rows by worker, rising")
         if isinstance(way, str):
             person.presses(way)
         else:
             running.send_signal(way)
-        person.awaits_codes("\x1b[?1049l", "\x1b[?25h")
+        person.wait_for_codes("\x1b[?1049l", "\x1b[?25h")
         assert running.wait(60) == status

@@ -38,7 +38,7 @@ def new_table() -> tuple[str, MemoryStore]:
     return f"memory://{name}", MemoryStore(name)
 
 
-def filled(url: str, leases: tuple[Lease, ...]) -> Store:
+def create_leases(url: str, leases: tuple[Lease, ...]) -> Store:
     """Create these leases in the store at this URL, and return the store."""
     store = open_store(url)
     for lease in leases:
@@ -46,7 +46,7 @@ def filled(url: str, leases: tuple[Lease, ...]) -> Store:
     return store
 
 
-def ran(app: Any, *arguments: str) -> tuple[int, str]:  # noqa: ANN401  typer's own application
+def run_command(app: Any, *arguments: str) -> tuple[int, str]:  # noqa: ANN401  typer's own application
     """Run a command, and return its exit status and everything that it printed."""
     result = CliRunner().invoke(app, arguments)
     return result.exit_code, result.output
@@ -54,7 +54,7 @@ def ran(app: Any, *arguments: str) -> tuple[int, str]:  # noqa: ANN401  typer's 
 
 def run_copy(*arguments: str) -> tuple[int, list[tuple[str, str]]]:
     """Run `copy-leases`, and return its exit status and the result for each lease."""
-    status, output = ran(copy_leases.app, *arguments, "--json")
+    status, output = run_command(copy_leases.app, *arguments, "--json")
     return status, [(lease["key"], lease["do"]) for lease in json.loads(output)["leases"]]
 
 
@@ -75,7 +75,7 @@ def test_leases_copied_through_all_clouds_return_unchanged(
         f"s3://{name}/fleet?region=eu-west-1&endpoint={moto_url}",
         f"sqlite://{tmp_path}/last.db",
     ]
-    filled(urls[0], SHARDS).close()
+    create_leases(urls[0], SHARDS).close()
     for source, target in pairwise(urls):
         assert run_copy(source, target) == (0, [("s-0", "create"), ("s-1", "create"), ("s-2", "create")])
     assert [clear_layout_fields(lease) for lease in open_store(urls[-1]).list().leases] == list(SHARDS)
@@ -90,7 +90,7 @@ def test_a_hubs_checkpoints_keep_their_offsets(
     name = f"hub-{uuid4().hex}"
     dynamodb_url = f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}"
     blob_url = f"azblob://devstoreaccount1/{name}?eventhub=ns/orders"
-    filled(blob_url, (Lease("0", checkpoint=AT_9), Lease("1"))).close()
+    create_leases(blob_url, (Lease("0", checkpoint=AT_9), Lease("1"))).close()
     assert run_copy(blob_url, dynamodb_url) == (0, [("0", "create"), ("1", "create")])
     table = open_store(dynamodb_url)
     expect_applied(table.write(CheckpointLate(table.get(["0"])[0], AT_10)))
@@ -107,8 +107,8 @@ def test_a_hubs_checkpoints_keep_their_offsets(
 def test_a_dry_run_writes_nothing(new_table: tuple[str, MemoryStore], tmp_path: Path) -> None:
     url, target = new_table
     source = f"sqlite://{tmp_path}/leases.db"
-    filled(source, SHARDS).close()
-    status, output = ran(copy_leases.app, source, url, "--dry-run")
+    create_leases(source, SHARDS).close()
+    status, output = run_command(copy_leases.app, source, url, "--dry-run")
     assert (status, target.list().leases) == (0, ())
     assert [line.split() for line in output.splitlines()] == [
         ["LEASE", "IS", "WANTED", "WOULD"],
@@ -116,16 +116,16 @@ def test_a_dry_run_writes_nothing(new_table: tuple[str, MemoryStore], tmp_path: 
         ["s-1", "-", "41.3", "create"],
         ["s-2", "-", "TRIM_HORIZON", "create"],
     ]
-    assert ran(reset.app, source, "--to", "LATEST", "--dry-run")[0] == 0
+    assert run_command(reset.app, source, "--to", "LATEST", "--dry-run")[0] == 0
     assert [clear_layout_fields(lease) for lease in open_store(source).list().leases] == list(SHARDS)
 
 
 def test_a_later_checkpoint_is_kept_and_reported(new_table: tuple[str, MemoryStore], tmp_path: Path) -> None:
     url, target = new_table
     source = f"sqlite://{tmp_path}/leases.db"
-    filled(source, (Lease("0", checkpoint=AT_9), Lease("1", checkpoint=AT_10)))
-    filled(url, (Lease("0", checkpoint=AT_10), Lease("1", checkpoint=AT_9)))
-    status, output = ran(copy_leases.app, source, url, "--json")
+    create_leases(source, (Lease("0", checkpoint=AT_9), Lease("1", checkpoint=AT_10)))
+    create_leases(url, (Lease("0", checkpoint=AT_10), Lease("1", checkpoint=AT_9)))
+    status, output = run_command(copy_leases.app, source, url, "--json")
     assert (status, json.loads(output)) == (
         1,
         {
@@ -153,14 +153,14 @@ def test_a_later_checkpoint_is_kept_and_reported(new_table: tuple[str, MemorySto
 
 def test_a_reset_sets_only_the_given_leases(new_table: tuple[str, MemoryStore]) -> None:
     url, store = new_table
-    filled(url, SHARDS)
-    assert ran(reset.app, url, "--to", "7", "--sub", "1", "--key", "s-1")[0] == 0
+    create_leases(url, SHARDS)
+    assert run_command(reset.app, url, "--to", "7", "--sub", "1", "--key", "s-1")[0] == 0
     assert [clear_layout_fields(lease) for lease in store.list().leases] == [
         SHARDS[0],
         Lease("s-1", parents=("s-0",), checkpoint=Position("7", 1), hash_range=(0, 4)),
         SHARDS[2],
     ]
-    assert ran(reset.app, url, "--to", "AT_TIMESTAMP", "--timestamp-ms", "1700000000000")[0] == 0
+    assert run_command(reset.app, url, "--to", "AT_TIMESTAMP", "--timestamp-ms", "1700000000000")[0] == 0
     assert {lease.checkpoint for lease in store.list().leases} == {Position("AT_TIMESTAMP", 1_700_000_000_000)}
 
 
@@ -169,8 +169,8 @@ def test_the_lag_after_a_reset_is_unknown_until_the_shard_is_read(new_table: tup
     progress = Progress(
         at=1_700_000_000.0, owner="w-1", behind=0.0, end=True, read=1_700_000_000.0, done=1_700_000_000.0
     )
-    filled(url, (Lease("s-0", checkpoint=Position("7"), annotations=((PROGRESS_ANNOTATION, progress.note),)),))
-    assert ran(reset.app, url, "--to", "TRIM_HORIZON")[0] == 0
+    create_leases(url, (Lease("s-0", checkpoint=Position("7"), annotations=((PROGRESS_ANNOTATION, progress.note),)),))
+    assert run_command(reset.app, url, "--to", "TRIM_HORIZON")[0] == 0
     (lease,) = store.list().leases
     assert (lease.checkpoint, lag_of(lease, 1_700_000_030.0, 10.0)) == (TRIM_HORIZON, LeaseLag())
 
@@ -189,9 +189,9 @@ def test_a_reset_accepts_times_and_named_positions(
     new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch, to: str, stored: Position
 ) -> None:
     url, store = new_table
-    filled(url, SHARDS)
+    create_leases(url, SHARDS)
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
-    assert ran(reset.app, url, "--to", to)[0] == 0
+    assert run_command(reset.app, url, "--to", to)[0] == 0
     assert {lease.checkpoint for lease in store.list().leases} == {stored}
 
 
@@ -202,14 +202,14 @@ def test_a_reset_shifts_each_lease_from_its_own_position(
     url, store = new_table
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
     note = Progress(1_699_999_990.0, "a", arrived=1_699_990_000.0).note
-    filled(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), annotations=((PROGRESS_ANNOTATION, note),))))
-    assert ran(reset.app, url, "--to", "now-3h", "--key", "s-0", "--even-if-owned")[0] == 0
-    assert ran(reset.app, url, "--shift-by", "-15m")[0] == 0
+    create_leases(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), annotations=((PROGRESS_ANNOTATION, note),))))
+    assert run_command(reset.app, url, "--to", "now-3h", "--key", "s-0", "--even-if-owned")[0] == 0
+    assert run_command(reset.app, url, "--shift-by", "-15m")[0] == 0
     assert [lease.checkpoint for lease in store.list().leases] == [
         Position("AT_TIMESTAMP", 1_699_988_300_000),
         Position("AT_TIMESTAMP", 1_699_989_100_000),
     ]
-    assert ran(reset.app, url, "--shift-by", "+2w")[0] == 0
+    assert run_command(reset.app, url, "--shift-by", "+2w")[0] == 0
     assert {lease.checkpoint.sub for lease in store.list().leases} == {1_700_000_000_000}
 
 
@@ -218,13 +218,13 @@ def test_a_reset_plan_is_not_applied_to_leases_that_moved_since(
 ) -> None:
     """If a worker continues between a dry run and the reset, the reset must not repeat its work unnoticed."""
     url, store = new_table
-    filled(url, SHARDS)
+    create_leases(url, SHARDS)
     plan = tmp_path / "plan.json"
-    status, output = ran(reset.app, url, "--to", "TRIM_HORIZON", "--dry-run", "--json")
+    status, output = run_command(reset.app, url, "--to", "TRIM_HORIZON", "--dry-run", "--json")
     plan.write_text(output)
-    moved = store.get(["s-1"])[0]
-    expect_applied(store.write(CheckpointLate(moved, Position("99999"))))
-    status, output = ran(reset.app, url, "--plan", str(plan), "--json")
+    moved_lease = store.get(["s-1"])[0]
+    expect_applied(store.write(CheckpointLate(moved_lease, Position("99999"))))
+    status, output = run_command(reset.app, url, "--plan", str(plan), "--json")
     results = {lease["key"]: (lease["do"], lease.get("why", "")) for lease in json.loads(output)["leases"]}
     assert (status, results["s-0"][0], results["s-1"][0]) == (1, "back", "refuse")
     assert results["s-1"][1].startswith("its checkpoint is 99999, no longer ")
@@ -235,11 +235,11 @@ def test_a_reset_plan_is_not_applied_to_leases_that_moved_since(
 def test_a_reset_plan_can_be_run_again(new_table: tuple[str, MemoryStore], tmp_path: Path) -> None:
     """A second run carries out the rest of a plan, and accepts the leases that the first run has set."""
     url, store = new_table
-    filled(url, SHARDS)
+    create_leases(url, SHARDS)
     plan = tmp_path / "plan.json"
-    plan.write_text(ran(reset.app, url, "--to", "TRIM_HORIZON", "--dry-run", "--json")[1])
-    assert ran(reset.app, url, "--to", "TRIM_HORIZON", "--key", "s-0")[0] == 0
-    assert ran(reset.app, url, "--plan", str(plan))[0] == 0
+    plan.write_text(run_command(reset.app, url, "--to", "TRIM_HORIZON", "--dry-run", "--json")[1])
+    assert run_command(reset.app, url, "--to", "TRIM_HORIZON", "--key", "s-0")[0] == 0
+    assert run_command(reset.app, url, "--plan", str(plan))[0] == 0
     assert {lease.checkpoint for lease in store.list().leases} == {TRIM_HORIZON}
 
 
@@ -271,20 +271,20 @@ def test_an_unreadable_plan_is_rejected_as_a_whole(
     new_table: tuple[str, MemoryStore], tmp_path: Path, text: str, says: str
 ) -> None:
     url, store = new_table
-    filled(url, SHARDS)
+    create_leases(url, SHARDS)
     (tmp_path / "plan.json").write_text(text)
     listing_before = store.list()
-    status, output = ran(reset.app, url, "--plan", str(tmp_path / "plan.json"))
+    status, output = run_command(reset.app, url, "--plan", str(tmp_path / "plan.json"))
     assert (status, says in output) == (2, True), output
     assert store.list() == listing_before
-    assert ran(reset.app, url, "--plan", str(tmp_path / "none.json"))[0] == 2
-    assert ran(reset.app, url, "--plan", str(tmp_path / "plan.json"), "--to", "LATEST")[0] == 2
+    assert run_command(reset.app, url, "--plan", str(tmp_path / "none.json"))[0] == 2
+    assert run_command(reset.app, url, "--plan", str(tmp_path / "plan.json"), "--to", "LATEST")[0] == 2
 
 
 def test_each_move_in_a_pipe_is_one_uncut_line(new_table: tuple[str, MemoryStore]) -> None:
     long_number, timestamp = "4959033827149025660855969253836157109592157598913658889", "2023-11-14T22:13:20.000Z"
-    filled(new_table[0], (Lease("s-0", checkpoint=Position(long_number)),))
-    _, output = ran(reset.app, new_table[0], "--to", timestamp, "--dry-run")
+    create_leases(new_table[0], (Lease("s-0", checkpoint=Position(long_number)),))
+    _, output = run_command(reset.app, new_table[0], "--to", timestamp, "--dry-run")
     assert [line.split(maxsplit=3) for line in output.splitlines()[1:]] == [
         ["s-0", long_number, f"AT_TIMESTAMP={timestamp}", "set back"]
     ]
@@ -301,10 +301,10 @@ def test_a_living_owners_lease_is_reset_only_if_forced(
         versions.append(expect_applied(store.write(RenewLease(versions[-1]))))
 
     monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
-    status, output = ran(reset.app, url, "--to", "TRIM_HORIZON", "--json")
+    status, output = run_command(reset.app, url, "--to", "TRIM_HORIZON", "--json")
     assert (status, json.loads(output)["leases"][0]["why"]) == (1, "ann is working on it")
     assert store.get(["0"]) == (versions[-1],)
-    assert ran(reset.app, url, "--to", "TRIM_HORIZON", "--even-if-owned")[0] == 0
+    assert run_command(reset.app, url, "--to", "TRIM_HORIZON", "--even-if-owned")[0] == 0
     assert clear_layout_fields(store.get(["0"])[0]) == Lease("0")
 
 
@@ -324,8 +324,8 @@ def test_leases_of_a_living_fleet_are_copied_only_if_forced(
         versions.append(expect_applied(source.write(RenewLease(versions[-1]))))
 
     monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
-    filled(url, (Lease("1", owner="bob"),))
-    status, output = ran(copy_leases.app, f"memory://{name}", url, "--json")
+    create_leases(url, (Lease("1", owner="bob"),))
+    status, output = run_command(copy_leases.app, f"memory://{name}", url, "--json")
     reason = "FROM is still read by ann; stop its workers first"
     assert (status, [lease["why"] for lease in json.loads(output)["leases"]]) == (1, [reason, reason])
     assert waits == [40.0]
@@ -356,8 +356,8 @@ def test_a_finished_copy_does_not_watch_owners(
 ) -> None:
     url, _ = new_table
     name = uuid4().hex
-    filled(f"memory://{name}", (Lease("0", owner="ann", checkpoint=AT_9),))
-    filled(url, (Lease("0", owner="bob", checkpoint=AT_9),))
+    create_leases(f"memory://{name}", (Lease("0", owner="ann", checkpoint=AT_9),))
+    create_leases(url, (Lease("0", owner="bob", checkpoint=AT_9),))
     monkeypatch.delattr("leasehold.adapters.ops.checkpoints.sleep")
     assert run_copy(f"memory://{name}", url) == (0, [("0", "same")])
 
@@ -365,7 +365,7 @@ def test_a_finished_copy_does_not_watch_owners(
 def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
     """During a swap, each table has only some of the leases, and a row that was reset in FROM would be used again."""
     tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
-    filled(tables[0], SHARDS[1:]).close()
+    create_leases(tables[0], SHARDS[1:]).close()
     with closing(open_both(*tables)) as swap_store:
         moved_lease, _ = (
             expect_applied(swap_store.write(ClaimLease(lease, "ann"))) for lease in swap_store.list().leases
@@ -381,8 +381,8 @@ def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
                 (copy_leases.app, (url, f"file://{tmp_path}/backup.jsonl")),
                 (copy_leases.app, (f"sqlite://{tmp_path}/elsewhere.db", url)),
             ):
-                filled(f"sqlite://{tmp_path}/elsewhere.db", ()).close()
-                status, output = ran(app, *arguments)
+                create_leases(f"sqlite://{tmp_path}/elsewhere.db", ()).close()
+                status, output = run_command(app, *arguments)
                 assert (status, reason in " ".join(output.split())) == (1, True), output
         assert not (tmp_path / "backup.jsonl").exists()
         assert swap_store.list() == listing_before
@@ -405,12 +405,18 @@ def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
     ],
 )
 def test_bad_usage_is_reported_and_exits_2(new_table: tuple[str, MemoryStore], arguments: list[str], says: str) -> None:
-    status, output = ran(reset.app, new_table[0], *arguments)
+    status, output = run_command(reset.app, new_table[0], *arguments)
     assert (status, says in output) == (2, True), output
 
 
 def test_an_unreachable_store_exits_1_and_a_bad_url_2(tmp_path: Path) -> None:
     """A script can distinguish a typing error from a store that is down."""
     missing = f"sqlite://{tmp_path}/missing.db"
-    assert [ran(copy_leases.app, missing, "memory://x")[0], ran(reset.app, missing, "--to", "LATEST")[0]] == [1, 1]
-    assert [ran(copy_leases.app, "x://y", "memory://x")[0], ran(reset.app, "x://y", "--to", "LATEST")[0]] == [2, 2]
+    assert [
+        run_command(copy_leases.app, missing, "memory://x")[0],
+        run_command(reset.app, missing, "--to", "LATEST")[0],
+    ] == [1, 1]
+    assert [
+        run_command(copy_leases.app, "x://y", "memory://x")[0],
+        run_command(reset.app, "x://y", "--to", "LATEST")[0],
+    ] == [2, 2]

@@ -14,9 +14,9 @@ EVIL = '<b>x</b>"\\\n'
 def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
     """Return a lease as one of our workers writes it. The worker has reported the lag `behind`."""
     now = time.time()
-    reach = Progress(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
+    progress = Progress(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
     return Lease(
-        key, owner=owner, weight=2048, annotations=((PROGRESS_ANNOTATION, reach.note), ("process", f"p/{owner}"))
+        key, owner=owner, weight=2048, annotations=((PROGRESS_ANNOTATION, progress.note), ("process", f"p/{owner}"))
     )
 
 

@@ -26,7 +26,7 @@ def example(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
-def scaled() -> dict[str, Any]:
+def scaled_object() -> dict[str, Any]:
     return example("keda.yml")[-1]
 
 
@@ -57,7 +57,7 @@ def test_kubernetes_accepts_the_examples(api: KubernetesApi) -> None:
 )
 def test_kubernetes_rejects_a_wrong_example(api: KubernetesApi, field: str, value: object, says: str) -> None:
     """The server rejects an example with a deliberate mistake, so its acceptance of the real examples is evidence."""
-    wrong_object = deepcopy(scaled())
+    wrong_object = deepcopy(scaled_object())
     wrong_object["metadata"]["name"], wrong_object["spec"][field] = "wrong", value
     status, message = api.create(wrong_object)
     assert (status // 100, says in message) == (4, True), message
@@ -68,7 +68,7 @@ def test_the_scaling_metric_is_one_that_the_server_exports() -> None:
     table.minute = 9
     watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN + 540)
     watcher.look()
-    (trigger,) = scaled()["spec"]["triggers"]
+    (trigger,) = scaled_object()["spec"]["triggers"]
     lines = prometheus_text([(watcher.state(), True)]).splitlines()
     assert f"{trigger['metadata']['valueLocation']} 95" in lines
     (metric,) = example("hpa.yml")[0]["spec"]["metrics"]
@@ -90,7 +90,7 @@ def test_containers_use_options_that_exist() -> None:
 
 
 def test_both_examples_scale_alike() -> None:
-    (plain_autoscaler,), keda = example("hpa.yml"), scaled()["spec"]
+    (plain_autoscaler,), keda = example("hpa.yml"), scaled_object()["spec"]
     (trigger,) = keda["triggers"]
     (metric,) = plain_autoscaler["spec"]["metrics"]
     assert plain_autoscaler["spec"]["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]

@@ -222,7 +222,7 @@ def test_a_page_receives_an_event_after_each_read(store: Table, watcher: TableWa
     assert [len(event[0]["leases"]) for event in (first_event, second_event)] == [6, 7]
 
 
-def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
+def read_first_event(port: int, query: str) -> tuple[dict[str, Any], int]:
     """Request a view, and return its first event and the event's size in bytes."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request("GET", f"/view{query}")
@@ -242,7 +242,7 @@ def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
 )
 def test_a_page_receives_the_first_leases_in_its_order(port: int, query: str, keys: list[str]) -> None:
     """A lease with a problem is not listed after a thousand healthy ones."""
-    event, _ = seen(port, query)
+    event, _ = read_first_event(port, query)
     assert [row["key"] for row in event["rows"]][:3] == keys
     assert [group["store"] for group in event["groups"]] == ["memory://x"]
 
@@ -261,15 +261,15 @@ def test_an_event_does_not_grow_with_the_number_of_leases(store: Table, watcher:
             store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number)
         )
     watcher.look()
-    assert seen(port, "")[1] <= 10_000
-    event, size = seen(port, "?most=100")
+    assert read_first_event(port, "")[1] <= 10_000
+    event, size = read_first_event(port, "?most=100")
     assert (event["found"], len(event["rows"]), len(event["workers"])) == (1006, 100, 50)
     assert size <= 20_000
 
 
 def test_a_page_distinguishes_no_lag_from_an_unknown_lag(port: int) -> None:
     """A lag of zero does not look like the unknown lag of a lease whose owner is silent."""
-    lags = {row["key"]: row.get("seconds") for row in seen(port, "?sort=key")[0]["rows"]}
+    lags = {row["key"]: row.get("seconds") for row in read_first_event(port, "?sort=key")[0]["rows"]}
     assert (lags["s-0"], lags["s-1"], lags["s-9"]) == (12.5, 0.0, None)
 
 

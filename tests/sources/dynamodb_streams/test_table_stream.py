@@ -232,11 +232,13 @@ def test_trimmed_checkpoint_error_says_what_to_do(table: TableStreams, url: str,
     first = reader(source, shard).read().records[0]
     continuing_source = opened(f"{url}&if_trimmed=TRIM_HORIZON")
     table.shards[shard].trimmed = 2 if asked_at == "iterator" else 0
-    failing_reader, continuing_reader = (reader(each, shard, first.position) for each in (source, continuing_source))
+    failing_reader, continuing_reader = (
+        reader(poller, shard, first.position) for poller in (source, continuing_source)
+    )
     if asked_at == "records":
-        for each in (failing_reader, continuing_reader):
-            each._limit = 1  # noqa: SLF001  so that it stops before the end
-            each.read()
+        for poller in (failing_reader, continuing_reader):
+            poller._limit = 1  # noqa: SLF001  so that it stops before the end
+            poller.read()
         table.shards[shard].trimmed = 3
     with pytest.raises(Trimmed, match=r"its checkpoint \d+ no longer exists: .*if_trimmed=TRIM_HORIZON"):
         failing_reader.read()

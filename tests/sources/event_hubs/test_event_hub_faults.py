@@ -64,9 +64,9 @@ def test_unusable_url_names_the_field(
     place: str, options: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
-    with pytest.raises(ValueError, match=message) as raised:
+    with pytest.raises(ValueError, match=message) as exc_info:
         open_url(place, options)
-    assert "hidden" not in str(raised.value)
+    assert "hidden" not in str(exc_info.value)
 
 
 def test_default_group_removed_by_a_shell_is_pointed_out() -> None:
@@ -91,9 +91,9 @@ def test_scheme_opens_the_source_with_its_options(monkeypatch: pytest.MonkeyPatc
 )
 def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
     """Error messages end up in logs, and even a mistyped connection string contains most of the key."""
-    with pytest.raises(ValueError, match="not an Event Hubs connection string") as raised:
+    with pytest.raises(ValueError, match="not an Event Hubs connection string") as exc_info:
         access_by_connection_string(secret, "place", "hub", "$Default")
-    assert "hidden" not in f"{raised.value!r}{raised.value.__cause__!r}{ACCESS!r}"
+    assert "hidden" not in f"{exc_info.value!r}{exc_info.value.__cause__!r}{ACCESS!r}"
 
 
 @pytest.mark.parametrize(
@@ -172,18 +172,18 @@ def test_credentials_are_requested_off_the_loop_and_their_rejection_is_lasting()
     assert asyncio.run(AsyncCredential(credential).get_token("scope")).expires_on == EXPIRES
     assert credential.asked == ("scope",)
     rejected_credential = _Credential(ClientAuthenticationError("no such identity"))
-    with pytest.raises(AuthenticationError, match="no such identity") as raised:
+    with pytest.raises(AuthenticationError, match="no such identity") as exc_info:
         asyncio.run(AsyncCredential(rejected_credential).get_token("scope"))
-    explanation = translate_error(raised.value, Access("place", "hub", "$Default"))
+    explanation = translate_error(exc_info.value, Access("place", "hub", "$Default"))
     assert "role 'Azure Event Hubs Data Receiver'" in str(explanation)
 
 
 @pytest.mark.services
 def test_missing_hub_is_an_immediate_error(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     missing_hub = open_url(f"{event_hub.hubs.namespace}/nowhere", {})
-    with pytest.raises(SourceError, match=r"'nowhere'.*no such hub") as raised:
+    with pytest.raises(SourceError, match=r"'nowhere'.*no such hub") as exc_info:
         missing_hub.shards()
-    assert not isinstance(raised.value, SourceUnavailable)
+    assert not isinstance(exc_info.value, SourceUnavailable)
     missing_hub.close()
     foreign_group_reader = event_hub.source(group="fourth").open(Lease("0"), TRIM_HORIZON)
     with pytest.raises(SourceError, match="consumer group 'fourth'"):
@@ -239,23 +239,23 @@ def test_link_reports_how_long_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> N
     reader = poller.PartitionReader(
         cast("Any", None), ACCESS, "0", TRIM_HORIZON, epoch=0, prefetch=10, clock=lambda: now[0]
     )
-    unlinked = []
+    disconnections = []
     for number, seconds in enumerate((0.0, 25.0, 30.0)):
         now[0] += seconds
         Feed.events[:] = [Record(b"", str(number))] if seconds else []
-        unlinked.append(reader.read().disconnected_seconds)
+        disconnections.append(reader.read().disconnected_seconds)
     monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
-    unlinked.append(reader.read().disconnected_seconds)
+    disconnections.append(reader.read().disconnected_seconds)
     stolen_error = EventHubError("taken")
     stolen_error.error = "link:stolen"
     monkeypatch.setattr(Feed, "fault", stolen_error)
-    unlinked.append(reader.read().disconnected_seconds)
+    disconnections.append(reader.read().disconnected_seconds)
     monkeypatch.setattr(Feed, "fault", None)
-    unlinked.append(reader.read().disconnected_seconds)
+    disconnections.append(reader.read().disconnected_seconds)
     now[0] += 7.0
     Feed.events[:] = [Record(b"", "5")]
-    unlinked.append(reader.read().disconnected_seconds)
-    assert unlinked == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
+    disconnections.append(reader.read().disconnected_seconds)
+    assert disconnections == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
 
 
 def test_backoff_grows_to_its_limit_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,18 +319,18 @@ def test_unanswered_request_times_out_and_is_cancelled() -> None:
 
 
 def test_request_timeout_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, waited = BackgroundLoop(), list[float]()
+    loop, timeouts_used = BackgroundLoop(), list[float]()
     pending_future: Future[None] = Future()
 
     def raise_timeout(seconds: float) -> None:
-        waited.append(seconds)
+        timeouts_used.append(seconds)
         raise TimeoutError
 
     monkeypatch.setattr(pending_future, "result", raise_timeout)
     monkeypatch.setattr(loop, "start_coroutine", lambda _work: pending_future)
     with pytest.raises(SourceUnavailable, match="did not respond within 30 s"):
         loop.run_and_wait(cast("Any", None))
-    assert (waited, pending_future.cancelled()) == ([30.0], True)
+    assert (timeouts_used, pending_future.cancelled()) == ([30.0], True)
     loop.close()
 
 

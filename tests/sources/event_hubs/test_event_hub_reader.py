@@ -72,12 +72,15 @@ def test_latest_is_a_number_or_the_start_of_an_empty_partition(event_hub: HubSte
     """The events that arrive between the resolution of LATEST and the first read are not skipped."""
     event_hub.send(["old", "older"])
     source = event_hub.source()
-    full, empty = source.latest(Lease("0", checkpoint=LATEST)), source.latest(Lease("1", checkpoint=LATEST))
+    latest_of_full_partition, latest_of_empty_partition = (
+        source.latest(Lease("0", checkpoint=LATEST)),
+        source.latest(Lease("1", checkpoint=LATEST)),
+    )
     event_hub.send(["new"])
     event_hub.send(["first"], partition="1")
-    assert (full, empty) == (Position("1"), at_timestamp(0))
-    assert texts(collect(event_hub.reader(full), 1)) == ["new"]
-    assert texts(collect(event_hub.reader(empty, "1"), 1)) == ["first"]
+    assert (latest_of_full_partition, latest_of_empty_partition) == (Position("1"), at_timestamp(0))
+    assert texts(collect(event_hub.reader(latest_of_full_partition), 1)) == ["new"]
+    assert texts(collect(event_hub.reader(latest_of_empty_partition, "1"), 1)) == ["first"]
 
 
 def test_stolen_link_is_reported_and_not_stolen_back(event_hub: HubSteps) -> None:

@@ -73,8 +73,8 @@ def test_fence_holds_after_a_copy_into_another_layout(
     )
     former_reader = open_reader(event_hub, source_lease)
     collect(former_reader, 1)
-    (copy,) = planned_copies((source_lease,), (), ())
-    assert copy_lease(target, copy) == copy
+    (copied_lease,) = planned_copies((source_lease,), (), ())
+    assert copy_lease(target, copied_lease) == copied_lease
     target_lease = expect_applied(target.write(ClaimLease(target.get(["0"])[0], "bob")))
     assert (source_lease.epoch, target_lease.epoch) == (502, 503)
     new_reader = open_reader(event_hub, target_lease)

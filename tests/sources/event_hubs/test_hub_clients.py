@@ -18,14 +18,20 @@ def test_properties_describe_hub_and_partitions(event_hub: HubSteps) -> None:
         event_hub.hubs.connection_string(event_hub.hub), "$Default"
     ) as client:
         assert client.get_eventhub_properties()["partition_ids"] == ["0", "1"]
-        full, empty = client.get_partition_properties("0"), client.get_partition_properties("1")
+        properties_of_full_partition, properties_of_empty_partition = (
+            client.get_partition_properties("0"),
+            client.get_partition_properties("1"),
+        )
     stored = collect(event_hub.reader(), 2)
     last = stored[1].event
-    assert full["last_enqueued_sequence_number"] == last.sequence_number == 1
-    assert full["last_enqueued_offset"] == last.offset
-    assert full["last_enqueued_time_utc"] == last.enqueued_time
-    assert (full["is_empty"], empty["is_empty"]) == (False, True)
-    assert (empty["last_enqueued_sequence_number"], empty["last_enqueued_offset"]) == (-1, "-1")
+    assert properties_of_full_partition["last_enqueued_sequence_number"] == last.sequence_number == 1
+    assert properties_of_full_partition["last_enqueued_offset"] == last.offset
+    assert properties_of_full_partition["last_enqueued_time_utc"] == last.enqueued_time
+    assert (properties_of_full_partition["is_empty"], properties_of_empty_partition["is_empty"]) == (False, True)
+    assert (
+        properties_of_empty_partition["last_enqueued_sequence_number"],
+        properties_of_empty_partition["last_enqueued_offset"],
+    ) == (-1, "-1")
 
 
 def test_producers_reach_partitions_by_number_by_key_and_in_turn(event_hub: HubSteps) -> None:

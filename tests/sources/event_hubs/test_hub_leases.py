@@ -45,9 +45,9 @@ def test_table_of_another_group_is_rejected_unchanged(event_hub: HubSteps) -> No
         f"lease '0': it belongs to hub and group {first_stream}, not "
         f"{event_hub.hubs.namespace}/{event_hub.hub}/second: use a"
     )
-    with pytest.raises(SourceError) as raised:
+    with pytest.raises(SourceError) as exc_info:
         turn(event_hub, store, group="second")
-    assert str(raised.value).startswith(message.replace("$Default", "$default"))
+    assert str(exc_info.value).startswith(message.replace("$Default", "$default"))
     assert store.list() == listing
     assert turn(event_hub, store).leases[0].stream == first_stream
 

@@ -9,12 +9,12 @@ from azure.eventhub.amqp import AmqpAnnotatedMessage
 from leasehold.adapters.sources.event_hubs.records import convert_event
 from leasehold.errors import SourceError
 
-NOTED: dict[bytes, Any] = {b"x-opt-sequence-number": 17, b"x-opt-offset": b"4096", b"x-opt-partition-key": b"k"}
+ANNOTATIONS: dict[bytes, Any] = {b"x-opt-sequence-number": 17, b"x-opt-offset": b"4096", b"x-opt-partition-key": b"k"}
 
 
 def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData:  # noqa: ANN401  any type
     """Return an event as the client receives it."""
-    message = AmqpAnnotatedMessage(**body, annotations=NOTED | (annotations or {}))
+    message = AmqpAnnotatedMessage(**body, annotations=ANNOTATIONS | (annotations or {}))
     return EventData._from_message(cast("Any", None), message)  # noqa: SLF001  the client creates events like this
 
 

@@ -155,6 +155,6 @@ def test_unreadable_proxy_is_rejected_without_being_repeated(monkeypatch: pytest
     ],
 )
 def test_proxy_in_the_url_requires_websockets_and_no_password(options: dict[str, str], says: str) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
+    with pytest.raises(ValueError, match=says) as exc_info:
         open_url("ns/hub", options)
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(exc_info.value)

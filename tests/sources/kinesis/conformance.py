@@ -20,15 +20,15 @@ def read() -> Iterator[tuple[Case, tuple[kcl_jar.KclRecord, ...]]]:
     """Yield each stored case, with the records that the KCL keeps of it."""
     for line in TABLE.read_text().splitlines():
         row = json.loads(line)
-        kept = tuple(
+        kept_records = tuple(
             (key, hash_key, base64.b64decode(data), sub, aggregated)
             for key, hash_key, data, sub, aggregated in row.pop("kept")
         )
         data = base64.b64decode(row.pop("data"))
-        yield Case(data=data, first=int(row.pop("first")), last=int(row.pop("last")), **row), kept
+        yield Case(data=data, first=int(row.pop("first")), last=int(row.pop("last")), **row), kept_records
 
 
-def _row(case: Case, kept: tuple[kcl_jar.KclRecord, ...]) -> dict[str, Any]:
+def _row(case: Case, kept_records: tuple[kcl_jar.KclRecord, ...]) -> dict[str, Any]:
     return {
         "name": case.name,
         "data": text(case.data),
@@ -36,15 +36,15 @@ def _row(case: Case, kept: tuple[kcl_jar.KclRecord, ...]) -> dict[str, Any]:
         "last": str(case.last),
         "reason": case.reason,
         "dropped": case.dropped,
-        "kept": [[key, hash_key, text(data), sub, aggregated] for key, hash_key, data, sub, aggregated in kept],
+        "kept": [[key, hash_key, text(data), sub, aggregated] for key, hash_key, data, sub, aggregated in kept_records],
     }
 
 
 def write() -> int:
     """Run every crafted case through the jar, write the results, and return the number of cases."""
-    crafted = tuple(cases())
-    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in crafted)
-    rows = [_row(case, kept) for case, kept in zip(crafted, answers, strict=True)]
+    crafted_cases = tuple(cases())
+    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in crafted_cases)
+    rows = [_row(case, kept_records) for case, kept_records in zip(crafted_cases, answers, strict=True)]
     TABLE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return len(rows)
 

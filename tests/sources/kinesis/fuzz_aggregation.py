@@ -77,17 +77,23 @@ def mutated(count: int, seed: int) -> Iterator[Case]:
 def read(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
     """Return the reason and the records that we keep of a case if misplaced records are dropped as by the KCL."""
     user_records = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
-    kept = tuple(
-        (u.partition_key or "", u.explicit_hash_key, u.data, u.sub_sequence_number, user_records.aggregated)
-        for u in user_records
+    kept_records = tuple(
+        (
+            user_record.partition_key or "",
+            user_record.explicit_hash_key,
+            user_record.data,
+            user_record.sub_sequence_number,
+            user_records.aggregated,
+        )
+        for user_record in user_records
     )
-    return user_records.reason, kept
+    return user_records.reason, kept_records
 
 
 def differences(buffers: tuple[Case, ...]) -> list[Case]:
     """Return the cases for which the result of the KCL's jar differs from ours."""
     answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in buffers)
-    return [case for case, kept in zip(buffers, answers, strict=True) if read(case)[1] != kept]
+    return [case for case, kept_records in zip(buffers, answers, strict=True) if read(case)[1] != kept_records]
 
 
 def oversized_cases() -> Iterator[Case]:

@@ -93,9 +93,9 @@ def _reshape(client: KinesisClient, stream: str, count: int) -> Thread:
 
 
 def _active(client: KinesisClient, stream: str) -> None:
-    until = monotonic() + _PATIENCE_SECONDS
+    deadline = monotonic() + _PATIENCE_SECONDS
     while client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"] != "ACTIVE":
-        assert monotonic() < until, f"{stream} does not become active"
+        assert monotonic() < deadline, f"{stream} does not become active"
         sleep(0.05)
 
 

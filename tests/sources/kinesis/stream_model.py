@@ -39,18 +39,18 @@ class Stream:
         first, last = parent.hash_range or HASH_KEYS
         if last - first > 1:
             middle = (first + last) // 2
-            self._follow([parent], [(first, middle), (middle + 1, last)])
+            self._replace_shards([parent], [(first, middle), (middle + 1, last)])
 
     def merge(self, place: int) -> None:
         if len(self.open) > 1:
             index = place % (len(self.open) - 1)
             left_shard, right_shard = self.open[index : index + 2]
-            self._follow(
+            self._replace_shards(
                 [left_shard, right_shard],
                 [((left_shard.hash_range or HASH_KEYS)[0], (right_shard.hash_range or HASH_KEYS)[1])],
             )
 
-    def _follow(self, parents: list[Shard], ranges: list[tuple[int, int]]) -> None:
+    def _replace_shards(self, parents: list[Shard], ranges: list[tuple[int, int]]) -> None:
         names = tuple(parent.id for parent in parents)
         self.shards = [evolve(shard, open=False) if shard.id in names else shard for shard in self.shards]
         self.shards += [

@@ -51,8 +51,8 @@ def test_only_records_that_do_not_fit_are_rejected(rows: Rows, limit: int) -> No
     """An aggregate is filled up to its limit, whereas other encoders close it a little earlier."""
     _, packed_rows = packed(rows, limit)
     if len(packed_rows) < len(rows):
-        one_more, _ = packed(rows[: len(packed_rows) + 1])
-        assert one_more.size > limit
+        oversized_aggregate, _ = packed(rows[: len(packed_rows) + 1])
+        assert oversized_aggregate.size > limit
 
 
 def test_rejected_record_leaves_no_trace() -> None:

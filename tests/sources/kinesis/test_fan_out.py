@@ -125,9 +125,9 @@ def test_records_arrive_whole_with_the_fields_for_metrics(staged: Callable[..., 
     batch = next_batch(stage.reader())
     assert (numbers(batch), batch.read_to) == ([("5", 0), ("6", 0)], Position("6"))
     assert (batch.behind_seconds, batch.size, batch.wait_seconds, batch.ended) == (1.5, 8, 0.0, False)
-    assert [(each.data, each.partition_key, each.arrived) for each in batch.records[:1]] == [
-        (b"data", "k", 1_767_312_000.0)
-    ]
+    assert [
+        (first_record.data, first_record.partition_key, first_record.arrived) for first_record in batch.records[:1]
+    ] == [(b"data", "k", 1_767_312_000.0)]
 
 
 @pytest.mark.parametrize(
@@ -291,9 +291,9 @@ def test_lasting_fault_stops_the_shard_with_an_error(staged: Callable[..., Stage
     stage = staged([event(5, continuation=5), Fault(code)])
     reader = stage.reader()
     next_batch(reader)
-    with pytest.raises(SourceError, match=says) as caught:
+    with pytest.raises(SourceError, match=says) as exc_info:
         next_batch(reader)
-    assert not isinstance(caught.value, SourceUnavailable)
+    assert not isinstance(exc_info.value, SourceUnavailable)
 
 
 @pytest.mark.parametrize("then", [None, 6], ids=["as-documented", "as-ferrokinesis"])
@@ -374,7 +374,7 @@ def test_thread_that_waits_for_room_is_woken_after_the_receiver_closes(monkeypat
     """The receiver is marked as closed before it wakes its thread, so that the thread does not wait for room again."""
     acquired = list[None]()
 
-    class Handing(Semaphore):
+    class HandoverSemaphore(Semaphore):
         """A semaphore whose `release` returns only once the thread that it wakes waits again or has ended."""
 
         def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
@@ -386,7 +386,7 @@ def test_thread_that_waits_for_room_is_woken_after_the_receiver_closes(monkeypat
             super().release(n)
             until(lambda: len(acquired) > acquired_before or receiver.has_ended, "the thread goes on")
 
-    monkeypatch.setattr(fan_out, "Semaphore", Handing)
+    monkeypatch.setattr(fan_out, "Semaphore", HandoverSemaphore)
     receiver = SubscriptionReceiver(lambda: cast("Stream", Counted(50)))
     until(lambda: len(acquired) > MAX_BUFFERED_EVENTS, "there is no more room")
     receiver.close()
@@ -538,7 +538,7 @@ def test_full_list_of_consumers_causes_polling_with_one_warning(
         stage.clock.now += 1
     batches = [next_batch(reader) for reader in readers]
     assert [(numbers(batch), batch.wait_seconds) for batch in batches] == [([("5", 0)], 0.5)] * 2
-    warnings = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    warnings = [log_record.message for log_record in caplog.records if log_record.levelno == logging.WARNING]
     # Another warning may say that this service speaks JSON.
     assert [text for text in warnings if "CBOR" not in text] == warnings[:1]
     assert warnings[0].startswith("stream orders has no room for consumer 'app', so its shards are polled: ")

@@ -39,7 +39,7 @@ TABLE = [case for case, _ in conformance.read()]
 RANGES = st.tuples(st.integers(0, HASH_KEYS[1]), st.integers(0, HASH_KEYS[1])).map(lambda ends: (min(ends), max(ends)))
 
 
-def by_hand(data: bytes, hash_range: HashRange) -> list[UserRecord]:
+def expected_user_records(data: bytes, hash_range: HashRange) -> list[UserRecord]:
     """Return the user records inside the range, but none after the first invalid hash key."""
     unfiltered = deaggregate(data, "outer", None, None)
     if not unfiltered.aggregated:
@@ -62,7 +62,7 @@ def check(data: bytes, hash_range: HashRange) -> None:
     kept_result, dropping_result = (
         deaggregate(data, "outer", None, hash_range, misplaced=mode) for mode in ("keep", "drop")
     )
-    assert list(kept_result) == by_hand(data, hash_range)
+    assert list(kept_result) == expected_user_records(data, hash_range)
     assert len(kept_result) + kept_result.dropped == len(dropping_result) + dropping_result.dropped
     if dropping_result.reason is Reason.OUT_OF_RANGE:
         assert (list(dropping_result), kept_result.dropped > 0) == ([], True)

@@ -10,13 +10,13 @@ from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import TRIM_HORIZON
 
-SIX = "49590338271490256608559692538361571095921575989136588898"
+NUMBER_IN_SHARD_6 = "49590338271490256608559692538361571095921575989136588898"
 """A sequence number that belongs to shard 6."""
 
 
 def read_both(poller: type[Poller], shard: str, **response: Any) -> tuple[Any, Any]:  # noqa: ANN401  a batch of either
     """Let a reader of this shard read this response, and then the correct response to the same request."""
-    own_number = str(int(SIX) + (int(shard[-1]) - 6 << 4)) if shard[-1:].isdigit() else SIX
+    own_number = str(int(NUMBER_IN_SHARD_6) + (int(shard[-1]) - 6 << 4)) if shard[-1:].isdigit() else NUMBER_IN_SHARD_6
     correct_response = {"Records": [row(own_number)], "NextShardIterator": "next", "MillisBehindLatest": 0}
     responses = iter(
         [{"NextShardIterator": "other", "MillisBehindLatest": 0, "Records": [], **deepcopy(response)}, correct_response]
@@ -48,9 +48,13 @@ def child(*parents: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "answer",
     [
-        {"Records": [row(SIX)]},
+        {"Records": [row(NUMBER_IN_SHARD_6)]},
         {"NextShardIterator": None, "ChildShards": [child("shardId-000000000006")]},
-        {"Records": [row(SIX)], "NextShardIterator": None, "ChildShards": [child("shardId-000000000006")]},
+        {
+            "Records": [row(NUMBER_IN_SHARD_6)],
+            "NextShardIterator": None,
+            "ChildShards": [child("shardId-000000000006")],
+        },
     ],
     ids=["records", "end", "records and end"],
 )
@@ -62,13 +66,13 @@ def test_response_about_another_shard_is_rejected(poller: type[Poller], answer: 
     batch, (read_to, requested_iterators) = read_both(poller, "shardId-000000000004", **answer)
     assert (batch.read_to, batch.ended, batch.children) == (None, False, ())
     assert "another shard" in (batch.fault or "")
-    assert (read_to.sequence, requested_iterators) == (str(int(SIX) - 32), ["mine", "mine"])
+    assert (read_to.sequence, requested_iterators) == (str(int(NUMBER_IN_SHARD_6) - 32), ["mine", "mine"])
 
 
 @pytest.mark.parametrize("poller", [Poller, ArrowPoller])
 @pytest.mark.parametrize(
     ("shard", "number"),
-    [("shardId-000000000006", SIX), ("shardId-000000000004", "12"), ("orders-a", SIX)],
+    [("shardId-000000000006", NUMBER_IN_SHARD_6), ("shardId-000000000004", "12"), ("orders-a", NUMBER_IN_SHARD_6)],
     ids=["its own", "of a local service", "of another name"],
 )
 def test_response_that_names_no_other_shard_is_accepted(poller: type[Poller], shard: str, number: str) -> None:

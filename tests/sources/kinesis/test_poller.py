@@ -230,10 +230,10 @@ def test_temporary_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, st
     reject(stub, code, status)
     answer(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
-    first, second = reader.read(), reader.read()
-    assert (first.records, first.read_to, first.ended) == ((), None, False)
-    assert first.wait_seconds >= 0.4
-    assert record_fields(second.records) == [("5", 0, b"data")]
+    failed_batch, later_batch = reader.read(), reader.read()
+    assert (failed_batch.records, failed_batch.read_to, failed_batch.ended) == ((), None, False)
+    assert failed_batch.wait_seconds >= 0.4
+    assert record_fields(later_batch.records) == [("5", 0, b"data")]
 
 
 def test_broken_connection_is_retried_with_the_same_iterator(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,9 +286,9 @@ def test_response_resets_the_backoff(stub: Stubber, monkeypatch: pytest.MonkeyPa
 
 def test_trimmed_checkpoint_stops_the_shard_with_advice(stub: Stubber) -> None:
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
-    with pytest.raises(SourceError, match=r"shard s-0 .*checkpoint 5 .*reset.*if_trimmed=TRIM_HORIZON") as caught:
+    with pytest.raises(SourceError, match=r"shard s-0 .*checkpoint 5 .*reset.*if_trimmed=TRIM_HORIZON") as exc_info:
         poller(stub, Position("5")).read()
-    assert not isinstance(caught.value, SourceUnavailable)
+    assert not isinstance(exc_info.value, SourceUnavailable)
 
 
 def test_if_trimmed_option_continues_after_the_trimmed_records(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
@@ -395,9 +395,9 @@ def test_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[str
 )
 def test_lasting_fault_is_one_clear_error(stub: Stubber, code: str, says: str) -> None:
     stub.add_client_error("list_shards", service_error_code=code, service_message="")
-    with pytest.raises(SourceError, match=says) as caught:
+    with pytest.raises(SourceError, match=says) as exc_info:
         source(stub).shards()
-    assert not isinstance(caught.value, SourceUnavailable)
+    assert not isinstance(exc_info.value, SourceUnavailable)
 
 
 @pytest.mark.parametrize(
@@ -409,9 +409,9 @@ def test_lasting_fault_is_one_clear_error(stub: Stubber, code: str, says: str) -
 )
 def test_missing_key_permission_is_named(operation: str, says: str) -> None:
     rejection = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, operation)
-    with pytest.raises(SourceError) as caught, translate_errors("orders"):
+    with pytest.raises(SourceError) as exc_info, translate_errors("orders"):
         raise rejection
-    assert str(caught.value) == f"these credentials cannot {says}"
+    assert str(exc_info.value) == f"these credentials cannot {says}"
 
 
 def test_missing_credentials_are_one_clear_error() -> None:
@@ -436,10 +436,10 @@ def test_missing_credentials_are_one_clear_error() -> None:
 )
 def test_unobtainable_credentials_are_named_and_retried(fault: Exception, says: str) -> None:
     """The worker continues once the user has logged in. Until then, its error must not blame the network."""
-    with pytest.raises(SourceUnavailable) as caught, translate_errors("orders"):
+    with pytest.raises(SourceUnavailable) as exc_info, translate_errors("orders"):
         raise fault
-    assert str(caught.value).startswith("no credentials for stream 'orders': ")
-    assert str(caught.value).endswith(says)
+    assert str(exc_info.value).startswith("no credentials for stream 'orders': ")
+    assert str(exc_info.value).endswith(says)
 
 
 def listed(name: str, *parents: str, closed: bool = False) -> dict[str, Any]:
@@ -456,10 +456,10 @@ def page(*rows: dict[str, Any], date: str | None = None, **more: object) -> dict
 
 
 def test_every_page_of_shards_is_listed(stub: Stubber) -> None:
-    first = page(listed("s-0", closed=True), NextToken="t")
-    stub.add_response("list_shards", first, {"StreamName": "orders", "MaxResults": 1000})
-    second = page(listed("s-1", "s-0"), NextToken="u")
-    stub.add_response("list_shards", second, {"NextToken": "t", "MaxResults": 1000})
+    first_page = page(listed("s-0", closed=True), NextToken="t")
+    stub.add_response("list_shards", first_page, {"StreamName": "orders", "MaxResults": 1000})
+    second_page = page(listed("s-1", "s-0"), NextToken="u")
+    stub.add_response("list_shards", second_page, {"NextToken": "t", "MaxResults": 1000})
     third = page(listed("s-2", "s-0", "s-1"))
     stub.add_response("list_shards", third, {"NextToken": "u", "MaxResults": 1000})
     assert source(stub).shards() == (
@@ -570,9 +570,9 @@ def test_stream_is_read_without_the_permission_to_describe_it(stub: Stubber) -> 
     ],
 )
 def test_wrong_source_url_is_named_without_being_repeated(url: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
+    with pytest.raises(ValueError, match=says) as exc_info:
         open_source(url)
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(exc_info.value)
 
 
 def test_page_that_cannot_be_unpacked_is_requested_again(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -581,13 +581,13 @@ def test_page_that_cannot_be_unpacked_is_requested_again(stub: Stubber, monkeypa
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
     reader = poller(stub)
     with monkeypatch.context() as patched:
-        patched.setattr("leasehold.adapters.sources.kinesis.poller.deaggregate", _too_much)
+        patched.setattr("leasehold.adapters.sources.kinesis.poller.deaggregate", _raise_memory_error)
         with pytest.raises(MemoryError):
             reader.read()
     assert record_fields(reader.read().records) == [("5", 0, b"a")]
 
 
-def _too_much(*_args: object, **_kwargs: object) -> Never:
+def _raise_memory_error(*_args: object, **_kwargs: object) -> Never:
     raise MemoryError
 
 

@@ -89,10 +89,10 @@ class World:
             assert len(shards) == len(set(shards)), "two units of one shard under way"
             self.under_way.append(units)
 
-    def answer(self, choice: tuple[int, list[str]]) -> None:
+    def answer(self, request_and_faults: tuple[int, list[str]]) -> None:
         """Respond to one of the pending requests, or lose the response."""
         if self.under_way:
-            request_index, faults = choice
+            request_index, faults = request_and_faults
             for unit_index, unit in enumerate(self.under_way.pop(request_index % len(self.under_way))):
                 self.results += self.core.process_outcome(unit, self._outcome(unit, faults[unit_index % 4]), self.now)
 

@@ -48,14 +48,14 @@ def outcomes(futures: list[RecordFuture]) -> list[str]:
 
 # Types
 
-STRANGE: list[Any] = ["text", None, 7, 1.5, ["x"], array.array("i", [1]), object()]
+NOT_BYTES: list[Any] = ["text", None, 7, 1.5, ["x"], array.array("i", [1]), object()]
 SURROGATE = "\ud800"
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        *[(each, "k", None) for each in STRANGE],
+        *[(each, "k", None) for each in NOT_BYTES],
         *[(b"x", each, None) for each in (b"k", None, 7, SURROGATE, ["k"])],
         *[(b"x", "k", each) for each in (7, b"7", 1.5, SURROGATE, ["7"])],
     ],
@@ -330,13 +330,13 @@ def test_flush_continues_when_another_one_ends() -> None:
     client, flush_results = RecordingClient(hang), list[bool]()
     producer = producing(client, linger_seconds=3600.0)
     producer.put(b"a", "k")
-    waiting = Thread(target=lambda: flush_results.append(producer.flush(SECONDS)))
-    waiting.start()
+    flushing_thread = Thread(target=lambda: flush_results.append(producer.flush(SECONDS)))
+    flushing_thread.start()
     assert started.wait(SECONDS)
     assert not producer.flush(0.0)
     producer.put(b"b", "k")
     finished.set()
-    waiting.join(SECONDS)
+    flushing_thread.join(SECONDS)
     assert (flush_results, client.data) == ([True], [b"a", b"b"])
     producer.close(0.0)
 

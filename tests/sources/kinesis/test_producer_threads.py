@@ -61,20 +61,21 @@ def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pyt
 
     keys = ("0", "9"), ("10", str((1 << 128) - 1))
     halves = [
-        SHARD | {"ShardId": f"s-{index}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
-        for index, (first, last) in enumerate(keys)
+        SHARD
+        | {"ShardId": f"s-{index}", "HashKeyRange": {"StartingHashKey": future_of_other_shard, "EndingHashKey": last}}
+        for index, (future_of_other_shard, last) in enumerate(keys)
     ]
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": halves})
     monkeypatch.setattr(client, "put_records", hang)
     settings = Settings(linger_seconds=0.0, time_to_live_seconds=5.0, on_late="fail")
     ticking_clock = partial(next, count(0.0, 2.0))  # Each read of the clock advances it by two seconds.
     with Producer(client, "orders", settings, requests=1, clock=ticking_clock) as producer:
-        first = producer.put(b"a", "k", "0")
+        future_of_other_shard = producer.put(b"a", "k", "0")
         assert requested.wait(30.0)
         with pytest.raises(RecordLate):
             producer.put(b"b", "k", "10").result(10.0)
         finished.set()
-        assert first.result(30.0) == Written("s-0", "7", 0)
+        assert future_of_other_shard.result(30.0) == Written("s-0", "7", 0)
 
 
 def test_request_that_ends_its_thread_is_reported() -> None:

@@ -37,8 +37,8 @@ SHARDS = {"Shards": [{**SHARD, "ParentShardId": None}], "NextToken": None}
 KEYS = ("k", "\u00e9\u4e2d\U0001f600", "k" * 256)
 DATAS = (b"", b"\xff\x00", bytes(range(256)) * 4096)
 UNITS = [Unit("s-0", (), data, key, number) for number, (data, key) in enumerate(zip(DATAS, KEYS, strict=True))]
-THERE = {"ShardId": "s-0", "SequenceNumber": "7", "ErrorCode": None, "ErrorMessage": None}
-PLACED: list[UnitOutcome] = [UnitWritten("s-0", "7")]
+STORED_ROW = {"ShardId": "s-0", "SequenceNumber": "7", "ErrorCode": None, "ErrorMessage": None}
+WRITTEN_OUTCOME: list[UnitOutcome] = [UnitWritten("s-0", "7")]
 
 
 def in_cbor(body: object, status: int = 200) -> Answer:
@@ -52,10 +52,10 @@ def in_json(body: object, status: int = 200) -> Answer:
 
 def written(count: int = 1) -> dict[str, Any]:
     """Return the response to a request that stored `count` records."""
-    return {"FailedRecordCount": 0, "Records": [THERE] * count, "EncryptionType": "NONE"}
+    return {"FailedRecordCount": 0, "Records": [STORED_ROW] * count, "EncryptionType": "NONE"}
 
 
-def attached(client: "KinesisClient", *answers: Answer) -> Spoken:
+def attach_service(client: "KinesisClient", *answers: Answer) -> Spoken:
     """Replace the service for both operations that a producer calls, and return the replacement."""
     service = Spoken(list(answers))
     for operation in ("ListShards", "PutRecords"):
@@ -66,7 +66,7 @@ def attached(client: "KinesisClient", *answers: Answer) -> Spoken:
 each_way = pytest.mark.parametrize("way", WAYS)
 
 
-def speaking(
+def client_and_service(
     *answers: Answer, wire: WireFormat = "cbor", way: Way = "through boto3"
 ) -> tuple[KinesisPutClient, Spoken]:
     """Return a producer's client, which has listed the shards, and the scripted service."""
@@ -75,7 +75,7 @@ def speaking(
         client = create_producer_client("eu-west-1", listening(spoken), 1, wire)
     else:
         client = create_producer_client("eu-west-1", None, 1, wire)
-        spoken = attached(client, *answers)
+        spoken = attach_service(client, *answers)
     requests = KinesisPutClient(client, "orders")
     assert requests.list_shards() is not None
     return requests, spoken
@@ -83,9 +83,9 @@ def speaking(
 
 @each_way
 def test_same_records_arrive_in_cbor_and_json(way: Way) -> None:
-    cbor_client, cbor_service = speaking(in_cbor(SHARDS), in_cbor(written(3)), way=way)
-    json_client, json_service = speaking(in_json(SHARDS), in_json(written(3)), wire="json", way=way)
-    assert cbor_client.put_units(UNITS) == json_client.put_units(UNITS) == PLACED * 3
+    cbor_client, cbor_service = client_and_service(in_cbor(SHARDS), in_cbor(written(3)), way=way)
+    json_client, json_service = client_and_service(in_json(SHARDS), in_json(written(3)), wire="json", way=way)
+    assert cbor_client.put_units(UNITS) == json_client.put_units(UNITS) == WRITTEN_OUTCOME * 3
     assert (cbor_service.forms, json_service.forms) == (["cbor"] * 2, ["json"] * 2)
     for row in json_service.asked[1]["Records"]:
         row["Data"] = base64.b64decode(row["Data"])
@@ -107,22 +107,22 @@ def test_service_that_rejects_cbor_gets_no_record_in_it(
     refusal: Answer, caplog: pytest.LogCaptureFixture, way: Way
 ) -> None:
     """Only the listing is tried in CBOR, so that a rejection of CBOR never leaves the outcome of records unknown."""
-    requests, spoken = speaking(
+    requests, service = client_and_service(
         refusal, in_json(SHARDS), in_json(written()), in_json(SHARDS), in_json(written()), way=way
     )
-    assert requests.put_units(UNITS[1:2]) == PLACED
+    assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
     requests.list_shards()
-    assert requests.put_units(UNITS[1:2]) == PLACED
-    assert spoken.forms == ["cbor", "json", "json", "json", "json"]
+    assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
+    assert service.forms == ["cbor", "json", "json", "json", "json"]
     assert caplog.text.count("are in JSON from now on") == 1
 
 
 @each_way
 def test_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Records are not sent in CBOR before the service has responded in CBOR."""
-    requests, spoken = speaking(in_json(SHARDS), in_json(written()), way=way)
-    assert requests.put_units(UNITS[1:2]) == PLACED
-    assert spoken.forms == ["cbor", "json"]
+    requests, service = client_and_service(in_json(SHARDS), in_json(written()), way=way)
+    assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
+    assert service.forms == ["cbor", "json"]
     assert caplog.text.count("are in JSON from now on") == 1
 
 
@@ -130,24 +130,24 @@ def test_throttled_listing_does_not_prove_cbor() -> None:
     """Records are sent in JSON until a listing has succeeded in CBOR."""
     throttled = {"__type": "LimitExceededException", "message": "slow down"}
     client = create_producer_client("eu-west-1", None, 1)
-    spoken = attached(client, in_json(throttled, 400), in_json(written()), in_cbor(SHARDS), in_cbor(written()))
+    service = attach_service(client, in_json(throttled, 400), in_json(written()), in_cbor(SHARDS), in_cbor(written()))
     requests = KinesisPutClient(client, "orders")
     with pytest.raises(SourceError, match="throttled a request"):
         requests.list_shards()
-    assert requests.put_units(UNITS[1:2]) == PLACED
+    assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
     requests.list_shards()
-    assert requests.put_units(UNITS[1:2]) == PLACED
-    assert spoken.forms == ["cbor", "json", "cbor", "cbor"]
+    assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
+    assert service.forms == ["cbor", "json", "cbor", "cbor"]
 
 
 @each_way
 def test_request_rejected_for_its_encoding_is_sent_once_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Some services accept CBOR for every operation except PutRecords."""
     refusal = in_json({"__type": "SerializationException"}, 400)
-    requests, spoken = speaking(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)), way=way)
-    assert requests.put_units(UNITS) == requests.put_units(UNITS) == PLACED * 3
-    assert spoken.forms == ["cbor", "cbor", "json", "json"]
-    assert spoken.asked[2] == spoken.asked[3]
+    requests, service = client_and_service(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)), way=way)
+    assert requests.put_units(UNITS) == requests.put_units(UNITS) == WRITTEN_OUTCOME * 3
+    assert service.forms == ["cbor", "cbor", "json", "json"]
+    assert service.asked[2] == service.asked[3]
     assert caplog.text.count("are in JSON from now on") == 1
 
 
@@ -166,42 +166,48 @@ def test_request_that_may_be_stored_is_not_resent_by_the_hooks(
     answer: Answer, outcome: UnitOutcome, after: str, way: Way
 ) -> None:
     """The outcome of such a request is UnitUnknown, and the producer decides whether to retry."""
-    requests, spoken = speaking(in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()), way=way)
+    requests, service = client_and_service(
+        in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()), way=way
+    )
     assert requests.put_units(UNITS[1:2]) == [outcome]
-    assert spoken.forms == ["cbor", "cbor"]
-    assert requests.put_units(UNITS[1:2]) == PLACED
-    assert spoken.forms[2:] == [after]
+    assert service.forms == ["cbor", "cbor"]
+    assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
+    assert service.forms[2:] == [after]
 
 
 def test_request_on_a_reused_connection_that_ends_is_sent_once() -> None:
     """The client does not retry, because the records may already be stored. Only the producer does."""
     answers = in_cbor(SHARDS), in_cbor(written()), in_cbor(written()), HANGS_UP, in_cbor(written())
-    requests, spoken = speaking(*answers, way="directly")
-    assert requests.put_units(UNITS[1:2]) == requests.put_units(UNITS[1:2]) == PLACED
+    requests, service = client_and_service(*answers, way="directly")
+    assert requests.put_units(UNITS[1:2]) == requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
     (outcome,) = requests.put_units(UNITS[1:2])
     assert isinstance(outcome, UnitUnknown)
-    assert len(spoken.forms) == 4
+    assert len(service.forms) == 4
 
 
 @each_way
 def test_partly_stored_request_reports_each_record(way: Way) -> None:
     rejection = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
-    answer = {"FailedRecordCount": 1, "Records": [THERE, {**rejection, "ShardId": None}, THERE]}
-    requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer), way=way)
-    assert requests.put_units(UNITS) == [*PLACED, UnitRetryable("ProvisionedThroughputExceededException"), *PLACED]
-    assert spoken.forms == ["cbor", "cbor"]
+    answer = {"FailedRecordCount": 1, "Records": [STORED_ROW, {**rejection, "ShardId": None}, STORED_ROW]}
+    requests, service = client_and_service(in_cbor(SHARDS), in_cbor(answer), way=way)
+    assert requests.put_units(UNITS) == [
+        *WRITTEN_OUTCOME,
+        UnitRetryable("ProvisionedThroughputExceededException"),
+        *WRITTEN_OUTCOME,
+    ]
+    assert service.forms == ["cbor", "cbor"]
 
 
 @each_way
 def test_throttled_request_does_not_disprove_cbor(way: Way) -> None:
     throttled = {"__type": "ProvisionedThroughputExceededException", "message": "slow down"}
-    requests, spoken = speaking(
+    requests, service = client_and_service(
         in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()), way=way
     )
     for _ in range(2):
         assert requests.put_units(UNITS[1:2]) == [UnitRetryable("ProvisionedThroughputExceededException")]
-    assert requests.put_units(UNITS[1:2]) == PLACED
-    assert spoken.forms == ["cbor"] * 4
+    assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
+    assert service.forms == ["cbor"] * 4
 
 
 def test_boto3_retries_the_same_cbor_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,35 +216,35 @@ def test_boto3_retries_the_same_cbor_body(monkeypatch: pytest.MonkeyPatch) -> No
     client = boto3.client("kinesis", region_name="eu-west-1", config=config)
     ProducerCborHooks(client, cbor=True)
     throttled = in_cbor({"__type": "ProvisionedThroughputExceededException"}, 400)
-    spoken = attached(client, in_cbor(SHARDS), throttled, throttled, in_cbor(written(3)))
+    service = attach_service(client, in_cbor(SHARDS), throttled, throttled, in_cbor(written(3)))
     requests = KinesisPutClient(client, "orders")
     requests.list_shards()
-    assert requests.put_units(UNITS) == PLACED * 3
-    assert spoken.forms == ["cbor"] * 4
-    assert spoken.asked[1] == spoken.asked[2] == spoken.asked[3]
-    assert [row["PartitionKey"] for row in spoken.asked[3]["Records"]] == [*KEYS]
+    assert requests.put_units(UNITS) == WRITTEN_OUTCOME * 3
+    assert service.forms == ["cbor"] * 4
+    assert service.asked[1] == service.asked[2] == service.asked[3]
+    assert [row["PartitionKey"] for row in service.asked[3]["Records"]] == [*KEYS]
 
 
 def test_put_error_has_the_same_fields_in_both_encodings() -> None:
     rejection = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
-    caught = []
+    names_and_responses = []
     for wire, encode in (("cbor", in_cbor), ("json", in_json)):
         client = create_producer_client("eu-west-1", None, 1, "cbor" if wire == "cbor" else "json")
-        attached(client, encode(SHARDS), encode(rejection, 400))
+        attach_service(client, encode(SHARDS), encode(rejection, 400))
         client.list_shards(StreamName="orders")
         with pytest.raises(ClientError) as error:
             client.put_records(StreamName="orders", Records=PutRows([{"Data": b"x", "PartitionKey": "k"}]))
         error.value.response.pop("ResponseMetadata")
-        caught.append((type(error.value).__name__, error.value.response))
-    assert caught[0] == caught[1]
-    assert caught[0][0] == "KMSAccessDeniedException"
+        names_and_responses.append((type(error.value).__name__, error.value.response))
+    assert names_and_responses[0] == names_and_responses[1]
+    assert names_and_responses[0][0] == "KMSAccessDeniedException"
 
 
 @pytest.mark.parametrize("rows", [PutRows([{"Data": 7, "PartitionKey": "k"}]), PutRows(), [{"Data": 7}], [{}]])
 def test_boto3_reports_invalid_records(rows: Any) -> None:  # noqa: ANN401  invalid on purpose
     """Invalid records raise boto3's own ParamValidationError before a request is sent."""
     client = create_producer_client("eu-west-1", None, 1)
-    attached(client, in_cbor(SHARDS))
+    attach_service(client, in_cbor(SHARDS))
     client.list_shards(StreamName="orders")
     with pytest.raises(ParamValidationError):
         client.put_records(StreamName="orders", Records=rows)
@@ -247,21 +253,21 @@ def test_boto3_reports_invalid_records(rows: Any) -> None:  # noqa: ANN401  inva
 def test_requests_of_other_callers_are_left_to_boto3() -> None:
     """If a caller uses the client for its own requests, boto3 checks and encodes them."""
     client = create_producer_client("eu-west-1", None, 1)
-    spoken = attached(client, in_cbor(SHARDS), in_json(written()), in_json(written()))
+    service = attach_service(client, in_cbor(SHARDS), in_json(written()), in_json(written()))
     client.list_shards(StreamName="orders")
     client.put_records(StreamName="orders", Records=[{"Data": b"x", "PartitionKey": "k"}])
     client.put_records(StreamName="orders", Records=PutRows([{"Data": "x", "PartitionKey": "k"}]))
-    assert spoken.forms == ["cbor", "json", "json"]
-    assert spoken.asked[1] == spoken.asked[2]
+    assert service.forms == ["cbor", "json", "json"]
+    assert service.asked[1] == service.asked[2]
 
 
 def test_boto3_writes_without_the_cbor_library(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(put_client, "ProducerCborHooks", None)
-    requests, spoken = speaking(in_json(SHARDS), in_json(written()))
-    assert requests.put_units(UNITS[1:2]) == PLACED
-    assert spoken.forms == ["json", "json"]
+    requests, service = client_and_service(in_json(SHARDS), in_json(written()))
+    assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
+    assert service.forms == ["json", "json"]
     assert "install leasehold[aws]" in caplog.text
 
 

@@ -241,10 +241,10 @@ def test_service_that_fell_silent_is_asked_once_a_turn() -> None:
     source.shards()
     service.delay = 60.0
     for timeout, next_timeout in zip(POLL_TIMEOUTS, (*POLL_TIMEOUTS[1:], 30.0), strict=True):
-        with pytest.raises(SourceUnavailable) as caught:
+        with pytest.raises(SourceUnavailable) as exc_info:
             source.shards()
         assert (
-            str(caught.value)
+            str(exc_info.value)
             == f"Kinesis did not respond within {timeout:g} s; the timeout of the next call is {next_timeout:g} s"
         )
 
@@ -501,14 +501,14 @@ def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
     handler.asked, handler.release_event, handler.patient = [], Event(), patient
     server = ThreadingHTTPServer((HOST, 0), handler)
     server.daemon_threads = True
-    serving = Thread(target=server.serve_forever, args=(0.01,))
-    serving.start()
+    server_thread = Thread(target=server.serve_forever, args=(0.01,))
+    server_thread.start()
     try:
         yield f"http://{HOST}:{server.server_port}", handler.asked
     finally:
         handler.release_event.set()
         server.shutdown()
-        serving.join()
+        server_thread.join()
         server.server_close()
 
 

@@ -48,7 +48,7 @@ ROW = {
 }
 
 
-def _a_source(service: Spoken, wire: str) -> Source:
+def _open_source_by_arn(service: Spoken, wire: str) -> Source:
     return open_source(f"kinesis://{ARN}?endpoint={listening(service)}&wire={wire}")
 
 
@@ -58,27 +58,27 @@ def test_every_request_of_a_reader_contains_the_arn(wire: str) -> None:
     pages: list[dict[str, Any]] = [{"Shards": [ROW], "NextToken": "more"}, {"Shards": []}]
     empty_batch = {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
     # The form of the first response determines the form of the second request.
-    spoken = Service(*pages, SUMMARY, {"ShardIterator": "i-1"}, empty_batch, empty_batch)
-    source = _a_source(spoken, wire)
+    service = Service(*pages, SUMMARY, {"ShardIterator": "i-1"}, empty_batch, empty_batch)
+    source = _open_source_by_arn(service, wire)
     shards = source.shards()
     reader = source.open(Lease("s-0", hash_range=shards[0].hash_range), TRIM_HORIZON)
     reader.read()
     reader.read()
     source.close()
-    assert [request.get("StreamARN") for request in spoken.asked] == [ARN, None, ARN, ARN, ARN, ARN]
-    assert {request.get("StreamName") for request in spoken.asked} <= {None, "orders"}
+    assert [request.get("StreamARN") for request in service.asked] == [ARN, None, ARN, ARN, ARN, ARN]
+    assert {request.get("StreamName") for request in service.asked} <= {None, "orders"}
 
 
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
 def test_every_request_of_a_producer_contains_the_arn(wire: str) -> None:
     """PutRecords also contains the ARN, with and without boto3."""
     response = {"FailedRecordCount": 0, "Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
-    spoken = Service(SUMMARY, {"Shards": [ROW]}, response, response)
-    with open_producer(f"kinesis://{ARN}?endpoint={listening(spoken)}&wire={wire}", {}) as producer:
+    service = Service(SUMMARY, {"Shards": [ROW]}, response, response)
+    with open_producer(f"kinesis://{ARN}?endpoint={listening(service)}&wire={wire}", {}) as producer:
         for data in (b"a book", b"a lamp"):
             assert producer.put(data, "customer-7").result(20).sequence_number == "7"
-    assert [request.get("StreamARN") for request in spoken.asked] == [ARN] * 4
-    assert {request.get("StreamName") for request in spoken.asked} <= {None, "orders"}
+    assert [request.get("StreamARN") for request in service.asked] == [ARN] * 4
+    assert {request.get("StreamName") for request in service.asked} <= {None, "orders"}
 
 
 def test_records_are_written_and_read_by_arn(client: KinesisClient, kinesis_url: str, stream: str) -> None:

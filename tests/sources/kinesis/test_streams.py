@@ -186,14 +186,14 @@ class FakeStream:
         return ""
 
 
-def several(*sources: FakeStream) -> KinesisStreams:
+def streams_of(*sources: FakeStream) -> KinesisStreams:
     return KinesisStreams(cast("list[KinesisSource]", sources))
 
 
 def test_shard_of_one_stream_ends_with_all_of_its_children() -> None:
     """Both children of a split are known as soon as their parent ends, before the next listing."""
     stream = FakeStream("a")
-    streams = several(stream)
+    streams = streams_of(stream)
     (shard,) = streams.shards()
     reader = streams.open(Lease("s-0", stream=shard.stream), TRIM_HORIZON)
     assert reader.read().children == tuple(
@@ -206,7 +206,7 @@ def test_shard_of_one_stream_ends_with_all_of_its_children() -> None:
 def test_stream_identity_is_requested_once() -> None:
     """The identity is kept, because the service allows only twenty DescribeStreamSummary requests per second."""
     stream = FakeStream("a")
-    streams = several(stream)
+    streams = streams_of(stream)
     for _ in range(3):
         streams.shards()
         assert streams.reads(Lease("s-0", stream="1:a:7"))
@@ -215,7 +215,7 @@ def test_stream_identity_is_requested_once() -> None:
 
 def test_listing_has_the_streams_that_respond_and_fails_if_none_does(caplog: pytest.LogCaptureFixture) -> None:
     stream_a, stream_b = FakeStream("a"), FakeStream("b")
-    streams = several(stream_a, stream_b)
+    streams = streams_of(stream_a, stream_b)
     streams.shards()
     stream_b.fault = SourceError("b may not be listed")
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
@@ -228,7 +228,7 @@ def test_listing_has_the_streams_that_respond_and_fails_if_none_does(caplog: pyt
 @pytest.mark.parametrize("named", [False, True])
 def test_throttled_stream_is_listed_again_soon(caplog: pytest.LogCaptureFixture, *, named: bool) -> None:
     slow_stream = FakeStream("b")
-    streams = several(FakeStream("a"), slow_stream)
+    streams = streams_of(FakeStream("a"), slow_stream)
     if named:
         streams.reads(Lease("s-0"))
     slow_stream.fault = SourceUnavailable("b is slow")
@@ -246,7 +246,7 @@ def test_throttled_stream_is_listed_again_soon(caplog: pytest.LogCaptureFixture,
 
 def test_throttled_stream_is_read_once_it_is_identified() -> None:
     slow_stream = FakeStream("b", SourceUnavailable("b is slow"))
-    streams = several(FakeStream("a"), slow_stream)
+    streams = streams_of(FakeStream("a"), slow_stream)
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
     slow_stream.fault = None
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0", "1:b:7:s-0"]
@@ -254,7 +254,7 @@ def test_throttled_stream_is_read_once_it_is_identified() -> None:
 
 def test_stream_removed_before_it_is_identified_is_not_read() -> None:
     slow_stream = FakeStream("b", SourceUnavailable("b is slow"))
-    streams = several(FakeStream("a"), slow_stream)
+    streams = streams_of(FakeStream("a"), slow_stream)
     streams.shards()
     streams.remove("b")
     slow_stream.fault = None
@@ -262,7 +262,7 @@ def test_stream_removed_before_it_is_identified_is_not_read() -> None:
 
 
 def test_wrong_name_next_to_a_right_one_is_an_error() -> None:
-    streams = several(
+    streams = streams_of(
         FakeStream("a"), FakeStream("c", SourceUnavailable("c is slow")), FakeStream("b", SourceError("no stream b"))
     )
     with pytest.raises(SourceError, match="no stream b"):

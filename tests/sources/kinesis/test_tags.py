@@ -175,7 +175,7 @@ def test_reader_that_resumes_anywhere_gets_the_same_records(
         for user_record in batch.records
     ]
     assert [(user_record.position.order, user_record.token) for user_record in resumed] == [
-        (e.position.order, e.token) for e in all_records[resume_index + 1 :]
+        (read_record.position.order, read_record.token) for read_record in all_records[resume_index + 1 :]
     ]
 
 
@@ -195,18 +195,21 @@ def test_columns_drop_the_same_records_and_end_at_the_same_positions(
         assert chunk is not None
         buffer.append_chunk(chunk)
     tokens = list[str]()
-    while (taken := buffer.take_rows(limit, 1 << 40)) is not None:
+    while (taken_rows := buffer.take_rows(limit, 1 << 40)) is not None:
         spark_rows += zip(
-            taken.rows["data"].to_pylist(),
+            taken_rows.rows["data"].to_pylist(),
             zip(
-                map(int, taken.rows["sequenceNumber"].to_pylist()),
-                taken.rows["subSequenceNumber"].to_pylist(),
+                map(int, taken_rows.rows["sequenceNumber"].to_pylist()),
+                taken_rows.rows["subSequenceNumber"].to_pylist(),
                 strict=True,
             ),
             strict=True,
         )
-        tokens.append(taken.ends.token)
-    assert spark_rows == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in worker_records]
+        tokens.append(taken_rows.ends.token)
+    assert spark_rows == [
+        (worker_record.data, (int(worker_record.sequence_number), worker_record.sub_sequence_number))
+        for worker_record in worker_records
+    ]
     if worker_records and tokens:
         assert tokens[-1] == ShardReads(Poller, records, TRIM_HORIZON).batches(99)[-1].token
 
@@ -215,8 +218,8 @@ def test_columns_drop_the_same_records_and_end_at_the_same_positions(
 @settings(max_examples=1)
 @given(st.lists(ROWS, min_size=20, max_size=60))
 def test_kcl_ignores_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]]) -> None:
-    if missing := kcl_jar.missing():
-        pytest.skip(f"the KCL jar is not run: no {missing}")
+    if missing_tools := kcl_jar.missing():
+        pytest.skip(f"the KCL jar is not run: no {missing_tools}")
     rows: list[list[tuple[bytes, str, Tag | None, str | None]]] = [
         [(data, key, tag or Tag("q", 1, 0, "0", "e", 0), None) for data, key, tag, _ in aggregate_rows]
         for aggregate_rows in aggregates

@@ -181,12 +181,12 @@ def request_records(client: "KinesisClient", times: int = 1) -> list[bytes]:
 
 @each_way
 def test_requests_use_cbor_only_where_wanted(way: Way) -> None:
-    client, spoken = quick(in_cbor(PLAIN), way=way)
+    client, service = quick(in_cbor(PLAIN), way=way)
     assert request_records(client) == [b"data"]
-    assert (spoken.forms, spoken.asked) == (["cbor"], [{"ShardIterator": "i-1", "Limit": 9}])
-    client, spoken = quick(in_json(PLAIN), wire="json", way=way)
+    assert (service.forms, service.asked) == (["cbor"], [{"ShardIterator": "i-1", "Limit": 9}])
+    client, service = quick(in_json(PLAIN), wire="json", way=way)
     assert request_records(client) == [b"data"]
-    assert (spoken.forms, spoken.asked) == (["json"], [{"ShardIterator": "i-1", "Limit": 9}])
+    assert (service.forms, service.asked) == (["json"], [{"ShardIterator": "i-1", "Limit": 9}])
 
 
 @each_way
@@ -205,19 +205,19 @@ def test_requests_use_cbor_only_where_wanted(way: Way) -> None:
 def test_service_without_cbor_gets_json_at_once_and_thereafter(
     refusal: Answer, way: Way, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client, spoken = quick(refusal, in_json(PLAIN), in_json(PLAIN), way=way)
+    client, service = quick(refusal, in_json(PLAIN), in_json(PLAIN), way=way)
     assert request_records(client, 2) == [b"data"] * 2
-    assert spoken.forms == ["cbor", "json", "json"]
-    assert spoken.asked == [{"ShardIterator": "i-1", "Limit": 9}] * 3
+    assert service.forms == ["cbor", "json", "json"]
+    assert service.asked == [{"ShardIterator": "i-1", "Limit": 9}] * 3
     assert [record.message for record in caplog.records if "from now on" in record.message] != []
     assert caplog.text.count("are in JSON from now on") == 1
 
 
 @each_way
 def test_service_that_answers_cbor_in_json_gets_json_thereafter(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    client, spoken = quick(in_json(PLAIN), in_json(PLAIN), way=way)
+    client, service = quick(in_json(PLAIN), in_json(PLAIN), way=way)
     assert request_records(client, 2) == [b"data"] * 2
-    assert spoken.forms == ["cbor", "json"]
+    assert service.forms == ["cbor", "json"]
     assert caplog.text.count("are in JSON from now on") == 1
 
 
@@ -225,11 +225,11 @@ def test_service_that_answers_cbor_in_json_gets_json_thereafter(caplog: pytest.L
 def test_fault_in_both_encodings_does_not_disprove_cbor(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     busy = Answer(b"<html>busy</html>", "text/html", 503)
     throttled = Answer(b'{"__type": "ProvisionedThroughputExceededException"}', status=400)
-    client, spoken = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN), way=way)
+    client, service = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN), way=way)
     with pytest.raises(ClientError, match="503"):
         request_records(client)
     assert request_records(client, 2) == [b"data"] * 2
-    assert spoken.forms == ["cbor", "json", "cbor", "cbor", "cbor"]
+    assert service.forms == ["cbor", "json", "cbor", "cbor", "cbor"]
     assert caplog.text == ""
 
 
@@ -237,12 +237,12 @@ def test_fault_in_both_encodings_does_not_disprove_cbor(caplog: pytest.LogCaptur
 def test_service_that_used_cbor_once_keeps_it(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Once the service has responded in CBOR, an error in JSON does not end the use of CBOR."""
     json_error = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
-    client, spoken = quick(in_cbor(PLAIN), json_error, in_cbor(PLAIN), way=way)
+    client, service = quick(in_cbor(PLAIN), json_error, in_cbor(PLAIN), way=way)
     assert request_records(client) == [b"data"]
     with pytest.raises(ClientError, match="no"):
         request_records(client)
     assert request_records(client) == [b"data"]
-    assert spoken.forms == ["cbor"] * 3
+    assert service.forms == ["cbor"] * 3
     assert caplog.text == ""
 
 
@@ -251,9 +251,9 @@ def test_boto3_reads_without_the_cbor_library(
 ) -> None:
     monkeypatch.setattr(clients, "CborHooks", None)
     with caplog.at_level(logging.WARNING):
-        client, spoken = quick(in_json(PLAIN))
+        client, service = quick(in_json(PLAIN))
     (record,) = read(client).records
-    assert (record.data, record.arrived, spoken.forms) == (b"data", ARRIVED / 1000, ["json"])
+    assert (record.data, record.arrived, service.forms) == (b"data", ARRIVED / 1000, ["json"])
     assert "install leasehold[aws]" in caplog.text
 
 

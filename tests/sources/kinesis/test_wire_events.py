@@ -60,8 +60,8 @@ def with_numeric_times(events_sent: list[Any]) -> list[Any]:
 
 def subscribed(*answers: Answer) -> tuple["KinesisClient", Spoken]:
     """Return a client with our hooks, and the scripted service."""
-    spoken = Spoken(list(answers))
-    return spoken.attach(clients.create_reading_client("eu-west-1", None), SUBSCRIBE), spoken
+    service = Spoken(list(answers))
+    return service.attach(clients.create_reading_client("eu-west-1", None), SUBSCRIBE), service
 
 
 class BodyInPieces(list[bytes]):
@@ -82,10 +82,10 @@ def test_events_match_those_of_boto3(events_sent: list[dict[str, Any]]) -> None:
     )
     expected = with_numeric_times(events(slow))
     assert len(expected) == len(events_sent)
-    client, spoken = subscribed(stream(*map(in_cbor, events_sent)), stream(*map(in_json, events_sent)))
+    client, service = subscribed(stream(*map(in_cbor, events_sent)), stream(*map(in_json, events_sent)))
     assert with_numeric_times(events(client)) == expected
     assert with_numeric_times(events(client)) == expected
-    assert spoken.forms == ["cbor", "cbor"]
+    assert service.forms == ["cbor", "cbor"]
 
 
 def test_message_is_complete_however_it_is_split() -> None:
@@ -111,19 +111,19 @@ def test_end_of_a_subscription_is_the_same_in_both_encodings(form: Any) -> None:
     """The error that reports a takeover by another reader must not be mistaken for a broken connection."""
     fault = form({"message": "as told"})
     client, _ = subscribed(stream(fault, kind="exception", name="ResourceInUseException"))
-    with pytest.raises(ClientError, match="as told") as caught:
+    with pytest.raises(ClientError, match="as told") as exc_info:
         events(client)
-    assert caught.value.response["Error"]["Code"] == "ResourceInUseException"
+    assert exc_info.value.response["Error"]["Code"] == "ResourceInUseException"
 
 
 def test_unreadable_event_ends_the_subscription_and_the_next_uses_json(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    client, spoken = subscribed(stream(Answer(b"\xff", CBOR)), stream(in_json(EVENT)))
+    client, service = subscribed(stream(Answer(b"\xff", CBOR)), stream(in_json(EVENT)))
     with pytest.raises(ResponseParserError):
         events(client)
     assert len(events(client)) == 1
-    assert spoken.forms == ["cbor", "json"]
+    assert service.forms == ["cbor", "json"]
     assert caplog.text.count("from now on") == 1
 
 

@@ -69,8 +69,8 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
             RightAttempt("dynamodb:Query" if prefix else "dynamodb:Scan", list_rows),
             RightAttempt("dynamodb:BatchGetItem", read_rows),
             *(
-                RightAttempt(f"dynamodb:{action}", ask, writes=True)
-                for action, ask in condition_probes(clients.writes, table, prefix).items()
+                RightAttempt(f"dynamodb:{action}", send_probe, writes=True)
+                for action, send_probe in condition_probes(clients.writes, table, prefix).items()
             ),
         ),
         clock,

@@ -346,7 +346,7 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     for kind, url_scheme, known_schemes in (("source", source_scheme, _SOURCES), ("store", store_scheme, _STORES)):
         if url_scheme not in known_schemes:
             raise ValueError(f"{kind} URL: another package adds {url_scheme}://, and doctor has no checks for it")
-    price, results = _price_list(store_scheme, fleet), _Results()
+    price, results = _find_prices(store_scheme, fleet), _Results()
     with _failures_as_findings(results, "source"):
         for source_trial in _SOURCES[source_scheme].load("source", SourceError).trials(source_place, source_options):
             _try_rights(results, source_trial, fleet)
@@ -435,12 +435,14 @@ def _try_rights(results: _Results, trial: RightsTrial, fleet: ExaminedFleet) -> 
     return findings[0].state == "ok"
 
 
-def _try_conditional_writes(prove: Callable[[], object], trial: RightsTrial, findings: Iterable[Finding]) -> Finding:
+def _try_conditional_writes(
+    check_conditions: Callable[[], object], trial: RightsTrial, findings: Iterable[Finding]
+) -> Finding:
     states = {finding.what: finding.state for finding in findings}
     if any(states.get(attempt.right) != "ok" for attempt in trial.attempts if attempt.writes):
         return Finding("conditional writes", "unknown", f"{trial.name}: not tried without all rights to write")
     try:
-        prove()
+        check_conditions()
     except OutcomeUnknown as error:
         return Finding("conditional writes", "unknown", f"no usable response: {error}", "run this again later")
     except StoreError as error:
@@ -471,7 +473,7 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
         results.findings.append(Finding("table", "unknown", sentence))
 
 
-def _price_list(scheme: str, fleet: ExaminedFleet) -> Price | None:
+def _find_prices(scheme: str, fleet: ExaminedFleet) -> Price | None:
     """Return the prices of this store. Prices that the user passed replace list prices."""
     list_price = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:
