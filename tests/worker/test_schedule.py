@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from attrs import define, field
+from hypothesis import given
+from hypothesis import strategies as st
 
 from leasehold.adapters.consumer.schedule import FAULT_SECONDS, STEP_FAULT_WAITS, Schedule, ScheduledStep
 from leasehold_lab.simulator.world.tasks import TaskScheduler, VirtualTime
@@ -53,6 +55,7 @@ class Time(VirtualTime):
 class ScheduleHarness:
     """A schedule with two tasks. It records the time and the key of each call of a step."""
 
+    task_limit: int = 2
     tasks: TaskScheduler = field(factory=TaskScheduler)
     process: Process = field(factory=Process)
     calls: list[tuple[float, str]] = field(factory=list)
@@ -62,7 +65,9 @@ class ScheduleHarness:
 
     def __attrs_post_init__(self) -> None:
         self.time = Time(self.tasks, self.process, 0.0, 1.0, random.Random(0), "p-1")  # noqa: S311  a seed is the point
-        self.schedule = Schedule(self.time, 2, "leasehold-read", lambda fault: self.failed.append(repr(fault)))
+        self.schedule = Schedule(
+            self.time, self.task_limit, "leasehold-read", lambda fault: self.failed.append(repr(fault))
+        )
         self.schedule.start()
 
     def step(self, name: str, *times: float, step_seconds: float = 0.0) -> Callable[[float], float]:
@@ -74,6 +79,16 @@ class ScheduleHarness:
             if step_seconds:
                 self.tasks.sleep(step_seconds)
             return next(remaining_times, math.inf)
+
+        return step
+
+    def step_after(self, name: str, gaps: list[int]) -> Callable[[float], float]:
+        """Return a step that is due again after each of these gaps."""
+        remaining_gaps = iter(gaps)
+
+        def step(now: float) -> float:
+            self.calls.append((round(now, 3), name))
+            return round(now, 3) + next(remaining_gaps, math.inf)
 
         return step
 
@@ -269,3 +284,79 @@ def test_returns_of_abandoned_steps_leave_the_number_of_tasks_unchanged(calendar
         calendar.schedule.add(name, calendar.step(name, step_seconds=4.0))
     calendar.tasks.run(30.0)
     assert calendar.calls == [(10.0, "b"), (10.0, "c"), (14.0, "d")]
+
+
+def test_each_of_more_steps_than_tasks_is_called_when_due(calendar: ScheduleHarness) -> None:
+    for name, due in {"a": 9.0, "b": 3.0, "c": 7.0, "d": 5.0}.items():
+        calendar.schedule.add(name, calendar.step(name, due))
+    calendar.tasks.run(20.0)
+    assert calendar.calls[4:] == [(3.0, "b"), (5.0, "d"), (7.0, "c"), (9.0, "a")]
+
+
+def test_woken_step_takes_the_task_of_the_step_that_is_due_last(calendar: ScheduleHarness) -> None:
+    for name, due in {"a": 4.0, "b": 9.0, "c": 12.0}.items():
+        calendar.schedule.add(name, calendar.step(name, due))
+    calendar.schedule.add("d", calendar.step("d", 12.0, step_seconds=2.0))
+    calendar.call_at(3.5, lambda: calendar.schedule.wake("d"))
+    calendar.tasks.run(20.0)
+    calls_by_step = {name: [when for when, other in calendar.calls if other == name] for name in "abcd"}
+    assert calls_by_step == {"a": [0.0, 4.0], "b": [0.0, 9.0], "c": [0.0, 12.0], "d": [0.0, 3.5, 12.0]}
+
+
+@given(
+    intervals=st.lists(st.lists(st.integers(1, 9), max_size=5), min_size=1, max_size=6),
+    wakes=st.dictionaries(st.integers(0, 30), st.integers(0, 5), max_size=8),
+    task_limit=st.integers(1, 3),
+)
+def test_short_steps_are_called_exactly_when_due_or_woken(
+    intervals: list[list[int]], wakes: dict[int, int], task_limit: int
+) -> None:
+    """If no step takes any time, each is called when it is due or woken, however few tasks there are."""
+    harness = ScheduleHarness(task_limit=task_limit)
+    wake_times = {number + 0.5: str(key) for number, key in wakes.items()}
+    for key, gaps in enumerate(intervals):
+        harness.schedule.add(str(key), harness.step_after(str(key), gaps))
+    for when, key in wake_times.items():
+        harness.call_at(when, lambda key=key: harness.schedule.wake(key))
+    harness.tasks.run(100.0)
+    harness.tasks.close()
+    expected_calls = list[tuple[float, str]]()
+    for key, gaps in enumerate(intervals):
+        due, gaps_left = 0.0, [*gaps]
+        while due < math.inf:
+            expected_calls.append((due, str(key)))
+            next_due = due + gaps_left.pop(0) if gaps_left else math.inf
+            # A step that has returned infinity is over, so it cannot be woken.
+            next_wakes = [when for when, woken in wake_times.items() if woken == str(key) and due < when < next_due]
+            due = math.inf if next_due == math.inf else min([next_due, *next_wakes])
+    assert sorted(harness.calls) == sorted(expected_calls)
+    assert harness.failed == []
+
+
+def test_work_submitted_to_a_closed_schedule_is_done_by_the_caller(calendar: ScheduleHarness) -> None:
+    work_times = list[float]()
+    calendar.call_at(1.0, calendar.schedule.close)
+    calendar.call_at(2.0, lambda: calendar.schedule.submit(lambda: work_times.append(round(calendar.tasks.now, 3))))
+    calendar.tasks.run(20.0)
+    assert work_times == [2.0]
+
+
+def test_work_is_done_once_even_if_the_schedule_is_closed_meanwhile(calendar: ScheduleHarness) -> None:
+    work_times = list[float]()
+
+    def work() -> None:
+        work_times.append(round(calendar.tasks.now, 3))
+        calendar.tasks.sleep(5.0)
+
+    calendar.call_at(1.0, lambda: calendar.schedule.submit(work))
+    close_result = calendar.call_at(2.0, calendar.schedule.close)
+    calendar.tasks.run(20.0)
+    assert (work_times, close_result) == ([1.0], [(True, 6.0)])
+
+
+def test_surplus_tasks_end_and_leave_their_steps_to_the_others(calendar: ScheduleHarness) -> None:
+    calendar.schedule.add("a", calendar.step("a", 5.0, 20.0, step_seconds=1.0))
+    calendar.schedule.add("b", calendar.step("b", 8.0, 9.0, step_seconds=1.0))
+    calendar.call_at(0.5, lambda: calendar.schedule.resize(1))
+    calendar.tasks.run(30.0)
+    assert calendar.calls == [(0.0, "a"), (0.0, "b"), (5.0, "a"), (8.0, "b"), (9.0, "b"), (20.0, "a")]
