@@ -1,4 +1,4 @@
-"""Decides, from the rows of the lease table, what a worker does next. All functions in this package are pure."""
+"""Decides what a worker does next, based on the rows of the lease table. All functions in this package are pure."""
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config

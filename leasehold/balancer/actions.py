@@ -3,8 +3,8 @@
 There are three ways to obtain a lease. `Claim` takes a free or expired lease, `Steal` takes a lease from a living
 owner, and `RequestHandoff` asks a living owner to hand it off.
 
-Each action contains the lease as it was read and the number of the rule that requires the action. The store rejects an
-action if the lease has changed since it was read. A rejection is an expected result, not an error.
+Each action contains the lease as it was read, and the number of the rule that requires the action. The store rejects an
+action if the lease has changed since it was read. A rejection is an expected result and not an error.
 """
 
 from attrs import frozen
@@ -31,7 +31,7 @@ class Create:
 class Renew:
     """Renew a lease to show that its owner is alive.
 
-    `annotations` are written in the same request.
+    The same request also writes `annotations`.
 
     Examples:
         >>> from leasehold import Config, Lease, Me, plan
@@ -86,7 +86,7 @@ class RequestHandoff:
 
     If `stale_next_owner` is set, the request replaces an old request by the worker of that name.
 
-    If another worker has already requested the lease, the worker tries the actions in `alternates`, in order.
+    If another worker has already requested the lease, this worker tries the actions in `alternates`, in order.
 
     Examples:
         >>> from leasehold import Lease, RequestHandoff
@@ -106,8 +106,8 @@ class RequestHandoff:
 class Release:
     """Give up one of this worker's leases after its last batch, or free an expired lease of another worker.
 
-    If `next_owner` is set, the lease is handed to that worker. Usually that worker has requested the lease. If it has
-    not (M14), it finds the lease when it next reads the table.
+    If `next_owner` is set, the lease is handed off to that worker, which has usually requested the lease. If it has not
+    (M14), it finds the lease when it next reads the table.
 
     Examples:
         >>> from leasehold import Lease, Release
@@ -125,8 +125,8 @@ class Release:
 class Delete:
     """Remove a lease that nothing depends on any more, because its shard is done or gone from the source (L8, L10).
 
-    Carry it out only if you have known for longer than `lease_seconds` that the lease is finished, or if the source
-    confirms that the shard is gone. `Worker` does both.
+    Carry out this action only if you have known for longer than `lease_seconds` that the lease is finished, or if the
+    source confirms that the shard is gone. `Worker` checks both conditions.
 
     Examples:
         >>> from leasehold import SHARD_END, Delete, Lease
@@ -139,7 +139,7 @@ class Delete:
 
 
 Taking = Claim | Steal | RequestHandoff
-"""The actions by which a worker obtains a lease. If the store rejects one, the worker may try an alternate."""
+"""The actions by which a worker obtains a lease. If the store rejects one of them, the worker may try an alternate."""
 
 Action = Create | Renew | Claim | Steal | RequestHandoff | Release | Delete
 

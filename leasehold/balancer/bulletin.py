@@ -2,16 +2,16 @@
 
 The lookout is the one worker that regularly reads the whole lease table.
 
-A bulletin consists of three counts, which the lookout writes on its rows as the string "looks acts warns". Counts only
-grow, so the greatest bulletin is the latest, and an old bulletin on the row of a former lookout has no effect.
+A bulletin consists of three counts, which the lookout writes on its rows as the string "looks acts warns". The counts
+only grow, so the greatest bulletin is the latest one, and an old bulletin on the row of a former lookout has no effect.
 
-This module also measures how long each count of the bulletin has not changed. The time is measured by this worker's own
-clock, from the end of the read that first showed the count to the start of the latest read.
+This module also measures for how long each count of the bulletin has not changed. The time is measured by this worker's
+own clock, from the end of the read that first showed the count to the start of the latest read.
 
 A call names the workers that should act, the rows that each of them should read, and the row that carries the bulletin.
-The lookout computes the call from a read of the whole table. Workers that read the same rows make the same decisions.
-Therefore the lookout knows which worker will claim each free lease, and which leases will be requested from their
-owners. It writes the call on all its rows, next to the counts of the bulletin:
+The lookout computes the call from a read of the whole table. Workers that read the same rows make the same decisions,
+so the lookout knows which worker will claim each free lease, and which leases will be requested from their owners. It
+writes the call on all its rows, next to the counts of the bulletin:
 
     8 0 s-17,s-5 4f2a91c0=s-3,s-4 9be01d22
     | | |    |   |                a worker that should read the whole table
@@ -21,15 +21,16 @@ owners. It writes the call on all its rows, next to the counts of the bulletin:
     | how many seconds the listing took or, if it is still in progress, has taken so far
     the looks of the bulletin that the call belongs to
 
-A worker that the call does not name reads nothing. A worker that it names reads the rows listed for it, claims the free
-leases among them, and hands off its own leases if they were requested. `*` makes all workers read the whole table.
+A worker that is not named in the call reads nothing. A worker that is named reads the rows that are listed for it,
+claims the free leases among them, and hands off its own leases if they were requested. `*` makes all workers read the
+whole table.
 
 Rule 1: a call does not assign leases. Claims are conditional writes, and the store rejects a claim if the lease's
 version has changed since it was read.
-Rule 2: a call is valid only next to the bulletin it belongs to. If the *looks* of call and bulletin differ, the call is
-ignored, because a renewal may write only the counts, on a row that still contains an old call.
-Rule 3: if a worker misses a call, a later one makes up for it, because the lookout decides at each look, from the
-table, which workers must act.
+Rule 2: a call is valid only next to the bulletin to which it belongs. If the *looks* of the call and the bulletin
+differ, the call is ignored, because a renewal may write only the counts on a row that still contains an old call.
+Rule 3: if a worker misses a call, a later call makes up for it, because at each look, the lookout decides from the
+table which workers must act.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,7 +42,7 @@ from leasehold.balancer.chance import digest_under
 from leasehold.balancer.model import Annotations, Bulletin, BulletinState, Lease
 
 BULLETIN = "bulletin"
-"""The name of the row attribute with the bulletin's counts, which the lookout writes with each renewal (C4)."""
+"""The name of the row attribute that contains the bulletin's counts. The lookout writes them with each renewal (C4)."""
 
 COUNT_DIGITS_MAX = 18
 """The maximum number of digits in one of a bulletin's counts.
@@ -56,11 +57,11 @@ def bulletin_annotations(bulletin: Bulletin, call: Annotations = ()) -> Annotati
 
 
 def bulletin_of(lease: Lease) -> Bulletin:
-    """Return the bulletin on a row, or a bulletin of zeros if the row has none or it cannot be parsed."""
+    """Return the bulletin on a row, or a bulletin of zeros if the row has no bulletin or an invalid one."""
     return _parse_counts(lease.annotation(BULLETIN) or "")
 
 
-@lru_cache(maxsize=1_000)  # the same string may stay on the row of a former lookout for hours
+@lru_cache(maxsize=1_000)  # cached, because the same string may stay on the row of a former lookout for hours
 def _parse_counts(text: str) -> Bulletin:
     parts = text.split()
     all_numeric = all(word.isascii() and word.isdigit() and len(word) <= COUNT_DIGITS_MAX for word in parts)
@@ -70,25 +71,26 @@ def _parse_counts(text: str) -> Bulletin:
 
 
 CALL = "call"
-"""The name of the row attribute with the call."""
+"""The name of the row attribute that contains the call."""
 
 CALL_LENGTH_MAX = 2000
-"""Maximum length of a call, in characters.
+"""The maximum length of a call, in characters.
 
 The limit exists because the lookout writes the call on each of its rows. A longer call is replaced by `*`, which calls
 all workers.
 """
 
 WORKER_DIGITS = 8
-"""The number of hex digits by which a call identifies a worker. They are the first digits of a digest of its id.
+"""The number of hex digits by which a call identifies a worker. They are the first digits of a digest of the worker's
+id.
 
-If two workers happen to have the same digits, both read the rows and claim the same leases. The store rejects the
-second claim.
+If two workers happen to have the same digits, both read the same rows and claim the same leases. The store then rejects
+the second claim.
 """
 
 CALL_SECONDS_MAX = 10**6
 
-rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # cached, because each look ranks all workers
+rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # cached, because all workers are ranked at each look
 
 
 @frozen
@@ -97,10 +99,11 @@ class LookoutCall:
 
     Attributes:
         looks: The looks of the bulletin that the call belongs to.
-        seconds: How long the lookout's read of the table took or, if it is still in progress, has taken so far.
+        seconds: The duration of the lookout's read of the table, or of the part so far if the read is still in
+            progress.
         row: The key of the row that carries the bulletin.
-        next: For each worker that may stand in for the lookout, the key of the row where its bulletin would be, in
-            order of rank.
+        stand_in_rows: For each worker that may stand in for the lookout, in order of rank, the key of the row on which
+            its bulletin would be.
         to_all: Whether all workers should read the whole table.
         names: The keys that each called worker should read, by the digits of its digest. An empty tuple stands for the
             whole table.
@@ -138,7 +141,7 @@ def call_annotation(
 
     Args:
         looks: The looks of the bulletin that the call belongs to.
-        seconds: How long the read of the whole table took.
+        seconds: The duration of the read of the whole table.
         rows: The key of the row with the bulletin, then the keys of the rows on which stand-ins would write theirs.
         names: The keys that each called worker should read. An empty sequence stands for the whole table.
         to_all: Whether to call all workers.
@@ -159,8 +162,8 @@ def call_annotation(
 def _fits_in_call(key: str) -> bool:
     """Return whether a lease key contains none of the separators that a call uses.
 
-    Keys of Kinesis and Event Hubs shards never contain a separator. If a key of another source contains one, the call
-    names all workers.
+    The keys of Kinesis and Event Hubs shards never contain a separator. If a key from another source contains one, the
+    call calls all workers.
     """
     return bool(key) and not set(key) & set(" ,=")
 
@@ -192,7 +195,7 @@ def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
 def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotations:
     """Return a lookout's annotations, updated with the time that its current listing has taken so far.
 
-    Other workers read this time. While it grows, they don't stand in for the lookout, even if the listing is slow (C8).
+    While this time grows, the other workers don't stand in for the lookout, even if the listing is slow (C8).
     """
     updated_annotations = []
     for name, text in annotations:
@@ -210,10 +213,10 @@ class BulletinTracker:
     """Tracks the latest bulletin, and when each of its counts last changed.
 
     Attributes:
-        hearing: The state that the rules use.
-        looks_at: When the read ended that first showed the latest *looks*, or None before the first read.
-        acts_at: When the read ended that first showed the latest *acts*, or None until they first change.
-        warns_at: When the read ended that first showed the latest *warns*, or None until they first change.
+        hearing: The state of the bulletins, which the rules use.
+        looks_at: The end of the first read that showed the latest *looks*, or None before the first read.
+        acts_at: The end of the first read that showed the latest *acts*, or None until *acts* first changes.
+        warns_at: The end of the first read that showed the latest *warns*, or None until *warns* first changes.
     """
 
     hearing: BulletinState = field(factory=BulletinState)
@@ -232,11 +235,11 @@ class BulletinTracker:
         """Return the tracker after another read of the table.
 
         Args:
-            leases: The leases as read, with `held` filled in.
-            began: When the read began.
-            ended: When the read ended.
+            leases: The leases as they were read, with `held` filled in.
+            began: The time at which the read began.
+            ended: The time at which the read ended.
             requested_keys: The keys that were requested, or None for a read of the whole table.
-            full_at: When the last full read ended.
+            full_at: The time at which the last full read ended.
         """
         rows_read, previous = tuple(leases), self.hearing
         bulletins = [(_parse_counts(text), lease) for lease in rows_read if (text := lease.annotation(BULLETIN))]
@@ -248,7 +251,7 @@ class BulletinTracker:
         looks_at = ended if self.looks_at is None or latest_bulletin.looks != previous.latest.looks else self.looks_at
         acts_at = ended if latest_bulletin.acts != previous.latest.acts else self.acts_at
         warns_at = ended if latest_bulletin.warns != previous.latest.warns else self.warns_at
-        # A row counts as unchanged if it still has the owner that the last full read showed.
+        # A row counts as unchanged if it still has the same owner as in the last full read.
         unchanged_keys = (
             {lease.key for lease in rows_read if lease.held >= began - full_at} if requested_keys is not None else ()
         )

@@ -4,9 +4,10 @@
 
 The cost of planning after a read of a few rows should not depend on the size of the table. After such a read,
 `Watch.look` returns a `KnownLeases`. It consists of the last read of the whole table, which is indexed once, and of the
-few rows read since. Queries use the index and correct its result by those rows: which workers are alive, how many
-leases each of them holds, which leases are held by this worker, and which are being handed off. If a tuple of the same
-leases is used instead, the results are the same, but each query visits every lease.
+few rows that were read since then. A query uses the index, and corrects the result according to these rows. There are
+queries for the living workers, for the number of leases that each of them holds, for the leases that this worker holds,
+and for the leases that are being handed off. If a tuple of the same leases is used instead, the results are the same,
+but each query visits every lease.
 """
 
 import math
@@ -20,7 +21,7 @@ from attrs import frozen
 from leasehold.balancer.model import Lease
 
 PROCESS_ANNOTATION = "process"
-"""The name of the row attribute with the value "process/worker", which workers of this library write.
+"""The name of the row attribute in which workers of this library store "process/worker".
 
 Ignore the attribute unless it names the lease's current owner. When a worker of the Java KCL takes the lease, the
 attribute still names the former owner.
@@ -39,15 +40,16 @@ class Census:
     Attributes:
         worker: The worker that plans.
         leases: All leases that count: free, expired and held.
-        free: Leases without an owner.
-        expired: Leases with an owner whose version has not changed for too long, including this worker's own.
-        mine: Unexpired leases of the worker that plans.
-        moving: Leases with a next owner, held or not (H1 to H4).
-        counts: The number of unexpired leases by owner. The planning worker and led workers are always included,
-            perhaps with 0. Other workers without a lease cannot be seen. A worker whose leases have all expired is left
-            out. Otherwise, the shares of the others would be too small, and the expired leases would stay unclaimed for
-            longer.
-        led: Workers that may still be given leases by their KCL 3.x leader and do not take any themselves (M14).
+        free: The leases without an owner.
+        expired: The leases that have an owner but whose version has not changed for too long, including this worker's
+            own.
+        mine: The unexpired leases of the worker that plans.
+        moving: The leases with a next owner, whether they are held or not (H1 to H4).
+        counts: The number of unexpired leases of each owner. The worker that plans and the workers in `led` are always
+            included, even if they have no leases. Other workers without a lease cannot be seen. A worker whose leases
+            have all expired is left out. Otherwise, the shares of the others would be too small, and the expired leases
+            would stay unclaimed for longer.
+        led: The workers to which a KCL 3.x leader may still give leases. They do not take leases by themselves (M14).
     """
 
     worker: str
@@ -66,7 +68,7 @@ class Census:
 
     def held_by(self, owners: Collection[str]) -> tuple[Lease, ...]:
         """Return the unexpired leases of these owners."""
-        leases = list(self.each_held_by(owners))  # building the tuple from a list is three times as fast
+        leases = list(self.each_held_by(owners))  # it is three times as fast to build the tuple from a list
         return tuple(leases)
 
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
@@ -82,7 +84,7 @@ class Census:
 class FullReading:
     """The leases from a read of the whole table, with indexes.
 
-    The indexes make it cheap to apply later reads of a few rows. Each is built on first use.
+    With the indexes, it is cheap to apply later reads of a few rows. Each index is built on first use.
     """
 
     def __init__(self, leases: tuple[Lease, ...]) -> None:
@@ -144,7 +146,7 @@ class FullReading:
         return self._last[worker]
 
     def our_workers(self, limit: float) -> frozenset[str]:
-        """Return the workers of this library with a lease that was renewed in the last `limit` seconds."""
+        """Return those workers of this library that have a lease which was renewed within the last `limit` seconds."""
         if limit not in self._our_workers:
             self._our_workers[limit] = our_workers(self.leases, limit)
         return self._our_workers[limit]
@@ -155,7 +157,7 @@ class KnownLeases(Sequence[Lease]):
 
     Attributes:
         whole: The last read of the whole table.
-        since: The leases from later reads, by key. The value is None if the row was deleted.
+        since: The leases from later reads, by key. If a row was deleted, its value is None.
         moved: The keys of the leases that appeared, disappeared, ended or changed their owner in later reads.
     """
 
@@ -197,7 +199,7 @@ class KnownLeases(Sequence[Lease]):
         return tuple(self)
 
     def get(self, key: str) -> Lease | None:
-        """Return the lease with this key, or None."""
+        """Return the lease with this key, or None if it is not known."""
         return self.since[key] if key in self.since else self.whole.by_key.get(key)
 
     def without(self, keys: Iterable[str]) -> "KnownLeases":
@@ -280,7 +282,7 @@ class KnownLeases(Sequence[Lease]):
 
 
 def index_leases(leases: Sequence[Lease]) -> KnownLeases:
-    """Return these leases with indexes, which make repeated lookups fast."""
+    """Return these leases with indexes, so that repeated lookups are fast."""
     return leases if isinstance(leases, KnownLeases) else KnownLeases(FullReading(tuple(leases)), {})
 
 
@@ -289,7 +291,7 @@ def _owner_and_ended(lease: Lease | None) -> tuple[str | None, bool] | None:
 
 
 def select_unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
-    """Return the leases that may need an action by some worker.
+    """Return the leases for which some worker may have to act.
 
     A lease is unsettled if it has no owner, is finished, has a next owner, or has not changed for more than `limit`
     seconds. All other leases are held by a living owner.

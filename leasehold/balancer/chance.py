@@ -2,7 +2,7 @@
 
 The resulting order is the same in every run, on every machine and in every programming language.
 
-The digest of a string under a salt is BLAKE2b, with the salt in its salt field and no key:
+The digest of a string under a salt is computed by BLAKE2b, with the salt in its salt field and without a key:
 
     field  = BLAKE2b(salt as UTF-8, digest size 16)
     digest = BLAKE2b(text as UTF-8, digest size 8, salt field)
@@ -11,8 +11,8 @@ Digests are compared as bytes, starting with the first byte. If two digests are 
 compared. Lone surrogates, which JSON may contain, are encoded as the three bytes of their code point.
 
 The salt for a worker's turn consists of the worker's id, a zero byte, and the number of the turn in decimal. Because
-the id is part of the salt, competing workers choose different leases. Because the turn is part of it, two workers that
-have chosen the same lease once are unlikely to do so again.
+the id is part of the salt, competing workers choose different leases. Because the turn is part of the salt, two workers
+that have chosen the same lease once are unlikely to do so again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +39,7 @@ def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
     salted_hash = _hash_with_salt(salt)
 
     def sort_key(lease: Lease) -> tuple[bytes, str]:
-        key = lease.key  # do not call another function, because this may run for ten thousand leases
+        key = lease.key  # no other function is called, because this may run for ten thousand leases
         hasher = salted_hash.copy()
         hasher.update(key.encode("utf-8", "surrogatepass"))
         return hasher.digest(), key
@@ -71,7 +71,7 @@ def draw_owner(counts: Mapping[str, int], me: Me) -> str:
 def _hash_with_salt(salt: str) -> blake2b:
     """Return a hash object for this salt.
 
-    Copying a hash object takes a third of the time that creating one takes.
+    Callers copy it, because copying a hash object takes a third of the time that creating one takes.
     """
     salt_field = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return blake2b(digest_size=8, salt=salt_field)

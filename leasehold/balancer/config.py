@@ -24,9 +24,9 @@ _IS_RULE_SET: Validator = instance_of(RuleSet)
 _IS_POSITIVE = number_validator(0, exclusive=True)
 
 
-# attrs computes all defaults before it runs any validator. So each default below validates the fields from which it is
-# computed. The defaults are `Factory` objects rather than `@lease_seconds.default` methods, because type checkers
-# without an attrs plugin don't understand those methods.
+# attrs computes all defaults before it runs any validator, so each default below validates the fields from which it is
+# computed. The defaults are `Factory` objects and not `@lease_seconds.default` methods, because type checkers without
+# an attrs plugin don't understand such methods.
 
 
 def _validated_rules(config: "Config") -> RuleSet:
@@ -50,8 +50,8 @@ class Config:
     initial_position  where a shard starts if no lease determines its position
 
     Raises:
-        ValueError: If a value is out of range; the message names the field.
-        TypeError: If a value has the wrong type; the message names the field.
+        ValueError: If a value is out of range. The message names the field.
+        TypeError: If a value has the wrong type. The message names the field.
 
     Examples:
         >>> from leasehold import Config, Kcl

@@ -1,12 +1,12 @@
 """Finds contradictions between a listing of shards and the lease table, and plans the restart of leases (L14).
 
-If a stream is deleted and created again under the same name, its new shards have the ids of the old ones, and the
-workers would continue from the old leases. A shard whose old lease is at SHARD_END would never be read, and an old
-checkpoint would skip records.
+If a stream is deleted and created again under the same name, its new shards have the same ids as the old ones, so the
+workers would continue from the old leases. A shard whose old lease is at SHARD_END would never be read, and at an old
+checkpoint, reading would skip records.
 
-Therefore each lease is annotated with the incarnation of its stream, `<stream>:<creation time>`. A lease without this
-annotation was written by another library or by an earlier version. It is assumed to belong to the present stream unless
-it contradicts its shard.
+Therefore, each lease is annotated with the incarnation of its stream, `<stream>:<creation time>`. A lease without this
+annotation was written by another library or by an earlier version of this one. Such a lease is assumed to belong to the
+present stream, unless it contradicts its shard.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,13 +20,14 @@ from leasehold.balancer.lineage import new_lease_for
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Shard
 
 INCARNATION = "incarnation"
-"""The name of the row attribute with the incarnation of the stream to which the checkpoint belongs."""
+"""The name of the row attribute that contains the incarnation of the stream to which the row's checkpoint belongs."""
 
 CONTRADICTION = "contradiction"
-"""The name of the row attribute in which workers report a contradiction to tools that read only the table."""
+"""The name of the row attribute in which workers report a contradiction, for tools that read only the table."""
 
 SETTLED_VALUE = "-"
-"""The value of both row attributes after an operator or a worker has set the position of the lease."""
+"""The value of `INCARNATION` and `CONTRADICTION` on a row after an operator or a worker has set the lease's
+position."""
 
 REMEDY = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
 
@@ -38,9 +39,8 @@ class Contradiction:
     """A contradiction between a listing and a lease.
 
     Attributes:
-        kind: The kind of contradiction. The first three kinds concern a whole stream, and its workers hold no leases
-            until the contradiction is resolved. The others concern a single shard, and the workers don't read that
-            shard.
+        kind: The kind of contradiction. The first three kinds concern a whole stream, whose workers hold no leases
+            until the contradiction is resolved. The other kinds concern a single shard, which is not read.
         stream: The name of the stream.
         key: The key of the lease that does not match the listing.
         what: A description for the operator, with the remedy.
@@ -53,7 +53,7 @@ class Contradiction:
 
     @property
     def of_stream(self) -> bool:
-        """Whether the contradiction concerns all leases of the stream rather than a single one."""
+        """Whether the contradiction concerns all leases of the stream, and not only a single one."""
         return self.kind in {"made anew", "another stream", "old listing"}
 
     @property
@@ -71,9 +71,9 @@ def contradictions(
 
     Args:
         shards: The listed shards.
-        leases: The leases, which must be read before the shards are listed. Otherwise, if a shard ends between the two
-            reads, it would appear to contradict its lease.
-        incarnation: The incarnation of the one stream that was listed, or "" if the source has none.
+        leases: The leases. They must be read before the shards are listed. Otherwise, a shard that ends between the two
+            reads would seem to contradict its lease.
+        incarnation: The incarnation of the single stream that was listed, or "" if the source does not know it.
     """
     result: list[Contradiction] = []
     for family in families(shards, leases):
@@ -94,7 +94,7 @@ def contradictions(
 
 
 def _stream_contradiction(lease: Lease, incarnation: str) -> Contradiction | None:
-    """Return a contradiction if the lease belongs to a different incarnation of the stream than the listing."""
+    """Return a contradiction if the lease and the listing belong to different incarnations of the stream."""
     annotated_incarnation = lease.annotation(INCARNATION)
     if not incarnation or annotated_incarnation in {None, SETTLED_VALUE, incarnation}:
         return None
@@ -129,7 +129,7 @@ def created_later(incarnation: str, earlier: str) -> bool:
 
 
 def _split_incarnation(incarnation: str) -> tuple[str, int]:
-    """Split an incarnation into stream and creation time. Return the whole string and 0 if it is malformed."""
+    """Split an incarnation into stream and creation time. If it is malformed, return the whole string and 0."""
     stream, _, time = incarnation.rpartition(":")
     return (stream, int(time)) if time.isascii() and time.isdigit() and len(time) <= 20 else (incarnation, 0)  # noqa: PLR2004
 
@@ -151,8 +151,8 @@ def _shard_contradiction(lease: Lease, family: Family) -> Contradiction | None:
         )
     range_differs = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
     parents_differ = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
-    # A listing may omit the id of a parent whose records have expired. But if the listing contains the parent itself,
-    # the entry of the child must contain its id.
+    # A listing may omit the id of a parent whose records have expired. However, if the listing contains the parent
+    # itself, the entry of the child must contain the parent's id.
     some_parent_listed = any(parent in family.shards for parent in lease.parents)
     gained_parents = some_parent_listed and not shard.parents and shard.hash_range is not None
     if range_differs or parents_differ or gained_parents:
@@ -185,9 +185,9 @@ class Restart:
     """One step of a restart of leases. It replaces the row `stored` with `lease`.
 
     Attributes:
-        stored: The lease to replace, or None to create one.
+        stored: The lease to replace, or None to create a lease.
         lease: The new lease, or None to delete the stored one.
-        marks: Whether the step only writes the incarnation and keeps the checkpoint.
+        marks: Whether the step only writes the incarnation, and keeps the checkpoint.
     """
 
     stored: Lease | None
@@ -204,26 +204,26 @@ def restarts(
 ) -> tuple[Restart, ...]:
     """Return the steps that restart leases at `start`, in the order in which they must be written.
 
-    If the stream was recreated, the steps replace all leases that are not annotated with its present incarnation.
-    Otherwise the steps replace the leases that contradict their shards. The steps have this order:
+    If the stream was recreated, the steps replace all leases that are not annotated with the stream's present
+    incarnation. Otherwise, the steps replace the leases that contradict their shards. The steps are in this order:
 
-    - First, leases without an incarnation are annotated with the old one. Otherwise they would be taken for leases of
-    the present stream as soon as all annotated leases have been replaced.
-    - Then leases are created for shards that have none. If this step came last and the worker stopped before it, these
-    leases would later be created at the initial position, and LATEST would skip records.
-    - Then existing leases are replaced, parents before children. Otherwise a child could be read before its parent,
+    - First, leases without an incarnation are annotated with the old one. Otherwise, they would be mistaken for leases
+    of the present stream as soon as all annotated leases have been replaced.
+    - Then, leases are created for shards that have no lease. If this step came last and the worker stopped before it,
+    these leases would later be created at the initial position, and LATEST would skip records.
+    - Then, existing leases are replaced, parents before children. Otherwise, a child could be read before its parent,
     because the old lease of the parent is still at SHARD_END.
     - Finally, leases of shards that no longer exist are deleted.
 
-    If `start` is LATEST, nothing is read from closed shards. Their existing leases are set to SHARD_END, and missing
-    ones are not created.
+    If `start` is LATEST, nothing is read from closed shards. The existing leases of these shards are set to SHARD_END,
+    and missing ones are not created.
 
     Args:
         shards: The listed shards.
         leases: All leases.
         contradictions_found: The contradictions between the shards and the leases.
         incarnation: The present incarnation of the stream.
-        start: Where the leases restart.
+        start: The position at which the leases restart.
     """
     restartable_keys = {contradiction.key for contradiction in contradictions_found if contradiction.restartable}
     recreated_streams = {
@@ -263,13 +263,13 @@ def restarts(
             ]
             continue
         parents_by_shard = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
-        try:  # parents first
+        try:  # sort the shards so that parents come before their children
             ordered_shards = [
                 family.shards[name]
                 for name in TopologicalSorter(parents_by_shard).static_order()
                 if name in family.shards
             ]
-        except CycleError:  # L2 reports the cycle, and no lease of such a stream is restarted
+        except CycleError:  # rule L2 reports the cycle, and no lease of such a stream is restarted
             ordered_shards = []
         steps += [
             Restart(None, new_lease_for(shard, start, ((INCARNATION, incarnation),)))

@@ -1,17 +1,16 @@
-"""Takes the census: which workers are alive, and which leases each of them holds. All rule sets use it.
+"""Takes the census, which shows the living workers and the leases that each of them holds. All rule sets use it.
 
 Rule 1: only this module counts leases, so that all rule sets agree on which workers are alive.
 Rule 2: loops over all leases use fast built-ins such as `Counter`. In most turns the leases are balanced, and the
 planner has little to do except count them.
 
-A lease is free if it has no owner, expired if its version has not changed for longer than the rule set allows, and held
-otherwise. Two kinds of owners get more time because they are alive and merely slow:
-    Workers configured with longer `lease_seconds` than ours, recognized by their gaps between renewals (`slow_owners`).
-    KCL 3.x workers that were just given a lease and find it only at their next poll (M14).
-An owner that was slow only once gets no more time, because the store may have paused. Two slow renewals in a row show
-that the owner is slow.
+A lease is free if it has no owner. It is expired if its version has not changed for longer than the rule set allows,
+and otherwise it is held. Two kinds of owners get more time, because they are alive and merely slow: Workers configured
+with longer `lease_seconds` than ours, recognized by their gaps between renewals (`slow_owners`). KCL 3.x workers that
+were just given a lease and find it only at their next poll (M14). An owner that was slow only once gets no additional
+time, because the store may have paused. Only two slow renewals in a row show that the owner is slow.
 
-Workers know each other only by the owners of leases. So a worker without a lease is invisible to the others. Workers of
+Workers know of each other only as owners of leases, so a worker without a lease is invisible to the others. Workers of
 a KCL 3.x leader are an exception, because they also write reports.
 """
 
@@ -37,8 +36,8 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     """Return the census of these leases, which must have distinct keys."""
     known_leases = leases if isinstance(leases, KnownLeases) else tuple(leases)
     limit = expires_above(config)
-    # Nearly all leases are held by a living owner and need no action. One pass finds the few others, so that the later
-    # steps need not visit all leases.
+    # Nearly all leases are held by a living owner and need no action. Find the few others in one pass, so that the
+    # later steps need not visit all leases.
     unsettled_leases = (
         known_leases.unsettled(limit) if isinstance(known_leases, KnownLeases) else unsettled_of(known_leases, limit)
     )
@@ -63,8 +62,8 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
         if lease.owner is not None
         and lease.idle > limit
         and lease.idle > limit_by_gap.get(lease.owner, limit)
-        # M14: after a KCL 3.x leader has given a lease to a worker, the worker renews it only at its next poll. KCL
-        # polls every lease_seconds, so such a lease expires later.
+        # M14: after a KCL 3.x leader has given a lease to a worker, the worker renews the lease only at its next poll.
+        #      The KCL polls every `lease_seconds`, so such a lease expires later.
         and not (lease.owner in reporting_workers and lease.held <= lease.idle <= 2 * limit)
     ]
     counts_by_owner = (
@@ -73,7 +72,7 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
         else Counter(map(attrgetter("owner"), known_leases))
     )
     counts_by_owner.pop(None, None)
-    # It is faster to count all leases and subtract the expired ones than to test each lease.
+    # Subtract the expired leases from the counts of all leases, which is faster than testing each lease.
     for lease in expired:
         counts_by_owner[lease.owner] -= 1
     counts = cast("dict[str, int]", counts_by_owner)
@@ -118,7 +117,7 @@ def _unreadable_children(leases: Collection[Lease], unsettled_leases: Collection
 def _led_workers(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
     """Return the workers to which their KCL 3.x leader may still give leases (M14).
 
-    The result does not contain a worker if one of its leases has expired, or if its leader has not given it a lease for
+    The result does not contain a worker if one of its leases has expired, or if the leader has not given it a lease for
     too long.
     """
     wait_limit = config.rules.overdue_seconds(config.lease_seconds, config.cycle_seconds)
@@ -140,7 +139,7 @@ def expires_above(config: Config) -> float:
 def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     """Return the living owners that renew too slowly for our `lease_seconds`, each with its longest renewal gap.
 
-    Such owners are configured with longer `lease_seconds` (failoverTimeMillis, expiry) than ours. A renewal gap is too
+    A slow owner is configured with longer `lease_seconds` (failoverTimeMillis, expiry) than ours. A renewal gap is too
     long if it exceeds half of `lease_seconds` and is clearly longer than our own renewal interval.
 
     If our own leases have long gaps as well, the cause is probably a pause of the store. In this case, a gap is too
@@ -158,7 +157,7 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
 def late_owners(me: Me, config: Config) -> frozenset[str]:
     """Return the owners that missed renewals between two reads of the table, although they are not slow owners (C16).
 
-    They may have died.
+    A late owner may have died.
     """
     late_gaps, slow_gaps = (
         dict(_owners_above_gap_limit(intervals, me, config)) for intervals in (me.history.paces, me.history.gaps)
@@ -169,7 +168,7 @@ def late_owners(me: Me, config: Config) -> frozenset[str]:
 def _owners_above_gap_limit(
     gaps: tuple[tuple[str, float], ...], me: Me, config: Config
 ) -> tuple[tuple[str, float], ...]:
-    # The factor 1.25 means that an owner is slower than this worker if its gaps exceed our renewal interval by more
+    # With the factor 1.25, an owner counts as slower than this worker if its gaps exceed our renewal interval by more
     # than a quarter.
     threshold = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
     our_gap = dict(gaps).get(me.worker, 0.0)
@@ -180,7 +179,7 @@ def _owners_above_gap_limit(
 def expires_above_gap(gap: float, config: Config) -> float:
     """Return the number of seconds without a renewal after which an owner with this renewal gap counts as dead.
 
-    The result is at most `GAP_EXPIRY_MAX` times `lease_seconds`, because a long gap may also be the effect of a pause
-    of the store.
+    The result is at most `GAP_EXPIRY_MAX` times `lease_seconds`, because a long gap may also be caused by a pause of
+    the store.
     """
     return min(3 * gap, GAP_EXPIRY_MAX * config.lease_seconds)

@@ -1,6 +1,6 @@
 """Groups shards and leases by stream, and finds faults in a listing of shards.
 
-Rule 1: within a stream, the key of a lease is the id of its shard, and parents are named by these ids as well.
+Rule 1: within a stream, the key of a lease is the id of its shard, and parents are also identified by such ids.
 Rule 2: every listing of shards is assumed to be complete. If a shard is not listed, all its records have expired.
 """
 
@@ -15,8 +15,9 @@ from leasehold.balancer.model import HASH_KEYS, HashRange, Hole, Lease, Problem,
 def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
     """Return the first range of hash keys that none of these ranges covers, or None. Ranges may overlap.
 
-    Source: PeriodicShardSyncManager of KCL. There is one difference. If the range with the greatest start ends before
-    the last hash key, KCL reports a hole even if another range extends to that key. This function does not.
+    Source: PeriodicShardSyncManager of the KCL. There is one difference. If the range with the greatest start ends
+    before the last hash key, the KCL reports a hole even if another range extends to the last hash key. This function
+    does not.
     """
     last_covered = HASH_KEYS[0] - 1
     for first, last in sorted(ranges):
@@ -31,8 +32,8 @@ def update_holes(leases: Iterable[Lease], previous_holes: tuple[Hole, ...]) -> t
 
     Each `Hole` counts the consecutive reads of the whole table that have shown the same range.
 
-    The count starts at 1 again when the range changes. A stream is skipped if the range of any unfinished lease is
-    unknown.
+    The count starts at 1 again when the range changes. A stream is skipped if the hash range of any of its unfinished
+    leases is unknown.
     """
     times_by_hole = {(hole.stream, hole.first, hole.last): hole.times for hole in previous_holes}
     ranges_by_stream: dict[str, list[HashRange | None]] = {}
@@ -53,7 +54,7 @@ def update_holes(leases: Iterable[Lease], previous_holes: tuple[Hole, ...]) -> t
 class Family:
     """The listed shards and the leases of one stream.
 
-    `children` maps each parent, even one that is not listed, to its listed children.
+    `children` maps each parent, even if it is not listed, to its listed children.
     """
 
     stream: str
@@ -71,8 +72,8 @@ class Family:
     def tips(self) -> frozenset[str]:
         """The shards at which the lines of descent end.
 
-        Usually the tips are the open shards. If no shard is open (DynamoDB closes all shards of a disabled stream), the
-        tips are the shards without children.
+        Usually, the tips are the open shards. If no shard is open (DynamoDB closes all shards of a disabled stream),
+        the tips are the shards without children.
         """
         open_shards = frozenset(shard.id for shard in self.shards.values() if shard.open)
         return open_shards or frozenset(shard for shard in self.shards if not self.children.get(shard))
@@ -100,8 +101,8 @@ class Family:
     def parents(self, shard: Shard) -> list[str]:
         """Return the parents of a shard that are still listed or have a lease.
 
-        KCL ignores unlisted parents. If an unlisted parent has an unfinished lease, KCL therefore starts the child at
-        the initial position, and LATEST skips the child's first records (L9).
+        The KCL ignores unlisted parents. If an unlisted parent has an unfinished lease, the KCL starts the child at the
+        initial position, and LATEST skips the child's first records (L9).
         """
         return [parent for parent in shard.parents if parent in self.shards or parent in self.leases]
 
@@ -120,7 +121,7 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
             leases_by_stream[lease.stream][lease.key] = lease
     found_families = []
     for stream, shards_by_id in sorted(by_stream.items()):
-        children: dict[str, tuple[str, ...]] = {}  # includes parents that are not listed
+        children: dict[str, tuple[str, ...]] = {}  # the keys include parents that are not listed
         for shard in shards_by_id.values():
             for parent in dict.fromkeys(shard.parents):
                 children[parent] = (*children.get(parent, ()), shard.id)
@@ -131,8 +132,8 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
 def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
     """Return the faults of a complete listing of shards: parents that are still open, cycles, and holes.
 
-    If a parent of a listed shard is still open, or if there is a cycle, no leases of that stream are created or deleted
-    (L2). A hole among the hash keys of the open shards is only reported, because the leases may cover it.
+    If a parent of a listed shard is still open, or if there is a cycle, no leases of the stream are created or deleted
+    (L2). A hole among the hash keys of the open shards is only reported, because the leases may cover the hole.
 
     Examples:
         >>> from leasehold import Shard, problems
@@ -153,27 +154,28 @@ def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
 
 def blocking_problems(family: Family) -> tuple[Problem, ...]:
     """Return the faults of a listing because of which no leases of this stream may be created or deleted (L2)."""
-    # An open shard cannot have children. If the listing contains both, one of the two entries is out of date.
+    # An open shard cannot have children. If the listing contains an open shard and its child, one of the two entries is
+    # out of date.
     found_problems = [
         Problem(family.stream, parent, f"is open but has a child, {children[0]}: one of the two is out of date")
         for parent, children in sorted(family.children.items())
         if parent in family.shards and family.shards[parent].open
     ]
     try:
-        # A shard without parents cannot be part of a cycle. Leaving such shards out saves sorting ten thousand shards
-        # that were never split.
+        # Leave out shards without parents, which cannot be part of a cycle. There may be ten thousand shards that were
+        # never split.
         TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
-    except CycleError as error:  # such a shard would wait for its own end forever
+    except CycleError as error:  # a shard on a cycle would wait for its own end forever
         cycle = sorted(set(error.args[1]))
         found_problems.append(Problem(family.stream, cycle[0], f"is its own ancestor, by way of {', '.join(cycle)}"))
     return tuple(found_problems)
 
 
 def unrelated_shards(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
-    """Return the shards that are not related to any shard in `unread`, either directly or through other shards.
+    """Return the shards that are not related to any shard in `unread`, neither directly nor through other shards.
 
     Parents and children are related, and so are all partitions of a stream (L6). The position at which a lease starts
-    depends on the leases of related shards (L3 to L9).
+    depends on the leases of related shards (L3 to L9), so the others are not affected by `unread`.
     """
     neighbors: dict[str, set[str]] = {}
     for shard in shards if unread else ():

@@ -1,13 +1,13 @@
 """Plans the remaining steps of hand-offs: the owner releases the lease, and the next owner takes it (H3 and H4).
 
-Every rule set finishes hand-offs that are in progress, because a group of workers may change its rule set at any time.
-Only `minimal` requests hand-offs (H2, H5), and only `minimal` counts them as done when it computes shares (H1).
+Every rule set finishes the hand-offs that are in progress, because a group of workers may change its rule set at any
+time. Only `minimal` requests hand-offs (H2, H5), and only `minimal` counts them as done when it computes shares (H1).
 
-A hand-off has three steps. The next owner writes its name on the lease. The owner sees the name, finishes its batch,
-and releases the lease to the next owner. The next owner accepts it.
+A hand-off has three steps. First, the next owner writes its name on the lease. Then the owner reads this name, finishes
+its batch, and releases the lease to the next owner. Finally, the next owner claims the lease.
 
 If the owner dies before it releases the lease, the next owner claims the lease when it expires. If the owner lives but
-does not release the lease, the next owner steals it after `lease_seconds` + 30 s. If the next owner has still not
+does not release the lease, the next owner steals the lease after `lease_seconds` + 30 s. If the next owner has not
 stolen the lease one cycle later, and holds no other lease, it is assumed to be dead, and its request is ignored.
 """
 
@@ -19,7 +19,7 @@ from leasehold.balancer.model import Lease
 from leasehold.balancer.rule_set import FleetSeconds
 
 STUCK_SECONDS = 30.0
-"""After `lease_seconds` plus this time, the next owner steals a lease that a living owner has not released (H4)."""
+"""How long, in addition to `lease_seconds`, the next owner waits before it steals a lease from a living owner (H4)."""
 
 
 def handoff_actions(census: Census, config: FleetSeconds) -> tuple[Claim | Release | Steal, ...]:
@@ -32,7 +32,7 @@ def handoff_actions(census: Census, config: FleetSeconds) -> tuple[Claim | Relea
 def renew_request(request: Lease, lease: Lease) -> RequestHandoff | None:
     """Return a new request if the owner has released the lease and then taken it back (H4).
 
-    An owner takes a lease back if the next owner does not accept it in time.
+    An owner takes a lease back if the next owner does not claim it in time.
 
     Args:
         request: The lease after the request was written.
@@ -57,8 +57,8 @@ def counts_after_handoffs(census: Census, config: FleetSeconds) -> Mapping[str, 
 def pending_handoffs(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str]]:
     """Map the key of each held lease that will be handed off to its owner and next owner (H1).
 
-    A request is ignored if it is old and its next owner holds no lease, because that worker is probably dead. A request
-    that a KCL 3.x leader made always counts.
+    A request is ignored if it is old and its next owner holds no lease, because this worker is probably dead. A request
+    that was made by a KCL 3.x leader always counts.
     """
     expired_keys = {lease.key for lease in census.expired} if census.moving else set()
     # A request that is not fulfilled expires one cycle after its next owner would have stolen the lease (H4). If it
@@ -79,8 +79,8 @@ def _next_step(lease: Lease, worker: str, config: FleetSeconds, *, is_expired: b
     if lease.owner is None or lease.owner == lease.next_owner or lease.ended:
         return None
     if lease.owner == worker:
-        # H3: the owner finishes its batch, then releases the lease. If our lease has expired, we must claim it again
-        # first.
+        # H3: the owner finishes its batch, and then releases the lease. If our lease has expired, we must first claim
+        #     it again.
         return None if is_expired else Release(lease, rule="H3", next_owner=lease.next_owner)
     if lease.next_owner != worker:
         return None

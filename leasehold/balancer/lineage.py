@@ -1,19 +1,19 @@
-"""Decides which leases of a stream to create and which to delete, from its shards and existing leases (`family`).
+"""Decides which leases of a stream to create and which to delete, based on its shards and existing leases (`family`).
 
-Leases are created for new streams, for orphans (open shards such that neither they nor any ancestor has a lease), and
+Leases are created for new streams, for orphans (open shards without a lease whose ancestors have no leases either), and
 for the children of finished shards (L3 to L7). The start position of a lease matters. If the child of a finished shard
-started at LATEST, its first records would be silently skipped. If a lease shows that an ancestor of a shard has been
-read, the shard starts at its beginning. A shard without a leased ancestor starts at the configured initial position. L3
-and L5 preserve AT_TIMESTAMP.
+started at LATEST, its first records would be silently skipped. Therefore, if a lease shows that an ancestor of a shard
+has been read, the shard starts at its beginning. A shard none of whose ancestors has a lease starts at the configured
+initial position. L3 and L5 preserve AT_TIMESTAMP.
 
 A lease is deleted when its shard has been read to the end and reading of its children has begun, or when its shard is
 no longer listed (L8 to L10).
 
 Source: HierarchicalShardSyncer, ShutdownTask, PeriodicShardSyncManager and LeaseCleanupManager of the Kinesis Client
-Library 2.7, and the README of kcl-rust. There are two differences. In KCL, only the worker that finished a shard
-creates the leases of its children; here, every worker creates missing ones (L3). In KCL, that worker also keeps the
-list of leases to delete in memory, so the list is lost if the worker dies; here, every worker computes the list from
-the table.
+Library 2.7, and the README of kcl-rust. There are two differences. In the KCL, only the worker that has finished a
+shard creates the leases of the shard's children. Here, every worker creates missing leases (L3). In the KCL, this
+worker also keeps the list of leases to delete in memory, so the list is lost if the worker dies. Here, every worker
+computes the list from the table.
 """
 
 from bisect import bisect
@@ -29,7 +29,7 @@ from leasehold.balancer.family import Family
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Annotations, History, Hole, Lease, Position, Shard
 
 NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
-"""The checkpoints of a shard from which no record has been read yet (L8).
+"""The checkpoints that a shard may have if no record has been read from it yet (L8).
 
 A shard whose checkpoint is LATEST counts as started.
 """
@@ -37,8 +37,8 @@ A shard whose checkpoint is LATEST counts as started.
 UNSEEN_EPOCHS_MAX = 1_000_000
 """The amount added to a lease's epoch when its row is recreated after another program deleted it (L13).
 
-The row may have changed after we last read it, so the new epoch must exceed every epoch that may have been issued since
-then.
+The row may have changed after we last read it, so the new epoch must exceed every epoch that may have been assigned
+since then.
 """
 
 HOLE_CONFIDENCE = 3
@@ -50,7 +50,7 @@ def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
 
     The owner may read the shard if the lease of every parent is at SHARD_END or does not exist.
 
-    `leases` maps keys to leases.
+    `leases` contains all leases by key.
 
     Examples:
         >>> from leasehold import Lease
@@ -67,10 +67,10 @@ def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
 
     The worker must list the shards before it deletes these leases.
 
-    A hash ring assigns each key to one worker, so that only this worker tries to delete the lease.
+    A hash ring assigns each key to one worker, so that only one worker tries to delete the lease.
 
-    Finished leases should be deleted soon, because workers of KCL 2.x count them. Until then, those workers hold fewer
-    unfinished leases than their share.
+    Finished leases should be deleted soon, because KCL 2.x workers count them. Until they are deleted, such workers
+    hold fewer unfinished leases than their share.
     """
     ended_keys = {lease.key for lease in leases if lease.ended}
     if not ended_keys:
@@ -111,11 +111,11 @@ def deletions(family: Family, unlisted_leases: Collection[Lease]) -> tuple[Delet
 
     The listing of the stream's shards must have no faults.
 
-    Other workers may have read the table before a finished lease's row existed. Therefore a worker deletes the row only
-    after it has known for longer than `lease_seconds` that the lease is finished.
+    Other workers may have read the table before a finished lease's row existed. Therefore, a worker deletes the row
+    only after it has known for longer than `lease_seconds` that the lease is finished.
 
-    A listing may be out of date. Therefore, before a worker deletes the lease of an unlisted shard, it asks the source
-    for that shard. Only if the stream exists and the source returns ResourceNotFound is the shard certainly gone.
+    A listing may be out of date. Therefore, before a worker deletes the lease of an unlisted shard, it looks the shard
+    up in the source. The shard is certain to be gone only if the stream exists and the source returns ResourceNotFound.
     """
     finished_deletions = (
         Delete(lease, rule="L8")
@@ -123,7 +123,7 @@ def deletions(family: Family, unlisted_leases: Collection[Lease]) -> tuple[Delet
         if lease.ended
         and lease.key in family.shards
         and (children := family.children.get(lease.key))
-        # Reading of every child must have begun. The leases of all parents must have been deleted first, because their
+        # Reading of every child must have begun. The leases of all parents must have been deleted before, because their
         # deletion depends on this lease in the same way.
         and all(
             child in family.leases and family.leases[child].checkpoint.sequence not in NOT_STARTED for child in children
@@ -145,12 +145,12 @@ def creations(
 
     The listing of the stream's shards must have no faults.
 
-    The second argument is the result of the function `leases_of_unlisted_shards`.
+    `unlisted_leases` is the result of the function `leases_of_unlisted_shards`.
     """
     deleted_leases = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
-    # The rules delete the lease of a listed shard only if it is finished and reading of its children has begun (L8). So
-    # if a lease is missing and a descendant of its shard has been read, the lease was finished. Any other missing lease
-    # was deleted by another program, and must be created again.
+    # The rules delete the lease of a listed shard only if the shard is finished and reading of its children has begun
+    # (L8). Therefore, if a lease is missing and a descendant of its shard has been read, the lease was finished. Any
+    # other missing lease was deleted by another program, and must be created again.
     leases_to_recreate = {
         key: lease
         for key, lease in deleted_leases.items()
@@ -159,9 +159,9 @@ def creations(
         and not lease.ended
         and not _descendant_was_read(key, family)
     }
-    # L13: compute the lowest epoch for a new lease. If another program deleted rows, the shard may have had a row that
-    # we never read, and its epochs may have been passed to handlers. We assume that rows were deleted if a lease must
-    # be created again, or if the high epoch of a row shows that it was recreated.
+    # L13: compute the lowest epoch for a new lease. If another program has deleted rows, the shard may have had a row
+    #      that we never read, whose epochs may have been passed to handlers. We assume that rows were deleted if a
+    #      lease must be created again, or if the high epoch of a row shows that the row was recreated.
     highest_epoch = max((lease.epoch for lease in (*family.leases.values(), *leases_to_recreate.values())), default=0)
     lowest_epoch = (
         highest_epoch + UNSEEN_EPOCHS_MAX
@@ -187,7 +187,7 @@ def creations(
 
 
 def child_position(config: Config) -> Position:
-    """Return where the child of a finished shard starts.
+    """Return the position at which the child of a finished shard starts.
 
     The child starts at its beginning, because all its records were written after those of its parent. The rule set
     `kcl-rust` is an exception: if the initial position is AT_TIMESTAMP, every lease starts at that time.
@@ -201,13 +201,13 @@ def children_to_create(
 ) -> tuple[Create, ...]:
     """Return the leases that a worker must create at the end of a shard, before it writes SHARD_END (L3).
 
-    If SHARD_END were written first, a crash after it would leave the children without leases.
+    If SHARD_END were written first, a crash after that write would leave the children without leases.
 
-    The lease of a merged shard is created only when each of its other parents has a lease or is no longer listed.
+    The lease of a merged shard is created only if each of its other parents has a lease or is no longer listed.
 
     Args:
-        parent: The lease that reached its end.
-        children: The child shards of `parent`.
+        parent: The lease of the shard that has been read to its end.
+        children: The child shards of the shard of `parent`.
         leases: All leases by key.
         listed: The ids of the listed shards.
         config: The settings of the group of workers.
@@ -248,8 +248,8 @@ def _create_action(shard: Shard, position: Position, rule: str) -> Create:
 def _recreate_leases(leases_to_recreate: Mapping[str, Lease]) -> dict[str, Create]:
     """Recreate leases that another program deleted, each at the checkpoint that was last read (L13).
 
-    A child that has not been started must wait until its parents have been recreated. A parent without a lease counts
-    as finished, so the child would be read before it (L12).
+    The lease of a child from which no record has been read must wait until the leases of its parents have been
+    recreated. A parent without a lease counts as finished, so the child would be read before its parent (L12).
     """
     return {
         key: Create(evolve(lease, epoch=lease.epoch + UNSEEN_EPOCHS_MAX), rule="L13")
@@ -273,10 +273,10 @@ def _descendant_was_read(shard_id: str, family: Family) -> bool:
 
 
 def _create_missing_children(family: Family, config: Config) -> dict[str, Create]:
-    """Create the children of finished shards (L3).
+    """Create the leases of the children of finished shards (L3).
 
-    A child is created if at least one parent has ended, and each of the others has ended or has neither a lease nor a
-    listed shard.
+    The lease of a child is created if at least one parent has ended, and each of the other parents has ended, or is
+    unlisted and has no lease.
     """
     creates = {}
     for shard in family.shards.values():
@@ -294,11 +294,11 @@ def _create_missing_children(family: Family, config: Config) -> dict[str, Create
 def _create_orphaned_children(family: Family, unlisted_leases: Collection[Lease], config: Config) -> dict[str, Create]:
     """Create leases for the children of shards that disappeared before they were read to the end (L9).
 
-    A shard that has disappeared can never be read to its end, so without this rule the leases of its children would
+    A shard that has disappeared can never be read to its end, so without this rule, the leases of its children would
     never be created.
 
     The other parent of a merged shard must have a lease first. A parent without a lease would count as finished, and
-    the child would be read before it.
+    the child would be read before this parent.
     """
     return {
         child: _create_action(family.shards[child], child_position(config), "L9")
@@ -313,7 +313,7 @@ def _create_orphaned_children(family: Family, unlisted_leases: Collection[Lease]
 def _create_added_partitions(family: Family) -> dict[str, Create]:
     """Create the leases of partitions that were added to a stream that has already been read (L6).
 
-    The leases start at the beginning of the partition, so that no events are lost.
+    Each of these leases starts at the beginning of its partition, so that no events are lost.
     """
     has_only_partitions = all(not shard.parents and shard.hash_range is None for shard in family.shards.values())
     if not (has_only_partitions and any(lease.checkpoint.numbered for lease in family.leases.values())):
@@ -331,29 +331,30 @@ def _create_orphans(
     """Create the leases that are needed so that every open shard is read (L4, L5).
 
     From each open shard without a lease, the function walks up to the nearest ancestors with a lease, or to the oldest
-    listed ones. It then visits these shards, parents before children, and decides for each:
+    ancestors that are listed. It then visits these shards, parents before children, and decides for each of them:
 
     - A shard *descends* if it has a lease or if one of its parents *counts*.
     - A shard *begins* a line if none of its parents counts and the initial position is not LATEST. Under LATEST it
     begins a line only if it is in `missed_shards`, because the workers missed it during an outage.
 
     A parent *counts* if it descends or begins a line. If one parent of a shard counts, leases are also created for
-    those of its parents that have none and do not descend. Without these leases, their hash keys would not be read from
-    the requested start.
+    those of the shard's parents that have no lease and do not descend. Without these leases, the parents' hash keys
+    would not be read from the requested start.
 
-    A deleted lease is treated like an existing one (L13). Unless it is in `leases_to_recreate`, it was finished, and
-    its children start at their beginning. Their leases had existed before and were deleted as well, except for a merged
-    shard whose other parent has not ended.
+    A deleted lease is treated like an existing one (L13). Unless the lease is in `leases_to_recreate`, it was finished,
+    and the children of its shard start at their beginning. The children's leases had existed before and were deleted as
+    well, except for a merged shard whose other parent has not ended.
     """
     creates, position = dict[str, Create](), config.initial_position
-    # During a long outage, all shards with leases, and even their children, may leave the listing. If the stream has
-    # been read before, LATEST would skip the records that remain in later descendants, or in a hash range that no lease
-    # covers.
+    # During a long outage, all shards with leases, and even their children, may disappear from the listing. If the
+    # stream has been read before, LATEST would skip the records that remain in later descendants, or in a hash range
+    # that no lease covers.
     missed_shards = family.unread(deleted_leases) if position == LATEST and family.has_been_read else frozenset[str]()
     tips = family.tips
     if not family.leases.keys() <= family.shards.keys() or family.leases.keys().isdisjoint(tips):
-        # After such an outage, a closed shard without listed children must be read as well. Shards don't always leave
-        # the listing in the order in which they were closed, so the children may have left it already.
+        # After such an outage, a closed shard without listed children must be read as well. Shards don't always
+        # disappear from the listing in the order in which they were closed, so the children may have disappeared
+        # already.
         tips |= {shard_id for shard_id in missed_shards if not family.children.get(shard_id)}
     descends_by_shard: dict[
         str, bool
@@ -379,7 +380,8 @@ def _create_orphans(
         finished_parents = {
             parent for parent in shard.parents if parent in deleted_leases and parent not in leases_to_recreate
         }
-        # The other parent of a merged shard must have a lease first. Without one it would count as finished (L12).
+        # The other parent of a merged shard must have a lease first. Without a lease, this parent would count as
+        # finished (L12).
         if finished_parents and all(
             other in finished_parents or other in family.leases or other not in family.shards for other in shard.parents
         ):  # L13
@@ -390,9 +392,9 @@ def _create_orphans(
 
 
 def _tips_and_ancestors(tips: Collection[str], family: Family) -> tuple[str, ...]:
-    """Return the tips without a lease, with their ancestors, parents before children.
+    """Return the tips without a lease, together with their ancestors, parents before children.
 
-    Each line of ancestors ends with the nearest one that has a lease.
+    Each line of ancestors ends with the nearest ancestor that has a lease.
     """
     parents_of: dict[str, list[str]] = {}
     to_visit = [shard for shard in tips if shard not in family.leases]
@@ -407,7 +409,8 @@ def _tips_and_ancestors(tips: Collection[str], family: Family) -> tuple[str, ...
 def _create_for_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
     """Create leases for shards that cover a hole in the hash keys, if three consecutive full reads have shown it (L7).
 
-    A lease may be created while a parent is still being read, because a child's lease is not read before that (L12).
+    A lease may be created while a parent shard is still being read, because the child is not read before the parent
+    (L12).
     """
     confirmed_holes = [hole for hole in holes if hole.stream == family.stream and hole.times >= HOLE_CONFIDENCE]
     return {

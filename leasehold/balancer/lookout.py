@@ -1,9 +1,9 @@
 """Decides when each worker reads the lease table, and which rows it reads (C3 to C18).
 
-If every worker listed the table, the cost of reading would be the number of workers times the number of leases.
-Therefore only one worker, the lookout, lists it regularly. Each worker sorts the workers in its last listing by a
-digest of their ids, and the first in this order is the lookout. Workers that read the same rows compute the same order,
-so no election or lock is needed, either at the start or when the lookout dies.
+If every worker listed the table, the cost of reading would be proportional to the number of workers times the number of
+leases. Therefore, only one worker, the lookout, lists the table regularly. Each worker sorts the workers in its last
+listing by a digest of their ids, and the first in this order is the lookout. Workers that read the same rows compute
+the same order, so no election or lock is needed, either at the start or when the lookout dies.
 
 The lookout lists the table every 3 s, or sooner if the leases of a late owner reach their limit (C5). It frees the
 leases of dead workers, so that other workers may claim these leases even if they have not watched them (C6). On its own
@@ -14,11 +14,11 @@ rows it writes a bulletin with three counts (C4):
 The lookout renews one of these rows every 1.5 s, and the other workers read only that row, every 2.5 s (C7). *acts*
 grows when a worker joins, when a lease was just freed, and when leases stay uneven for a cycle.
 
-When the lookout dies, its row stops changing, and the other workers read it every 0.5 s. Once the row has not changed
-for 2.5 s, the second in rank stands in for the lookout. A second later the third does, and so on through the ranks,
+When the lookout dies, its row stops changing, and the other workers read this row every 0.5 s. Once the row has not
+changed for 2.5 s, the second in rank stands in for the lookout. A second later, the third in rank does, and so on,
 until the row changes or has another owner. After 4 s, the first twelve of the other workers list the table once, so
-that they start early to measure how long each lease stays unchanged. The rest do so after 8 s (C8). If only *looks*
-stops growing, the lookout still renews its leases but no longer plans. In that case the second in rank stands in after
+that they start early to measure how long each lease stays unchanged. The rest list it after 8 s (C8). If only *looks*
+stops growing, the lookout still renews its leases but no longer plans. In this case, the second in rank stands in after
 7.5 s.
 
 A mistake about the lookout costs reads or time, but no lease ever gets two owners, because the store checks a condition
@@ -29,22 +29,22 @@ of every write:
     a missed bulletin       the counts only grow, so the next bulletin has the same effect
     a row with a new owner  its readers see another owner, and list the table (C7)
 
-Example: one of twenty workers dies just after it renewed its leases. The next renewal was due after 5.3 s. After 6.8 s
-the lookout suspects that the worker is dead, and the next bulletin contains a warning. After 10.5 s the leases have
-expired. The lookout lists the table at that moment, frees the leases and raises *acts*. It writes the new count to its
-row immediately. The other workers read the count within 0.5 s and claim the leases.
+Example: one of twenty workers dies just after it has renewed its leases. The next renewal would be due after 5.3 s.
+After 6.8 s, the lookout suspects that the worker is dead, and the next bulletin contains a warning. After 10.5 s, the
+leases have expired. The lookout lists the table at this moment, frees the leases and raises *acts*. It immediately
+writes the new count to its row. The other workers read the count within 0.5 s and claim the leases.
 
 specs/cadence.md explains the purpose of each rule, and `python benchmarks/cadence_ablation.py` measures its benefit.
 
 Rule 1: this module does not decide which worker owns a lease.
 Rule 2: all times in this module are given for `lease_seconds` of 10. They are multiplied by the configured
-`lease_seconds` / 10. Waits for the store's response are never lengthened, only shortened.
+`lease_seconds` / 10, except that waits for the store's response are never lengthened.
 
-There is no election. Workers that list the table at different moments may briefly disagree: two of them may be the
-lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die. Its row last changed
-at 0 s. Once a has seen the row unchanged for 2.5 s, it lists the table from then on; b does so a second later. After
-10.5 s, a frees c's leases, including that row. Both see that the row has another owner, list the table once more, and
-rank a first.
+There is no election. Workers that list the table at different moments may briefly disagree, so two of them may act as
+the lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die just after its
+row changed at 0 s. Once the row has been unchanged for 2.5 s, a starts to list the table, and a second later, b does,
+too. After 10.5 s, a frees c's leases, including the lease of this row. Both a and b notice that the row has another
+owner, list the table once more, and rank a first.
 """
 
 import math
@@ -73,19 +73,20 @@ from leasehold.balancer.rules.loads import count_tolerance, load_takers
 from leasehold.balancer.rules.shares import awaits_joiners, donation_order, seconds_until_joined
 
 HEARTBEAT_SECONDS = 1.5
-"""The lookout renews the row with the bulletin this often, so that others notice within seconds if it stops (C4)."""
+"""How often the lookout renews the row with the bulletin, in seconds. Others notice within seconds if it stops (C4)."""
 
 ROW_SILENCE_SECONDS, LOOKS_SILENCE_SECONDS = 2.5, 7.5
 """How long the bulletin's row, or its count of looks, may stay unchanged before the lookout counts as stopped (C8).
 
-After the first time, the renewal of the row is one second overdue. After the second, the lookout has missed two
-listings of the table.
+After the first of these times, the renewal of the row is one second overdue. After the second, the lookout has missed
+two listings of the table.
 """
 
 STAND_IN_SECONDS = 1.0
 """The extra time that each worker waits for those before it in rank (C8).
 
-If the lookout stops, the second in rank stands in for it. If that worker does not, the third stands in this much later.
+If the lookout stops, the second in rank stands in for it. If that worker does not stand in, the third in rank does so
+this much later, and so on.
 """
 
 LOOKOUT_LISTING_SECONDS, LONE_LISTING_SECONDS = 3.0, 20.0
@@ -94,13 +95,13 @@ LOOKOUT_LISTING_SECONDS, LONE_LISTING_SECONDS = 3.0, 20.0
 OVERDUE_SECONDS = 1.5
 """How long a renewal may be overdue before the lookout suspects that the owner is dead (C5).
 
-A renewal that is overdue for a shorter time may only be a slow request or a short pause of the process.
+If a renewal is overdue for a shorter time, the reason may only be a slow request or a short pause of the process.
 """
 
 BULLETIN_READ_SECONDS, HURRIED_READ_SECONDS = 2.5, 0.5
 """The time between two reads of the bulletin (C7).
 
-A worker uses the shorter time while it expects hand-off requests or suspects that another worker is dead.
+A worker uses the shorter time while it expects hand-off requests, or suspects that another worker is dead.
 """
 
 WARNED_SECONDS = 10.0
@@ -111,23 +112,23 @@ has freed them.
 """
 
 REQUESTS_EXPECTED_SECONDS = 15.0
-"""How long a worker expects hand-off requests for its own leases after any worker joined or left (C7)."""
+"""How long a worker expects hand-off requests for its own leases after any worker has joined or left (C7)."""
 
 EARLY_SECONDS, EARLY_LISTERS = 4.0, 12
 """How long the bulletin's row may stay unchanged before workers list the table, and how many list it first (C8).
 
-The other workers list the table only after twice this time. All workers read the bulletin's row equally often, so many
-of them may notice before the second in rank that it no longer changes. If all of these listed the table, nearly all of
-the reads would be wasted.
+The first `EARLY_LISTERS` workers list the table after `EARLY_SECONDS`, and the other workers only after twice this
+time. All workers read the bulletin's row equally often, so many of them may notice before the second in rank that the
+row no longer changes. If all of these workers listed the table, nearly all of their reads would be wasted.
 """
 
 LAST_RESORT_SECONDS = 20.0
-"""Each worker lists the table at least once in this time multiplied by the number of workers (C11)."""
+"""The maximum time between two listings by the same worker, in seconds per worker of the group (C11)."""
 
 FREE_CALL_SECONDS = 30.0
 """After a lease has become free, the lookout tells workers to claim it at every look for this long (C6).
 
-After this time, the lookout tells workers only once per cycle.
+After this time, the lookout tells workers to claim the lease only once per cycle.
 """
 
 START_WAIT_SECONDS, AFTER_CLAIM_SECONDS = 0.5, 0.7
@@ -137,7 +138,7 @@ START_WAIT_SECONDS, AFTER_CLAIM_SECONDS = 0.5, 0.7
 OUTAGE_SECONDS = 2.0
 """If all reads fail for longer than this, the store has an outage (C17).
 
-Owners cannot renew their leases during an outage, so the time of an outage must not count against them.
+Owners cannot renew their leases during an outage, so the duration of an outage must not count against them.
 """
 
 CALLED_READ_SECONDS = 0.05
@@ -146,7 +147,7 @@ CALLED_READ_SECONDS = 0.05
 LISTING_SECONDS_MAX = 60.0
 """How long a listing of the table may take before the lookout is assumed to hang (C8).
 
-Other workers stand in for the lookout after twice this time plus the time in which it misses two listings.
+Other workers stand in for the lookout after twice this time, plus the time in which the lookout misses two listings.
 """
 
 STAND_INS_MAX = 4
@@ -158,15 +159,14 @@ ROWS_PER_LISTING_COST = 12
 
 @frozen
 class LookoutRanks:
-    """Our living workers by rank, and the row that carries the bulletin, if any (C3, C4).
+    """The living workers of this library by rank, and the row that carries the bulletin, if there is one (C3, C4).
 
     Attributes:
         ranks: The workers, the lookout first.
         row: The row that carries the bulletin.
-        row_released: Whether the lookout has released the row. If so, the next worker in rank takes over without a
-            wait.
-        place: According to the latest call, how many other workers stand in for the lookout before this one. None if no
-            call has been read.
+        row_released: Whether the lookout has released the row. If so, the next worker in rank stands in without a wait.
+        place: The number of other workers that stand in for the lookout before this one, according to the latest call;
+            None if no call has been read.
     """
 
     ranks: tuple[str, ...]
@@ -178,7 +178,7 @@ class LookoutRanks:
     def silent_seconds(self) -> float:
         """The number of seconds since the row last changed, or infinity if there is no row.
 
-        If the owner has released the row, the result is the time since the release.
+        If the owner has released the row, it is the number of seconds since the release.
         """
         if self.row is None:
             return math.inf
@@ -187,8 +187,8 @@ class LookoutRanks:
     def on_duty(self, me: Me, hearing: BulletinState, config: Config) -> bool:
         """Return whether this worker acts as the lookout.
 
-        The first worker in rank is the lookout. If the bulletin of the lookout has stopped changing, the other workers
-        stand in one after the other (C8).
+        The first worker in rank is the lookout. If the lookout's bulletin has stopped changing, the other workers stand
+        in for it one after another (C8).
         """
         if self.row is None or self.ranks[0] == me.worker:
             return True
@@ -209,7 +209,7 @@ class LookoutRanks:
 def _listing_seconds(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how many seconds a listing of the table takes (C8).
 
-    The result is the larger of the times that the lookout and this worker have measured.
+    The result is the larger one of the times that the lookout and this worker have measured.
     """
     call = call_of(hearing.call)
     return max(
@@ -241,8 +241,8 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     Args:
         leases: The known leases.
         config: The settings of the group of workers.
-        me: The calling worker, or None. If this worker has read a call, the result contains the row that the latest
-            call names, because the call may be more recent than the last listing.
+        me: The worker that calls this function, or None. If this worker has read a call from the lookout, the result
+            contains the row that the latest call names, because the call may be more recent than the last listing.
     """
     limit = expires_above(config)
     ranks = _rank_workers(leases.our_workers(limit) if isinstance(leases, KnownLeases) else our_workers(leases, limit))
@@ -259,9 +259,9 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
         stand_in_place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
-        # If the latest call names a row of this worker, this worker has stood in for the lookout. In that case, the
-        # call does not show which worker is the lookout now, so use the ranks. But continue to stand in while the first
-        # in rank renews its row without listing the table.
+        # If the latest call names a row of this worker, this worker has stood in for the lookout. In this case, the
+        # call does not show which worker is the lookout now, so use the ranks. However, continue to stand in while the
+        # first in rank renews its row without listing the table.
         named_row = rows[call.row]
         if named_row is not None and named_row.owner != me.worker and not named_row.ended:
             return LookoutRanks(ranks, named_row, row_released=not owner_is_ours(named_row), place=stand_in_place)
@@ -274,7 +274,7 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
 
-@lru_cache(maxsize=100)  # the workers are usually the same as at the previous look
+@lru_cache(maxsize=100)  # cached, because the workers are usually the same as at the previous look
 def _rank_workers(our_workers: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(our_workers, key=lambda worker: (rank_digest(worker), worker)))
 
@@ -282,7 +282,7 @@ def _rank_workers(our_workers: frozenset[str]) -> tuple[str, ...]:
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
     """Return the row on which this lookout writes its bulletin: the last of its rows in donation order (C4).
 
-    Workers that join take leases from the beginning of the donation order. The last lease in that order therefore
+    Workers that join take leases from the beginning of the donation order. Therefore, the last lease in this order
     changes its owner least often.
     """
     if isinstance(leases, KnownLeases):
@@ -292,18 +292,18 @@ def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
 
 
 def bulletin_row_renewals(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
-    """Return the renewal of the bulletin's row if it is due (C4). This row is renewed more often than others."""
+    """Return the renewal of the bulletin's row, if one is due (C4). This row is renewed more often than the others."""
     row = bulletin_row(mine, me.worker)
     return (Renew(row, "C4"),) if row is not None and row.idle >= heartbeat_seconds(config) else ()
 
 
 def heartbeat_seconds(config: Config) -> float:
-    """Return how often the bulletin's row is renewed."""
+    """Return the interval at which the bulletin's row is renewed, in seconds."""
     return scale_to_lease_seconds(HEARTBEAT_SECONDS, config)
 
 
 def scale_to_lease_seconds(seconds: float, config: Config) -> float:
-    """Convert a time given for `lease_seconds` of 10 to this configuration."""
+    """Convert a time that is given for `lease_seconds` of 10 to the `lease_seconds` of this configuration."""
     return seconds * config.lease_seconds / 10
 
 
@@ -325,8 +325,9 @@ def called_claims(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
 def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config) -> tuple[Release, ...]:
     """Return a `Release` for each expired lease if this worker is the lookout (C6).
 
-    Any worker may claim a lease that has no owner, even if it has not watched the lease expire. If released leases are
-    reserved for newcomers (M12), no lease is freed, because the reservation would only delay the next claim.
+    The lookout frees expired leases because any worker may claim a lease that has no owner, even if it has not watched
+    the lease expire. If released leases are reserved for newcomers (M12), no lease is freed, because the reservation
+    would only delay the next claim.
     """
     hearing = me.history.hearing
     others_expired = (lease for lease in census.expired if lease.owner != me.worker)
@@ -342,17 +343,18 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
 
 
 def start_seconds(worker: str, config: Config) -> float:
-    """Return how long a worker waits before it first reads the table, up to half a second (C15).
+    """Return how long a worker waits before it reads the table for the first time, up to half a second (C15).
 
-    The wait depends on a digest of the worker's id. Workers that hold no leases cannot see each other, so if many of
-    them read the table at the same moment, they would choose the same first lease.
+    The wait depends on a digest of the worker's id, so that workers wait for different times. Workers that hold no
+    leases cannot see each other, so if many of them read the table at the same moment, they would choose the same first
+    lease.
     """
     fraction = int.from_bytes(rank_digest(worker)) / 2**64
     return fraction * _scale_request_wait(START_WAIT_SECONDS, config) if config.rules.keeps_lookout else 0.0
 
 
 def _scale_request_wait(seconds: float, config: Config) -> float:
-    """Convert a wait for the store's response, given for `lease_seconds` of 10, to this configuration.
+    """Convert a wait for the store's response, which is given for `lease_seconds` of 10, to this configuration.
 
     The wait is shortened if `lease_seconds` is less than 10. It is never lengthened, because longer leases don't make
     the store slower.
@@ -380,7 +382,8 @@ def next_look(
         return Look(settle_wait, annotations=annotations)
     likely_requested_keys = _likely_requested_keys(census, me, config)
     if on_duty or ranks.row is None:
-        # Between two listings, the lookout reads only those of its rows that other workers will probably request (C7).
+        # Between two listings, the lookout reads only those of its rows whose leases other workers will probably
+        # request (C7).
         seconds_to_listing = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
         own_row = bulletin_row(mine, me.worker) if likely_requested_keys else None
         hurried_seconds = scale_to_lease_seconds(HURRIED_READ_SECONDS, config)
@@ -433,7 +436,7 @@ def _bulletin_row_keys(leases: Sequence[Lease], workers: Iterable[str]) -> tuple
 
 
 def _called_keys(leases: Sequence[Lease], me: Me, call: LookoutCall | None) -> tuple[str, ...]:
-    """Return the keys that this worker is called to read, or nothing if listing the whole table costs less."""
+    """Return the keys that this worker is called to read, or no keys if listing the whole table costs less."""
     keys = () if call is None else call.keys(me.worker)
     return keys if ROWS_PER_LISTING_COST * len(keys) <= len(leases) else ()
 
@@ -442,21 +445,22 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     """Return whether this reader should list the whole table now (C7, C8, C11)."""
     hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
     call = call_of(hearing.call)
-    # C8: list the table once, to start measuring how long each lease stays unchanged. A worker that starts to measure
-    # only when it becomes the lookout finds expired leases lease_seconds later.
+    # C8: list the table once, to start measuring how long each lease stays unchanged. If a worker started to measure
+    #     only when it became the lookout, it would find expired leases `lease_seconds` later.
     early_seconds = scale_to_lease_seconds(EARLY_SECONDS, config) * (
         1 if ranks.stand_ins_before(me) < EARLY_LISTERS else 2
     )
     bulletin_stopped = full_still > ranks.silent_seconds > early_seconds + (0.0 if call is None else 2 * call.seconds)
-    # A worker ignores new work unless the lookout calls it. A worker without a lease must list the table in any case,
-    # because the lookout doesn't see it and cannot call it.
+    # A worker ignores new work unless the lookout calls the worker. A worker without a lease must list the table in any
+    # case, because the lookout doesn't see it and cannot call it.
     listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
     may_act = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
     work_for_us = hearing.latest.acts != hearing.acts_read and may_act
     row_changed_owner = hearing.turned and (
         call is None or (ranks.row_released and len(leases) < ROWS_PER_LISTING_COST * STAND_INS_MAX)
     )
-    # The ranks contain only workers of this library, but the counts contain all owners.
+    # Use the larger number, because the ranks contain only workers of this library, while the counts contain all
+    # owners.
     is_last_resort = full_still > scale_to_lease_seconds(LAST_RESORT_SECONDS, config) * max(
         len(ranks.ranks), len(census.counts)
     )
@@ -466,8 +470,8 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
 def _likely_requested_keys(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     """Return the leases that others will request from this worker while workers join and leave (C7).
 
-    The result contains the leases beyond this worker's share, in donation order. The worker polls their rows, because
-    it would otherwise notice a request only when it next renews the lease.
+    The result contains the leases beyond this worker's share, in donation order. The worker polls the rows of these
+    leases, because otherwise it would notice a request only when it next renews the lease.
     """
     if me.history.fleet_still > scale_to_lease_seconds(REQUESTS_EXPECTED_SECONDS, config):
         return ()
@@ -485,8 +489,8 @@ def _present_workers(census: Census) -> frozenset[str]:
 def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
     """Return `seconds_to_results` for these actions without the claims that have already succeeded (C10).
 
-    After a successful claim, the worker need not read the table again unless it still lacks leases. That is possible
-    because M5 takes only one lease at first, and M9 takes one lease per turn.
+    After a successful claim, the worker need not read the table again unless it still lacks leases. It may still lack
+    some, because M5 takes only one lease at first, and M9 takes only one lease per turn.
     """
     own_keys = {lease.key for lease in census.mine}
     succeeded_claims = {action for action in actions if isinstance(action, Claim) and action.lease.key in own_keys}
@@ -497,7 +501,7 @@ def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Conf
 def wants_more_leases(census: Census, me: Me, config: Config) -> bool:
     """Return whether this worker would take a lease if it did not have to wait for workers that are joining (C10).
 
-    If the worker would take no lease, it need not read the table when the wait is over.
+    A worker that would take no lease need not read the table when the wait is over.
     """
     return bool(config.rules.take(census, evolve(me, history=evolve(me.history, fleet_still=math.inf)), config))
 
@@ -505,10 +509,10 @@ def wants_more_leases(census: Census, me: Me, config: Config) -> bool:
 def seconds_to_results(actions: Iterable[Action], config: Config) -> float | None:
     """Return the seconds until a worker reads the results of these actions (C10), or None if it need not read them.
 
-    After claims the wait is short. Even workers that started together have chosen their leases by the end of it (C15).
+    After claims, the wait is short. At its end, even workers that started together have chosen their leases (C15).
 
-    After leases are taken from living workers, the wait is longer, because other workers may be joining. If a share is
-    computed before those workers are visible, it is too large, and they would take the surplus leases away again.
+    After leases are taken from living workers, the wait is longer, because other workers may be joining. A share that
+    is computed before those workers are visible is too large, and they would take the surplus leases away again.
     """
     action_types = {type(action) for action in actions}
     if action_types & {Steal, RequestHandoff}:
@@ -525,21 +529,22 @@ def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Co
     seconds_left = [
         expires_above(config) - lease.idle for lease in leases if lease.owner in late_workers and not lease.ended
     ]
-    # The 0.02 adds 0.2 s (if lease_seconds is 10), because idle times are measured from the end of the first read.
+    # The factor 0.02 adds 0.2 s if `lease_seconds` is 10. The time is needed because idle times are measured from the
+    # end of the first read.
     return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
 
 def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     """Return the seconds from one listing of the lookout to the next.
 
-    The result is usually `LOOKOUT_LISTING_SECONDS`. It is less if the lease of a suspected owner expires earlier (C5),
-    and more if no other worker holds a lease (C13).
+    The result is usually `LOOKOUT_LISTING_SECONDS`. It is smaller if the lease of a suspected owner expires earlier
+    (C5), and larger if no other worker holds a lease (C13).
     """
     limit = expires_above(config)
     other_idle_times = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not other_idle_times:
         # If this worker has read only a few rows, and the lookout has just released one of them, there may be other
-        # workers although none is visible. So list the table now.
+        # workers although none is visible. In this case, list the table now.
         row_released = (me.history.hearing or BulletinState()).turned
         return 0.0 if row_released else min(scale_to_lease_seconds(LONE_LISTING_SECONDS, config), config.cycle_seconds)
     # `idle` ends at the start of a read, so add the time that a listing takes. If listings take long, a living owner
@@ -552,12 +557,12 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
         and idle <= limit
     ]
     usual_pause = scale_to_lease_seconds(LOOKOUT_LISTING_SECONDS, config)
-    # If listings are slow, don't start one before the first lease expires. It would show no owner as dead, and the next
-    # result would come a whole listing later.
+    # If listings are slow, don't start one before the first lease expires. Such a listing would not show that an owner
+    # is dead, and the next result would come only a whole listing later.
     next_seconds = (
         min(seconds_left) if seconds_left and listing_seconds >= usual_pause else min([usual_pause, *seconds_left])
     )
-    # The 0.05 means that at least 50 ms pass before the next listing, even if a lease expires sooner.
+    # Let at least 50 ms pass (if `lease_seconds` is 10) before the next listing, even if a lease expires sooner.
     return max(scale_to_lease_seconds(0.05, config), next_seconds)
 
 
@@ -571,7 +576,7 @@ def _next_bulletin(
 ) -> Annotations:
     """Return the annotations with the next bulletin and its call.
 
-    The count of looks grows by one. *acts* grows if other workers must act, and *warns* if an owner may be dead.
+    *looks* grows by one. *acts* grows if other workers must act, and *warns* grows if an owner may be dead.
     """
     taken_keys = {action.lease.key for action in actions if isinstance(action, Claim)}
     open_leases = [lease for lease in census.available if lease.key not in taken_keys and lease.owner != me.worker]
@@ -584,7 +589,7 @@ def _next_bulletin(
     )
     hearing = me.history.hearing or BulletinState()
     own_leases = [lease for lease in leases if lease.owner == me.worker]
-    if me.history.full_still > 0:  # a bulletin changes only after a listing
+    if me.history.full_still > 0:  # no new bulletin, because a bulletin changes only after a listing
         carries_bulletin = any(bulletin_of(lease) == hearing.latest for lease in own_leases)
         return (
             bulletin_annotations(hearing.latest, ((CALL, hearing.call),) if hearing.call else ())
@@ -592,8 +597,8 @@ def _next_bulletin(
             else ()
         )
     worker_joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
-    # If a lease was just released, or became available because its parents ended (M1), other workers have not had time
-    # yet to claim it.
+    # If a lease was just released, or has become available because its parents ended (M1), other workers have not had
+    # time to claim it yet.
     max_idle = scale_to_lease_seconds(FREE_CALL_SECONDS, config)
     lease_newly_free = any(lease.idle < max_idle for lease in open_leases)
     if open_leases and not lease_newly_free:
@@ -633,10 +638,10 @@ def _next_bulletin(
 
 
 def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
-    """Return whether the division is uneven although no lease has moved for a cycle.
+    """Return whether the division of leases is uneven although no lease has moved for a cycle.
 
-    It is uneven if the numbers of leases (M9), the groups (M6) or the loads (M13) are. The lookout then makes the
-    workers that should act read the table.
+    The division is uneven if the numbers of leases (M9), the shares of the groups (M6) or the loads (M13) are uneven.
+    In this case, the lookout makes the workers that should act read the table.
     """
     if me.history.owners_still <= config.cycle_seconds:
         return False
@@ -644,8 +649,8 @@ def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
     floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * count_tolerance(census.leases, floor):
         return True
-    # Even if no two workers' counts differ by more than one, the groups of workers may hold unequal shares. The rules
-    # then return an empty list of keys for a worker that should take leases from living workers.
+    # Even if no two workers' counts differ by more than one, the groups of workers may hold unequal shares. In this
+    # case, the rules return an empty list of keys for a worker that should take leases from living workers.
     if not all(config.rules.calls(census, me, config).values()):
         return True
     moves_in_progress = pending_handoffs(census, config)
@@ -661,8 +666,8 @@ def _last_bulletin(
 ) -> Annotations:
     """Return the last bulletin that a worker writes when it is no longer the lookout, and its call (C3).
 
-    The call points readers to the row of the new lookout. If a call cannot contain that row's key, readers list the
-    table instead, because *acts* has grown.
+    The call points readers to the row of the new lookout. If the key of this row cannot be part of a call, readers list
+    the table instead, because *acts* has grown.
     """
     latest = hearing.latest
     if not latest.looks or all(bulletin_of(lease) != latest for lease in own_leases if lease.owner == me.worker):

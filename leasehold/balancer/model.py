@@ -1,6 +1,6 @@
 """Defines the data types that all rules use: leases, shards, positions, and the worker that plans.
 
-These types do not depend on any store or cloud. Each store and each source converts its own formats to them.
+These types do not depend on any store or cloud. Each store and each source converts its own format to these types.
 """
 
 import math
@@ -9,10 +9,10 @@ from typing import Any, NewType
 from attrs import Factory, field, frozen
 
 Version = NewType("Version", str)
-"""A store's compare-and-swap token (a leaseCounter or an ETag). It is opaque and compared only for equality."""
+"""A store's compare-and-swap token (a leaseCounter or an ETag). It is opaque, and is compared only for equality."""
 
 HashRange = tuple[int, int]
-"""The first and last hash key of a shard, both inclusive and within 0 .. 2**128 - 1."""
+"""The first and the last hash key of a shard. Both are inclusive, and both are within 0 .. 2**128 - 1."""
 
 Annotations = tuple[tuple[str, str], ...]
 """The attributes that this library adds to a lease row, as (name, value) pairs sorted by name."""
@@ -24,11 +24,11 @@ SENTINELS = frozenset({"TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END"})
 
 
 DIGITS_MAX = 129
-"""The maximum number of digits of a sequence number. kcl-rust has this limit. No service comes near it."""
+"""The maximum number of digits of a sequence number. kcl-rust has the same limit. No service comes near it."""
 
 
 def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
-    # attrs runs validators after it has set all fields, so this function can validate all of them.
+    # attrs runs validators after it has set all fields, so this function can validate all fields of a position.
     if not (isinstance(sequence, str) and isinstance(position.sub, int) and isinstance(position.token, str)):
         msg = f"checkpoint: {position!r} needs a str, an int and a str"
         raise TypeError(msg)
@@ -44,12 +44,12 @@ class Position:
 
     Attributes:
         sequence: "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END", or a sequence number in decimal.
-        sub: The index of a user record within an aggregated record, from 0. In an AT_TIMESTAMP position it is the time
-            in milliseconds since 1970, because kcl-rust stores the time there.
+        sub: The index of a user record within an aggregated record, starting at 0. In an AT_TIMESTAMP position, it is
+            the time in milliseconds since 1970, because kcl-rust stores the time there.
         token: An opaque offset (Event Hubs).
 
     Raises:
-        ValueError: If `sequence` is neither a sentinel nor a decimal number; the message names the field.
+        ValueError: If `sequence` is neither a sentinel nor a decimal number. The message names the field.
         TypeError: If a field has the wrong type.
 
     Examples:
@@ -74,9 +74,9 @@ class Position:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """A sort key: first named positions such as LATEST, then numbers by value and `sub`, then SHARD_END.
+        """The sort key. Sentinels such as LATEST come first, then numbers, by value and `sub`, and then SHARD_END.
 
-        Named positions are recognized by their name rather than by length, because numbers may be short.
+        Sentinels are recognized by name and not by length, because numbers may be short.
         """
         if self.sequence in SENTINELS:
             return (2, 0, 0) if self.sequence == "SHARD_END" else (0, 0, 0)
@@ -102,8 +102,8 @@ def at_timestamp(milliseconds: int) -> Position:
 WEIGHT_MAX = 10**15
 """The maximum weight of a lease, in bytes per second.
 
-The maximum is a thousand terabytes per second, so that sums of weights stay exact even in stores that keep numbers as
-floats.
+The maximum is a thousand terabytes per second. With this limit, sums of weights stay exact even in stores that keep
+numbers as floats.
 """
 
 
@@ -114,7 +114,7 @@ def _check_weight(_lease: object, _attribute: object, weight: int | None) -> Non
 
 
 def _check_names_and_owner(lease: Any, _attribute: object, owner: Any) -> None:  # noqa: ANN401  as given
-    # attrs runs validators after it has set all fields, so this function can validate several.
+    # attrs runs validators after it has set all fields, so this function can validate several of them.
     for name in ("key", "stream", "shard"):
         if not isinstance(value := getattr(lease, name), str):
             msg = f"{name}: {value!r} is not a str"
@@ -127,37 +127,39 @@ def _check_names_and_owner(lease: Any, _attribute: object, owner: Any) -> None: 
         raise ValueError(msg)
 
 
-# No slots: `watched` copies every lease at each read of the table. Copying `__dict__` takes a quarter of the time that
-# copying slots takes.
+# Do not use slots, because `watched` copies every lease at each read of the table, and copying `__dict__` takes only a
+# quarter of the time that copying slots takes.
 @frozen(slots=False)
 class Lease:
     """A row of the lease table, as it was read.
 
     Attributes:
         key: The key of the row, unique in the table.
-        stream: The stream that the lease belongs to, or "" if the table serves a single stream.
+        stream: The stream to which the lease belongs, or "" if the table serves a single stream.
         shard: The source's own shard id. Defaults to the key.
-        parents: The keys of the parent leases. There are two after a merge.
+        parents: The keys of the parent leases. After a merge, there are two.
         owner: The worker that processes the shard, or None.
         version: The store's compare-and-swap token.
-        idle: Seconds for which the version has not changed (see `Watch`). It is infinite only if the lease had no owner
-            when this worker first read it. In the result of a store's `list`, it is the age of the row if the store
-            records one.
-        checkpoint: How far the shard has been processed.
+        idle: The seconds for which the version has not changed (see `Watch`). The value is infinite only if the lease
+            had no owner when this worker first read it. In the result of a store's `list`, it is the age of the row, if
+            the store records ages.
+        checkpoint: The position up to which the shard has been processed.
         hash_range: The first and last hash key, or None if unknown.
-        weight: Throughput in whole bytes per second, or None if unmeasured. Fractions are not allowed: their sum would
-            depend on the order of addition, so workers that read the same rows could decide differently.
-        held: Seconds for which the present owner has held the lease, as far as this worker has observed.
+        weight: The throughput in whole bytes per second, or None if it is not measured yet. Fractions are not allowed,
+            because their sum would depend on the order of addition, so workers that read the same rows could decide
+            differently.
+        held: The seconds for which the present owner has held the lease, as far as this worker has observed.
         next_owner: The worker to which a requested hand-off will move the lease.
-        next_owner_idle: Seconds for which the lease has had its present next owner, as far as this worker has observed.
+        next_owner_idle: The seconds for which the lease has had its present next owner, as far as this worker has
+            observed.
         yields: Whether the owner responds to hand-off requests.
-        leaving: Whether a KCL 3.x hand-off is in progress. If so, `next_owner` is its leaseOwner.
-        epoch: The fencing number, which grows each time the lease changes its owner. In stores that count every write,
-            it also grows with each renewal.
+        leaving: Whether a KCL 3.x hand-off is in progress. If so, `next_owner` is the row's leaseOwner.
+        epoch: The fencing number, which grows each time the owner changes. In stores that count every write, it also
+            grows with each renewal.
         annotations: The attributes that this library adds to the row.
 
     Raises:
-        ValueError: If the weight is out of range or the owner is an empty string; the message names the field.
+        ValueError: If the weight is out of range or the owner is an empty string. The message names the field.
         TypeError: If the key, stream, shard, owner or checkpoint has the wrong type.
 
     Examples:
@@ -183,7 +185,7 @@ class Lease:
     leaving: bool = False
     epoch: int = 0
     annotations: Annotations = ()
-    # `ended` is stored rather than computed on access, because every rule reads it for every lease in each turn.
+    # `ended` is stored and not computed on access, because every rule reads it for every lease in each turn.
     ended: bool = field(init=False, eq=False, repr=False)
 
     @ended.default
@@ -195,7 +197,7 @@ class Lease:
         return self.checkpoint.ended
 
     def watched(self, idle: float, held: float, next_owner_idle: float) -> "Lease":
-        """Return a copy with the times that `Watch` measured, in seconds."""
+        """Return a copy of the lease with the times that `Watch` has measured, in seconds."""
         fields = self.__dict__.copy()
         fields["idle"], fields["held"], fields["next_owner_idle"] = idle, held, next_owner_idle
         return _copy(fields)
@@ -210,7 +212,7 @@ class Lease:
         return _copy(fields)
 
     def annotation(self, name: str) -> str | None:
-        """Return the value of the annotation with this name, or None if the lease has none."""
+        """Return the value of the annotation with this name, or None if the lease has no such annotation."""
         for key, value in self.annotations:
             if key == name:
                 return value
@@ -221,9 +223,9 @@ _new_object, _set_fields = object.__new__, vars(Lease)["__dict__"].__set__
 
 
 def _copy(fields: dict[str, object]) -> Lease:
-    """Build a lease from already validated fields.
+    """Build a lease from fields that have already been validated.
 
-    If the validators ran again, this would take four times as long.
+    If the validators ran again, building a lease would take four times as long.
     """
     copy = _new_object(Lease)
     _set_fields(copy, fields)
@@ -232,10 +234,10 @@ def _copy(fields: dict[str, object]) -> Lease:
 
 @frozen
 class Shard:
-    """A shard of a stream, as its source lists it. Event Hubs partitions are shards without parents.
+    """A shard of a stream, as the source lists it. Event Hubs partitions are shards without parents.
 
-    `id` is also the key of the shard's lease, and `parents` contains ids. If a table serves several streams, the source
-    adds the name of the stream to each id.
+    `id` is also the key of the shard's lease, and `parents` contains the ids of the parent shards. If a table serves
+    several streams, the source adds the name of the stream to each id.
 
     Examples:
         >>> from leasehold import Shard
@@ -286,16 +288,16 @@ class Bulletin:
 
 @frozen
 class BulletinState:
-    """What a worker knows about bulletins after all reads of the table so far (C7, C8).
+    """The worker's knowledge about bulletins after all reads of the table so far (C7, C8).
 
     Attributes:
-        latest: The greatest bulletin read so far.
-        acts_read: The value of `acts` in the latest bulletin at the last full read.
-        acts_still: Seconds since `acts` last grew; infinite if it never has.
-        looks_still: Seconds since `looks` last grew.
-        warned: Seconds since `warns` last grew; infinite if it never has.
-        turned: Whether the last read was of only a few rows, and one of these was missing or had changed its owner
-            since the last full read.
+        latest: The greatest bulletin that has been read so far.
+        acts_read: The value of `acts` in the bulletin that was the latest at the last full read.
+        acts_still: The seconds since `acts` last grew; infinite if it never has grown.
+        looks_still: The seconds since `looks` last grew.
+        warned: The seconds since `warns` last grew; infinite if it never has grown.
+        turned: Whether the last read was a read of a few rows, and one of these rows was missing, or its owner had
+            changed since the last full read.
         call: The call that belongs to the latest bulletin (`bulletin.py`), or "" if there is none.
     """
 
@@ -315,22 +317,22 @@ class History:
     `Watch` computes it, so that rules can be pure functions.
 
     Attributes:
-        owners_still: Seconds since any lease last changed its owner.
-        fleet_still: Seconds since the set of owners and next owners last changed.
-        holes: Uncovered hash ranges, each with the number of consecutive full reads that showed it.
+        owners_still: The seconds since any lease last changed its owner.
+        fleet_still: The seconds since the set of owners and next owners last changed.
+        holes: The uncovered hash ranges, each with the number of consecutive full reads that have shown it.
         gaps: For each owner, sorted by name, the longest gap among its leases at the last full read. The gap of a lease
-            is the shorter of its last two intervals without a renewal, in seconds. It is a lower bound of the owner's
-            renewal interval.
-        paces: For each owner, another lower bound of its renewal interval, in seconds. It is the time between two
-            reads, divided by the number of renewals plus one, if the store counts renewals. A high value shows that the
+            is the shorter of its last two intervals without a renewal, in seconds. A gap is a lower bound for the
+            owner's renewal interval.
+        paces: For each owner, another lower bound for its renewal interval, in seconds. If the store counts renewals,
+            this is the time between two reads, divided by the number of renewals plus one. A high value shows that the
             owner is slow, or that it died before the second read (C16).
-        full_still: Seconds since the whole table was last read; 0 right after that.
-        full_apart: Seconds between the last two reads of the whole table; infinite before the second.
-        full_took: How long the last read of the whole table took, in seconds.
+        full_still: The seconds since the whole table was last read; 0 right after such a read.
+        full_apart: The seconds between the last two reads of the whole table; infinite before the second such read.
+        full_took: The duration of the last read of the whole table, in seconds.
         hearing: The state of the bulletins, or None if every worker lists the table itself (C14).
-        led: The living workers of a KCL 3.x leader, sorted, each with the seconds since it was last given a lease
-            (M14).
-        gone: Leases whose rows have been deleted, as they were last read, sorted by key.
+        led: The living workers of a KCL 3.x leader, sorted by name, each with the seconds since it was last given a
+            lease (M14).
+        gone: The leases whose rows have been deleted, as they were last read, sorted by key.
 
     Examples:
         >>> from leasehold.planner import History

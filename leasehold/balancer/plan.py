@@ -1,10 +1,10 @@
 """Plans a worker's actions from the leases that it has read.
 
-`plan` decides what a worker does now, and `look_again` when it decides next. Neither reads a clock, calls a store or
-keeps state between calls. Times are part of the leases, randomness comes from `Me.turn`, and what is known from earlier
-reads is in `Me.history`. Each action contains the lease as it was read, and a store applies the action only if the
-lease has not changed since. If a plan is made from outdated leases, the store rejects the actions that no longer apply,
-so the plan does no harm (S1).
+`plan` decides what a worker does now, and `look_again` decides when the worker plans next. Neither of them reads a
+clock, calls a store or keeps state between calls. Times are part of the leases, randomness comes from `Me.turn`, and
+`Me.history` contains the facts from earlier reads. Each action contains the lease as it was read, and a store applies
+the action only if the lease has not changed since then. If a plan is made from outdated leases, the store rejects the
+actions that no longer apply, so the plan does no harm (S1).
 """
 
 from collections.abc import Collection, Iterable
@@ -31,13 +31,14 @@ from leasehold.balancer.rules.shares import awaits_joiners, seconds_until_joined
 HANDOFF_POLL_SECONDS = 0.125
 """The time between two reads of the leases that a worker has requested from their owners.
 
-After a hand-off, the worker notices within this time that the lease is free. It uses eventually consistent reads, which
-cost half as much. A stale result does no harm, because the write that takes the lease is conditional.
+After a hand-off, the worker notices within this time that the lease is free. The reads are eventually consistent,
+because such reads cost half as much. A stale result does no harm, because the write that takes the lease is
+conditional.
 """
 
 
 def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> tuple[Action, ...]:
-    """Return everything that this worker should do now.
+    """Return all actions that this worker should take now.
 
     The plan depends only on the arguments, and not on the order of leases and shards.
 
@@ -46,7 +47,7 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     expired lease, renewal.
 
     Args:
-        leases: All known leases, as returned by `Watch.look`. Their keys must be distinct.
+        leases: All known leases, as returned by `Watch.look`. The keys must be distinct.
         shards: The shards of one or more streams. For each of these streams, all shards must be included. If `shards`
             is None or empty, no lease is created or deleted.
         me: The worker that plans.
@@ -63,12 +64,12 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     lifecycle_actions = lifecycle(known_leases, shards, census, me, config) if shards else ()
     deleted_keys = {action.lease.key for action in lifecycle_actions if isinstance(action, Delete)}
     if deleted_keys:
-        # A lease that is about to be deleted must not count toward any share. Otherwise, a worker could take a lease
-        # that is then deleted.
+        # Do not count a lease that is about to be deleted toward any share. Otherwise, a worker could take a lease that
+        # is then deleted.
         known_leases = tuple(lease for lease in known_leases if lease.key not in deleted_keys)
         census = take_census(known_leases, me, config)
-    # If only a few rows were read, other leases may have changed since the last full read. So plan only hand-offs in
-    # progress (H2) and claims to which the lookout has called this worker (C6).
+    # If only a few rows were read, other leases may have changed since the last full read. In this case, plan only
+    # hand-offs in progress (H2), and claims for which the lookout has called this worker (C6).
     taking_actions = (
         config.rules.take(census, me, config) if me.history.full_still <= 0 else called_claims(census, me, config)
     )
@@ -103,7 +104,8 @@ def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ..
 def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, config: Config) -> Look:
     """Return when to read the table next after these actions of `plan`, and which leases to read.
 
-    While this worker waits for requested leases, it reads only their rows, and the whole table every `cycle_seconds`.
+    While this worker waits for leases that it has requested, it reads only the rows of these leases, and the whole
+    table every `cycle_seconds`.
 
     `me.history` must be the history after the read that returned `leases`.
 
@@ -125,10 +127,10 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     }
     requested_keys |= _action_keys([action for action in planned_actions if isinstance(action, RequestHandoff)])
     if requested_keys:
-        # C10: a newcomer that waits for its first lease also waits for other workers to join. When the second wait is
-        # over, list the table if this worker would take more leases, or if the owner of a requested lease does not
-        # renew it. That owner may be dead, and may have been the lookout. The listing starts to measure how long all
-        # its leases stay unchanged (C1).
+        # C10: a newcomer that waits for its first lease also waits for other workers to join. When the latter wait is
+        #      over, list the table if this worker would take more leases, or if the owner of a requested lease does not
+        #      renew it. This owner may be dead, and may have been the lookout. The listing starts to measure how long
+        #      all of the owner's leases stay unchanged (C1).
         join_wait_over = history.hearing is not None and history.full_still >= seconds_until_joined(history, config)
         is_owner_silent = any(
             is_renewal_overdue(lease.idle, config) for lease in unsettled_leases if lease.key in requested_keys
@@ -170,7 +172,7 @@ def lifecycle(
             continue
         unlisted_leases = leases_of_unlisted_shards(family, me.worker, expired_keys)
         creates = creations(family, unlisted_leases, me.history, config)
-        # Delete leases only when none is to be created. Otherwise the last lease that proves that a stream was read
+        # Delete leases only if no lease must be created. Otherwise, the last lease that proves that a stream was read
         # could be deleted before the leases of the later shards exist (L5).
         actions += creates or deletions(family, unlisted_leases)
     if not actions:
@@ -183,7 +185,7 @@ def lifecycle(
 
 
 def _action_keys(actions: Collection[Action]) -> set[str]:
-    """Return every key in these actions, including those of alternates."""
+    """Return the keys of all leases in these actions, including those in alternates."""
     takings_with_alternates = (action for action in actions if isinstance(action, Taking) and action.alternates)
     alternate_keys = {other.lease.key for action in takings_with_alternates for other in action.alternates}
     return alternate_keys | {action.lease.key for action in actions}
@@ -197,7 +199,7 @@ def _renewals(census: Census, config: Config) -> tuple[Renew, ...]:
 
 
 def _seconds_to_next_look(actions: tuple[Action, ...], config: Config) -> float:
-    """Return the seconds until the next look, at most `cycle_seconds`."""
+    """Return the number of seconds until the next look, which is at most `cycle_seconds`."""
     rules, takes_leases = config.rules, any(isinstance(action, Claim | Steal) for action in actions)
     if takes_leases and rules.again_at_once:
         return 0.0

@@ -1,10 +1,10 @@
 """Defines the base class of rule sets.
 
-It has their options, their choice of leases, and the properties that other modules use.
+A rule set has options, chooses leases, and has properties that other modules use.
 
-To add a rule set, write a class in `rules/`. The class has attrs fields with validators for its options, and a `take`
-method. It overrides the properties below whose defaults do not fit. Then add the class to `RULE_SETS` in `config.py`.
-The planner, the JSON form, the commands, the simulator, the checker and the law tests use all classes in this list.
+To add a rule set, write a class in `rules/`. The class needs attrs fields with validators for its options, and a `take`
+method. It overrides those properties below whose defaults do not fit. Then add the class to `RULE_SETS` in `config.py`.
+The planner, the JSON form, the commands, the simulator, the checker and the law tests use all classes in this tuple.
 
 Rule 1: other code never checks which rule set it uses. All differences between rule sets are properties or methods of
 this class.
@@ -30,7 +30,7 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 def number_validator(
     minimum: float, *, exclusive: bool = False, allow_none: bool = False, whole_only: bool = False
 ) -> Validator:
-    """Return a validator for a number from `minimum` to LARGEST.
+    """Return a validator for a number from `minimum` to `OPTION_VALUE_MAX`.
 
     If `exclusive` is true, `minimum` itself is not allowed. True and False are not accepted as numbers.
     """
@@ -67,15 +67,15 @@ class FleetSeconds(Protocol):
 
 @frozen
 class RuleSet:
-    """Base class of rule sets. A subclass implements `take` and overrides any other property or method.
+    """The base class of rule sets. A subclass implements `take`, and may override any other property or method.
 
     Attributes:
-        name: The name in commands, options and the JSON form.
-        renewal_rule: The rule that renewals cite.
+        name: The name of the rule set in commands, options and the JSON form.
+        renewal_rule: The number of the rule that requires renewals.
         keeps_lookout: Whether one worker, the lookout, reads the table for all others (C3 to C16).
         counts_ended: Whether ended leases are counted, claimed, renewed, and kept by their owners.
-        children_later: Whether the free lease of a child shard is ignored until the leases of its parents have ended
-            (M1).
+        children_later: Whether the free lease of a child shard is ignored until the leases of the shard's parents have
+            ended (M1).
         starts_at_time: Whether child shards start at the initial position if it is AT_TIMESTAMP.
 
     Examples:
@@ -102,19 +102,19 @@ class RuleSet:
     def calls(self, _census: Census, _me: Me, _config: FleetSeconds) -> Mapping[str, Sequence[str]]:
         """Return, for each worker, the keys of the leases that it will claim or should hand off (C6).
 
-        A worker with an empty sequence of keys should read the whole table.
+        A worker whose sequence of keys is empty should read the whole table.
         """
         return {}
 
     @classmethod
     def variants(cls) -> Mapping[str, "RuleSet"]:
-        """Map names to the variants of this rule set that the simulator tests."""
+        """Return the variants of this rule set that the simulator tests, by name."""
         return {cls.name: cls()}
 
     def given(self, **options: object) -> Self:
         """Return a copy with these options.
 
-        Options that are None or that this rule set does not have are ignored.
+        An option is ignored if its value is None, or if this rule set does not have it.
         """
         own_options = fields_dict(type(self))
         return evolve(
@@ -123,7 +123,7 @@ class RuleSet:
 
     @property
     def groups(self) -> Literal["prefix"] | tuple[str, ...] | None:
-        """How workers form groups (`Groups` in `rules/shares.py`), or None if they form none."""
+        """How workers form groups (`Groups` in `rules/shares.py`), or None if they form no groups."""
         return None
 
     @property
@@ -148,7 +148,7 @@ class RuleSet:
 
     @property
     def most_leases(self) -> int | None:
-        """The most leases that one worker may hold, or None for no limit."""
+        """The maximum number of leases that one worker may hold, or None for no limit."""
         return None
 
     @property
@@ -159,7 +159,7 @@ class RuleSet:
     def cycle_seconds(self, lease_seconds: float) -> float:
         """Return the default of `Config.cycle_seconds`.
 
-        KCL 2.x plans every 2 x (lease_seconds + 25 ms).
+        By default, it is the interval at which KCL 2.x plans: 2 x (`lease_seconds` + 25 ms).
         """
         return 2 * (lease_seconds + 0.025)
 
@@ -170,13 +170,13 @@ class RuleSet:
     def expires_above(self, lease_seconds: float) -> float:
         """Return the number of seconds without a renewal above which a lease is expired.
 
-        The planner always compares with `>`. A rule set whose leases expire after exactly `lease_seconds` therefore
+        The planner always compares with `>`. Therefore, a rule set whose leases expire after exactly `lease_seconds`
         returns the next smaller number.
         """
         return lease_seconds
 
     def overdue_seconds(self, _lease_seconds: float, _cycle_seconds: float) -> float | None:
-        """Return how long a lease may be free before the worker that should claim it is considered missing (M9, M14).
+        """Return how long a lease may be free before the worker that should claim it counts as missing (M9, M14).
 
         The result is in seconds, or None if workers do not wait for each other.
         """

@@ -1,6 +1,6 @@
 """Measures how long each lease has not changed, by this worker's own clock.
 
-All functions in this module are pure. Their results depend only on the reads of the table that were passed in, and on
+All functions in this module are pure. Their results depend only on the reads of the table that are passed in, and on
 the times of these reads.
 
 Rule 1: this module reads no clock. The caller passes the times at which each read began and ended, in seconds, from the
@@ -9,18 +9,18 @@ Rule 2: a lease counts as unchanged from the *end* of the first read that showed
 the last such read. Otherwise, a delay on our side could make a living worker look dead.
 
 Example: a read from 0 s to 1 s shows version 7 for the first time, and a read from 9 s to 12 s shows it again. The
-lease may have got version 7 at 0.9 s, and version 8 at 9.1 s, just after its row was read. So it is only certain that
-the version did not change from 1 s to 9 s. The three seconds that the second read took are not counted against the
+lease may have got version 7 at 0.9 s, and version 8 at 9.1 s, just after its row was read. Therefore, it is certain
+only that the version did not change from 1 s to 9 s. The three seconds of the second read are not counted against the
 owner.
 
-Rule 3 (C17): time during which the store has an outage does not count. Owners could not renew during the outage, so the
-first worker whose read succeeds must not take their leases. Therefore, the time of every lease that did not change
-during an outage starts again at the end of the first read that succeeds. The store has an outage if all reads fail for
-longer than `silence_seconds`.
+Rule 3 (C17): the time during which the store has an outage does not count. Owners could not renew during the outage, so
+the first worker whose read succeeds must not take their leases. Therefore, for every lease that did not change during
+an outage, the time starts again at the end of the first read that succeeds. The store has an outage if all reads fail
+for longer than `silence_seconds`.
 
-KCL 3.x workers take no leases themselves; their leader assigns free leases to them (M14). Before a worker gets its
-first lease, no lease shows that it exists. Therefore this module also tracks the reports (worker metrics) that these
-workers store next to the leases.
+KCL 3.x workers do not take leases by themselves. Their leader assigns free leases to them (M14). Before such a worker
+gets its first lease, no lease shows that it exists. Therefore, this module also tracks the reports (worker metrics)
+that these workers store next to the leases.
 """
 
 import math
@@ -36,9 +36,10 @@ from leasehold.balancer.family import update_holes
 from leasehold.balancer.model import History, Lease, Shard
 
 REPORT_AGE_MAX = 35.0
-"""A KCL 3.x worker counts as alive if its last report is not older than this.
+"""A KCL 3.x worker counts as alive if its last report is not older than this, in seconds.
 
-KCL 3.x workers usually report every 30 s. A worker without a report for this long has missed a report or has ended.
+KCL 3.x workers usually report every 30 s. A worker that has not reported for this long has missed a report or has
+ended.
 """
 LEADER_MEMORY_SECONDS = 60.0
 """A KCL 3.x leader may give leases to a worker for this long after the worker's last report.
@@ -67,15 +68,15 @@ NO_REPORTS = Reports()
 class ReportTrack:
     """The state of one worker according to its reports.
 
-    Each time is the end of the read that first showed the value or change.
+    Each time is the end of the first read that showed the value or the change.
 
     Attributes:
         stamp: A string that identifies the latest report.
-        stamp_at: When that stamp was first seen.
-        moved_at: The same as `stamp_at`, or minus infinity if that report does not prove that the worker is still
+        stamp_at: The time at which `stamp` was first read.
+        moved_at: The same as `stamp_at`, or minus infinity if the latest report does not prove that the worker is still
             alive.
         count: The number of the worker's leases.
-        since: When the worker was last given a lease, lost its last one, or was first known to be alive, whichever is
+        since: When the worker was last given a lease, lost its last lease, or was first known to be alive, whichever is
             latest.
     """
 
@@ -93,7 +94,7 @@ class WorkerReports:
     Attributes:
         leader: The leader in the last read.
         tracks: The state of each worker.
-        empty: Whether no read has been added yet.
+        is_first: Whether no read of the table has been added yet.
     """
 
     leader: str | None = None
@@ -109,7 +110,7 @@ class WorkerReports:
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
         """Return the living workers of a living KCL 3.x leader, each with the seconds since it was last given a lease.
 
-        The time is infinite while the leader may still take an ended worker for a living one and give leases to it.
+        The time is infinite while the leader may still mistake an ended worker for a living one and give leases to it.
         This is possible as long as the last report of the ended worker is recent. It is also possible until every
         worker without leases has reported once more, because only a new report proves that such a worker is alive. The
         wait starts again when another worker without leases appears.
@@ -139,8 +140,8 @@ class WorkerReports:
         """Return the state of a worker after another read of the table."""
         old_track = self.tracks.get(worker)
         if old_track is None:
-            # A report in the first read may be years old. A report that appears for the first time in a later read was
-            # written after the previous read.
+            # A report in the first read may be years old. A report that first appears in a later read was written after
+            # the previous read.
             return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
         stamp_at = old_track.stamp_at if stamp == old_track.stamp else ended
         if old_track.count and not count:
@@ -155,20 +156,21 @@ class WorkerReports:
 class Sighting(NamedTuple):
     """The state of one lease according to all reads of the table.
 
-    The class is a named tuple because each read of the table creates an instance for every lease. Creating an instance
-    of an attrs class takes three times as long.
+    The class is a named tuple because each read of the table creates an instance for every lease, and creating an
+    instance of an attrs class takes three times as long.
 
     Attributes:
-        lease: The lease as last read, with `idle`, `held` and `next_owner_idle` filled in.
-        version_at: The end of the first read that showed its version.
-        owner_at: The end of the first read that showed its owner, or minus infinity if that was our first read.
-        next_owner_at: The end of the first read that showed its next owner.
-        watched: Seconds for which the version has not changed by this worker's own clock. Unlike `idle`, it does not
-            depend on the store's clock, which may be reset.
-        stood: Seconds for which the previous version stayed the same before the present owner changed it.
+        lease: The lease as it was last read, with `idle`, `held` and `next_owner_idle` filled in.
+        version_at: The end of the first read that showed the lease's version.
+        owner_at: The end of the first read that showed the lease's owner, or minus infinity if that was our first read.
+        next_owner_at: The end of the first read that showed the lease's next owner.
+        watched: The seconds for which the version has not changed, by this worker's own clock. Unlike `idle`, the value
+            does not depend on the store's clock, which may be reset.
+        previous_unchanged_seconds: The seconds for which the previous version stayed the same before the present owner
+            changed it.
         gap: The shorter of the last two intervals without a renewal, in seconds. One long interval may be a pause of
             the store, but two in a row show a slow owner.
-        pace: A lower bound of the owner's renewal interval in seconds, or 0 if the store does not count renewals.
+        pace: A lower bound for the owner's renewal interval in seconds, or 0 if the store does not count renewals.
     """
 
     lease: Lease
@@ -185,7 +187,7 @@ class Sighting(NamedTuple):
 class Sightings(Mapping[str, Sighting]):
     """The state of each lease after the last read of the whole table and later reads of a few rows.
 
-    If a row was deleted, `since` contains None for its key.
+    If a row was deleted after the last read of the whole table, `since` contains None for its key.
     """
 
     whole: Mapping[str, Sighting]
@@ -210,19 +212,19 @@ class Sightings(Mapping[str, Sighting]):
 
 @frozen
 class Watch:
-    """What a worker knows from all reads of the table so far. Pass its `history` to `Me`.
+    """The knowledge of a worker from all reads of the table so far. Pass its `history` to `Me`.
 
     Attributes:
-        history: What the rules need to know about earlier reads.
+        history: The facts about earlier reads that the rules need.
         sightings: The known leases by key.
-        owners_at: When the read ended that first showed the present owners of all leases.
-        fleet_at: When the read ended that first showed the present set of owners and next owners.
+        owners_at: The end of the first read that showed the present owners of all leases.
+        fleet_at: The end of the first read that showed the present set of owners and next owners.
         full_at: The end of the last read of the whole table.
-        bulletins: Tracks bulletins; None if no worker writes any (C14).
-        worker_reports: Tracks the workers that report next to the leases.
+        bulletins: Tracks bulletins; None if no worker writes bulletins (C14).
+        worker_reports: Tracks the workers that store reports next to the leases.
         whole: The last read of the whole table, as `look` returned it.
         silence_seconds: If every read fails for longer than this, the store has an outage (C17).
-        silent_at: When the first of the latest failed reads began, or None if the latest read succeeded.
+        silent_at: The beginning of the first of the latest failed reads, or None if the latest read succeeded.
         recovered_at: The end of the first read that succeeded after an outage.
 
     Examples:
@@ -248,7 +250,7 @@ class Watch:
     recovered_at: float = -math.inf
 
     def unanswered(self, began: float) -> "Watch":
-        """Return the watch after a failed read. `began` is when that read began."""
+        """Return the watch after a failed read. `began` is the time at which this read began."""
         return self if self.silent_at is not None else evolve(self, silent_at=began)
 
     def look(
@@ -259,7 +261,9 @@ class Watch:
         requested_keys: Collection[str] | None = None,
         reports: Reports = NO_REPORTS,
     ) -> tuple["Watch", Sequence[Lease]]:
-        """Add a read of the table. Return the new watch and all known leases with `idle`, `held` and `next_owner_idle`.
+        """Add a read of the table.
+
+        Return the new watch, and all known leases with `idle`, `held` and `next_owner_idle`.
 
         The cost of adding a read of a few rows does not grow with the number of known leases (`KnownLeases`).
 
@@ -267,14 +271,14 @@ class Watch:
         according to the store.
 
         `held` is the time since the owner last changed. It is infinite until the first change, because it is unknown
-        how long the first owner has held the lease. For a lease without an owner, `held` is the time for which it has
-        had none.
+        for how long the first owner has held the lease. For a lease without an owner, `held` is the time for which the
+        lease has had no owner.
 
         Args:
-            listing: The leases as read. Their `idle` is the age of the row according to the store, or 0 if the store
-                does not record it. Do not pass a listing if the read of any page failed.
-            began: When the read began, in seconds.
-            ended: When its last page arrived, in seconds.
+            listing: The leases as they were read. Their `idle` is the age of the row according to the store, or 0 if
+                the store does not record ages. Do not pass a listing if the read of any page failed.
+            began: The time at which the read began, in seconds.
+            ended: The time at which the last page of the read arrived, in seconds.
             requested_keys: The keys that were read, or None for a read of the whole table. If a key is not in
                 `listing`, its lease was deleted. Leases with other keys stay as they were.
             reports: The reports of workers, which only a read of the whole table returns.
@@ -331,11 +335,11 @@ class Watch:
         return evolve(watch, silence_seconds=self.silence_seconds, recovered_at=self.recovered_at), leases
 
     def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, unchanged: bool) -> History:
-        """Return the history, updated with what only a read of the whole table shows: holes, gaps and paces."""
+        """Return the history, updated with holes, gaps and paces, which only a read of the whole table shows."""
         holes = self.history.holes
         persisting_holes = (evolve(hole, times=hole.times + 1) for hole in holes)
         holes = tuple(persisting_holes) if unchanged else update_holes(leases, holes)
-        gaps, paces = dict[str, float](), dict[str, float]()  # the longest gap and pace of each owner
+        gaps, paces = dict[str, float](), dict[str, float]()  # the longest gap and the longest pace of each owner
         for sighting in sightings.values():
             gap, pace, owner = sighting.gap, sighting.pace, sighting.lease.owner
             if owner is None:
@@ -347,7 +351,7 @@ class Watch:
         return evolve(self.history, holes=holes, gaps=tuple(sorted(gaps.items())), paces=tuple(sorted(paces.items())))
 
     def last_seen(self, key: str) -> Lease | None:
-        """Return the lease as it was last read, even if its row is gone now."""
+        """Return the lease as it was last read, even if its row has been deleted since then."""
         if (sighting := self.sightings.get(key)) is not None:
             return sighting.lease
         return next((lease for lease in self.history.gone if lease.key == key), None)
@@ -374,8 +378,8 @@ class Watch:
     ) -> tuple[Lease, ...]:
         """Return the known leases that no longer have a row.
 
-        Deleted leases are needed to recreate their rows. This worker may be the only one that knows how far their
-        shards were read.
+        Deleted leases are kept so that their rows can be recreated. This worker may be the only one that knows how far
+        their shards were read.
         """
         if not (self.history.gone or deleted_keys):
             return ()
@@ -385,19 +389,19 @@ class Watch:
         return tuple(leases[key] for key in sorted(leases) if key not in current_sightings)
 
     def _updated_sightings(self, new_sightings: Mapping[str, Sighting], deleted_keys: Iterable[str]) -> Sightings:
-        """Return the states of all leases, with `new_sightings` updated and those in `deleted_keys` removed."""
+        """Return the states of all leases, updated with `new_sightings` and without the leases in `deleted_keys`."""
         old_sightings = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(old_sightings.whole, {**old_sightings.since, **dict.fromkeys(deleted_keys), **new_sightings})
 
     def _next_sighting(self, old_sighting: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
         """Return the new state of a lease, given its state before this read.
 
-        The times for the version, the owner and the next owner are tracked separately. Each starts again when the value
-        changes.
+        The times of the version, the owner and the next owner are tracked separately. Each of them starts again when
+        its value changes.
         """
         if old_sighting is None:
-            # The lease was not in an earlier read. Unless this is the first read, its owner got it after the previous
-            # read.
+            # The lease was not in an earlier read. Unless this is the first read, the owner got the lease after the
+            # previous read.
             owner_at = -math.inf if self.owners_at is None else ended
             watched_lease = lease.watched(
                 idle=math.inf if lease.owner is None else lease.idle,
@@ -407,17 +411,18 @@ class Watch:
             return Sighting(watched_lease, version_at=ended, owner_at=owner_at, next_owner_at=ended)
         old_lease, version_at, owner_at, next_owner_at, watched, previous_interval, gap, pace = old_sighting
         same_owner = old_lease.owner == lease.owner
-        # The version alone is not enough: a row that was deleted and recreated starts a new counter, so it may have an
-        # earlier version again (L13).
+        # Do not compare only the versions, because a row that was deleted and recreated starts a new counter, so it may
+        # have an earlier version again (L13).
         if same_owner and old_lease.version == lease.version:
             version_at = max(version_at, self.recovered_at)
         else:
-            # Ignore the time before a new owner's first renewal. It does not show how often that owner renews.
+            # Ignore the time before a new owner's first renewal, because it does not show how often the new owner
+            # renews.
             interval = watched if version_at > owner_at else 0.0
             gap = min(interval, previous_interval) if same_owner else 0.0
             renewals = lease.epoch - old_lease.epoch if same_owner else 0
-            # This is a lower bound. An owner with a shorter renewal interval would have renewed at least once more
-            # between the two reads.
+            # `pace` is a lower bound, because an owner with a shorter renewal interval would have renewed at least once
+            # more between the two reads.
             pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
             previous_interval, version_at = interval, ended
         if not same_owner:
@@ -425,7 +430,7 @@ class Watch:
         if old_lease.next_owner != lease.next_owner:
             next_owner_at = ended
         watched = began - version_at if began > version_at else 0.0
-        # The age of the row according to the store may include an outage. So limit it to the time since the outage
+        # The age of the row according to the store may include an outage, so limit it to the time since the outage
         # (C17).
         age = min(lease.idle, max(0.0, began - self.recovered_at)) if lease.idle else 0.0
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
@@ -469,7 +474,7 @@ class Watch:
     ) -> tuple[float, float]:
         """Return when the present owners and the present set of workers were first read, after a read of a few rows.
 
-        This function visits only the rows that were read and the workers that they name, because nothing else can have
+        Only the rows that were read, and the workers that are named in them, are visited, because nothing else can have
         changed.
         """
         sighting_pairs = [(self.sightings.get(key), new_sightings.get(key)) for key in {*new_sightings, *deleted_keys}]
@@ -502,7 +507,7 @@ class Watch:
 
 
 def _known_leases(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
-    """Return all known leases: those of the last full read, updated with later reads."""
+    """Return all known leases, that is, the leases of the last full read, updated with later reads."""
     since = sightings.since if isinstance(sightings, Sightings) else {}
     return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
 
@@ -535,7 +540,7 @@ def _owner_by_key(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
 def _named_workers(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
     """Return all owners and next owners.
 
-    A worker that has only requested a lease counts, because it has joined the group.
+    A worker that has only requested a lease is included, because it has joined the group.
     """
     leases = [sighting.lease for sighting in sightings.values()]
     return frozenset([lease.owner for lease in leases] + [lease.next_owner for lease in leases]) - {None}

@@ -1,4 +1,4 @@
-"""Stores for leases. Each implements the `Store` protocol, whose writes are conditional (compare-and-swap)."""
+"""Stores for leases. Each store implements the `Store` protocol, whose writes are conditional (compare-and-swap)."""
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.execute import execute

@@ -1,8 +1,8 @@
 """Creates boto3 sessions with the credentials named in an AWS URL, instead of those in the environment.
 
-`profile=` names a profile in the AWS configuration. `role_arn=` names a role to assume with the credentials of the
-profile or the environment. The role may belong to another account. `external_id=` is the external ID, for roles that
-require one. URLs contain no secrets. Python callers may pass their own session instead.
+`profile=` names a profile in the AWS configuration. `role_arn=` names a role, which is assumed with the credentials of
+the profile or the environment. The role may belong to another account. `external_id=` is the external ID, for roles
+that require one. None of these options is a secret. Python callers may pass their own session instead.
 
 This module sends no requests. botocore assumes the role when a client sends its first request, and again before the
 role's credentials expire.
@@ -33,17 +33,17 @@ from botocore.parsers import ResponseParserError
 
 from leasehold.stores.urls import ROLE_ARN_PATTERN
 
-if TYPE_CHECKING:  # imported in a function, because the import takes about 0.1 s of CPU time
+if TYPE_CHECKING:  # imported in a function at run time, because the import takes about 0.1 s of CPU time
     import boto3
 
 CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO (aws sso login), or run under a role"
-"""The advice at the end of an error about missing credentials."""
+"""The advice with which an error about missing credentials ends."""
 
 
 def connection_failure_hint(error: BaseException) -> str:
-    """Return why a connection failed, to be appended to the message of `error`, or "" for other errors.
+    """Return the reason why a connection failed, for appending to the message of `error`, or "" for any other error.
 
-    botocore's own message contains only the URL.
+    The hint is needed because botocore's own message contains only the URL.
     """
     if not isinstance(error, EndpointConnectionError):
         return ""
@@ -58,11 +58,11 @@ def connection_failure_hint(error: BaseException) -> str:
 
 RETRIEVAL_ERRORS = (CredentialRetrievalError, InvalidConfigError, SSOError, TokenRetrievalError)
 """The exceptions for credentials that are configured but cannot be obtained. A login or a restart may help, so a worker
-keeps trying."""
+keeps trying to obtain them."""
 
 
 def credentials_failure_advice(error: BaseException) -> str:
-    """Return why credentials could not be obtained, and what to do."""
+    """Return the reason why credentials could not be obtained, and what to do about it."""
     cause = str(error).rstrip(".: ")
     if not isinstance(error, (SSOError, TokenRetrievalError)):
         return f"{cause}; check the profile"
@@ -78,7 +78,7 @@ PARSE_ERRORS = (
     TypeError,
     UnicodeDecodeError,
 )
-"""The exceptions that may occur while an unexpected response, such as a proxy's error page, is parsed."""
+"""The exceptions that parsing an unexpected response, such as a proxy's error page, may raise."""
 
 PROFILE_VARIABLES = frozenset({"AWS_PROFILE", "AWS_DEFAULT_PROFILE"})
 """The environment variables that name a profile. botocore does not look the profile up until it creates a client."""
@@ -90,7 +90,7 @@ SESSION_NAME = "leasehold"
 def create_boto3_session(
     options: Mapping[str, str], url_kind: str = "store URL", session: "boto3.Session | None" = None
 ) -> "boto3.Session | None":
-    """Return a session with the credentials that the options of a URL name.
+    """Return a session with the credentials that are named by the options of a URL.
 
     Args:
         options: The options.
@@ -137,11 +137,11 @@ def create_botocore_session(session: "boto3.Session | None") -> botocore.session
     """Return a new botocore session with the credentials and configuration of `session`.
 
     The caller may change the response parsers of the new session without affecting `session`, from which other clients
-    may be created.
+    may have been created.
     """
     if session is None:
         return botocore.session.get_session()
-    # If no profile is set, `profile_name` is `default`, which botocore rejects unless a profile of that name is
+    # If no profile is set, `profile_name` is `default`. botocore rejects this name unless a profile with this name is
     # configured.
     profile = session.profile_name if session.profile_name in session.available_profiles else None
     botocore_session = create_session_with_providers([_FixedCredentials(session.get_credentials())], profile)
@@ -152,7 +152,7 @@ def create_botocore_session(session: "boto3.Session | None") -> botocore.session
 def create_session_with_providers(
     providers: Iterable[CredentialProvider], profile: str | None = None
 ) -> botocore.session.Session:
-    """Return a session that uses the credentials of the first provider that has any."""
+    """Return a session that uses the credentials of the first provider that has credentials."""
     botocore_session = botocore.session.Session(profile=profile)
     botocore_session.register_component("credential_provider", CredentialResolver([*providers]))
     return botocore_session
@@ -167,7 +167,7 @@ def create_role_provider(
     region: str | None = None,
     endpoint: str | None = None,
 ) -> CredentialProvider:
-    """Return a provider of the credentials of an assumed role.
+    """Return a provider for the credentials of an assumed role.
 
     Args:
         botocore_session: The session whose credentials are used to assume the role.
@@ -197,7 +197,7 @@ def create_role_provider(
 
 
 class _FixedCredentials(CredentialProvider):
-    """A provider that returns existing credentials, which refresh themselves before they expire, or None."""
+    """A provider that returns the given credentials, which may refresh themselves before they expire, or None."""
 
     METHOD = "given"
 

@@ -1,11 +1,12 @@
 """Limits the time that a whole HTTP response may take, with any library based on urllib3.
 
 A socket's timeout restarts with every byte, so a service that sends a byte from time to time could block its caller for
-hours. The deadlines in this module cover the whole response. Each is `RESPONSE_READ_TIMEOUTS` times the read timeout,
-measured from the start of reading. A read after the deadline raises TimeoutError, like a read timeout.
+hours. The deadlines in this module cover the whole response. A deadline is `RESPONSE_READ_TIMEOUTS` times the read
+timeout, measured from the start of reading. A read after the deadline raises TimeoutError, just as a read that times
+out.
 
-boto3, requests and azure-core all use urllib3, whose connection pools create the connections. We give each of these
-libraries pools whose connections read every response under a deadline.
+boto3, requests and azure-core all use urllib3, whose connection pools create the connections. This module provides
+pools for these libraries. The connections in these pools read every response under a deadline.
 """
 
 import io
@@ -26,7 +27,7 @@ T = TypeVar("T")
 log = make_safe_logger(logging.getLogger("leasehold.calls"))
 
 _LOGGED_ERRORS: list[AttributeError] = []
-"""The error that was logged because deadlines cannot be set for boto3 clients, if any. A process logs it only once."""
+"""If deadlines cannot be set for boto3 clients, the error that was logged. A process logs such an error only once."""
 
 RESPONSE_READ_TIMEOUTS = 3
 """The maximum duration of a whole response, as a multiple of the read timeout."""
@@ -38,8 +39,8 @@ class Deadline:
     """The time left for one response.
 
     Args:
-        host: The host of the request, for the log.
-        read_timeout: The read timeout.
+        host: The host of the request, which is named in log messages.
+        read_timeout: The read timeout, in seconds.
         clock: Returns monotonic seconds.
     """
 
@@ -49,7 +50,7 @@ class Deadline:
         self.restart()
 
     def restart(self) -> None:
-        """Restart the deadline, with its full duration."""
+        """Restart the deadline with its full duration."""
         self._expires_at = self._clock() + RESPONSE_READ_TIMEOUTS * self._read_timeout
 
     def lift(self) -> None:
@@ -99,7 +100,7 @@ class _Response(io.RawIOBase):
 
 
 class _Socket:
-    """A wrapper of a connection's socket. Each file that `makefile` returns reads one response under a deadline."""
+    """A wrapper for a connection's socket. Each file that `makefile` returns reads one response under a deadline."""
 
     def __init__(self, host: str, connection: socket.socket) -> None:
         self._host, self._connection = host, connection

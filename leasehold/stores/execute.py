@@ -1,7 +1,7 @@
 """Carries out the actions of a plan in a store. No other module turns actions into writes.
 
-The caller decides how to handle a rejected write. The outcome `Done` contains the lease as written, and `Lost` contains
-the lease as it is stored now.
+The caller decides how to handle a rejected write. The outcome `Done` contains the lease as it was written, and `Lost`
+contains the lease as it is stored now.
 """
 
 from typing import assert_never
@@ -18,15 +18,15 @@ def execute(
     """Carry out one action as this worker, and return its outcome.
 
     If a Claim, Steal or RequestHandoff is rejected, its alternates are tried in turn. If an outcome is unknown, no
-    alternate is tried, because the worker could otherwise take two leases instead of one.
+    alternate is tried. Otherwise, the worker could take two leases instead of one.
 
     Args:
         store: The store.
         action: The action.
         me: The name of this worker.
-        annotations: The annotations to write with a Claim or Steal. A Renew contains its own annotations.
-        drained: The position at which the next owner of a released lease starts. None means the checkpoint of the lease
-            in the action.
+        annotations: The annotations that a Claim or Steal writes. A Renew contains its own annotations.
+        drained: The position at which the next owner of a released lease starts. If it is None, the next owner starts
+            at the checkpoint of the lease in the action.
 
     Returns:
         The outcome of the last write.

@@ -1,9 +1,9 @@
-"""Describes the fields of a lease's row. Each field has a kind, a check, and a name in every layout.
+"""Describes the fields of a lease's row. A field has a kind, which determines its check, and a name in each layout.
 
-All layouts use the same table of fields, `FIELDS`. To write a row, a layout stores the values of `lease_to_cells` under
-its own names. To read a row, it passes each value through `check_cell` and combines the results into a lease with
-`lease_from_cells`. The module of a layout contains only the code that is specific to that layout. If a row cannot be
-parsed, the error names the invalid field.
+All layouts use the same table of fields, `FIELDS`. To write a row, a layout stores the values that `lease_to_cells`
+returns under its own names. To read a row, it passes each value through `check_cell`, and combines the results into a
+lease by `lease_from_cells`. The module of a layout contains only the code that is specific to this layout. If a row
+cannot be parsed, the error names the invalid field.
 """
 
 import json
@@ -25,7 +25,7 @@ CellKind = Literal[
 ]
 """The kind of a field's values.
 
-A "name" is never empty. An empty "worker" means that there is none. A "hash key" is a decimal string.
+A "name" is never empty. An empty "worker" means that there is no worker. A "hash key" is a decimal string.
 """
 
 
@@ -40,7 +40,7 @@ class RowField:
         column: The column in SQLite and PostgreSQL.
         object: The field in objects of our own layout.
         blob: The metadata name in the blobs of the Azure SDKs.
-        meaning: A description.
+        meaning: A description of the field.
     """
 
     name: str
@@ -82,13 +82,16 @@ FIELDS = (
 )
 """The fields of a row, in the order of SQLite's columns.
 
-DynamoDB and blobs have their own encodings for the annotations and for the names of workers, which also encode whether
-the owner answers requests. The modules of these layouts explain the encodings.
+In DynamoDB and in blobs, the annotations and the names of workers have special encodings, which also show whether the
+owner answers requests. The modules of these layouts explain the encodings.
 """
 
 
 def lease_to_cells(lease: Lease) -> dict[str, Any]:
-    """Return the values of a lease by field name, as in the JSON form. Each layout encodes them in its own way."""
+    """Return the values of a lease by field name, as in the JSON form.
+
+    Each layout encodes these values in its own way.
+    """
     hash_keys = None if lease.hash_range is None else [str(hash_key) for hash_key in lease.hash_range]
     first, last = hash_keys or (None, None)
     return {
@@ -122,10 +125,11 @@ def check_cell(field: RowField, layout_name: str, value: Any) -> Any:  # noqa: A
     Args:
         field: The field.
         layout_name: The field's name in the layout, for error messages.
-        value: The value in the row, or None if the row has none. Only the key and the checkpoint are required.
+        value: The value in the row, or None if the row does not have the field. Only the key and the checkpoint are
+            required.
 
     Raises:
-        BadRowField: If the value is invalid, or missing although required.
+        BadRowField: If the value is invalid, or if it is missing although it is required.
     """
     check, default = _CHECKS[field.kind]
     if value is not None:
@@ -140,8 +144,8 @@ def lease_from_cells(checked_cells: Mapping[str, Any], names: Mapping[str, str],
 
     Args:
         checked_cells: The checked values by field name.
-        names: The layout's names of the fields, for error messages.
-        **parsed_fields: Values of fields that the layout has parsed itself.
+        names: The names of the fields in the layout, for error messages.
+        **parsed_fields: The values of fields that the layout itself has parsed.
 
     Raises:
         BadRowField: If the hash keys or the checkpoint are invalid.
@@ -159,16 +163,17 @@ def lease_from_cells(checked_cells: Mapping[str, Any], names: Mapping[str, str],
 COUNT_DIGITS = 18
 """The maximum number of digits of a counter.
 
-No real counter reaches this length. A counter of this length can still be incremented as a 64-bit integer, the type in
-which SQLite and Java store it.
+No real counter reaches this length. A counter of this length still fits into a 64-bit integer after it is incremented.
+SQLite and Java store counters as 64-bit integers.
 """
 
 SHOWN_LENGTH_MAX = 60
-"""The maximum number of characters of an invalid value in an error message, so that the message fits on one line."""
+"""The maximum number of characters of an invalid value that an error message shows, so that the message fits on one
+line."""
 
 
 class BadRowField(Exception):
-    """A field of a row could not be parsed. The message contains the field's name and the reason."""
+    """Raised if a field of a row cannot be parsed. The message contains the field's name and the reason."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -195,8 +200,8 @@ def escape_surrogates(text: str) -> str:
 def parse_decimal(string: str, limit: int) -> int | None:
     """Parse a number from 0 to `limit` that is written in ASCII digits. Return None for any other string.
 
-    The digits are counted before the conversion, because Python rejects strings of thousands of digits with an error
-    that does not name the field.
+    The digits are counted before the string is converted, because Python rejects a string of thousands of digits with
+    an error that does not name the field.
     """
     if not (string.isascii() and string.isdigit()):
         return None
@@ -205,7 +210,7 @@ def parse_decimal(string: str, limit: int) -> int | None:
 
 
 def shortened_repr(value: object) -> str:
-    """Return the repr of an invalid value for an error message, truncated to `SHOWN_LENGTH_MAX` characters."""
+    """Return the repr of an invalid value, truncated to `SHOWN_LENGTH_MAX` characters, for an error message."""
     value_repr = repr(value)
     return value_repr if len(value_repr) <= SHOWN_LENGTH_MAX else f"{value_repr[:SHOWN_LENGTH_MAX]}…"
 
@@ -229,7 +234,10 @@ def check_name(field: str, value: object) -> str:
 
 
 def parse_whole_number(field: str, value: str | int) -> int:
-    """Parse a count of 0 or more. The digits are counted first, because Python does not convert thousands of digits."""
+    """Parse a whole number of 0 or more.
+
+    The digits are counted before the conversion, because Python does not convert thousands of digits.
+    """
     digits = str(value)
     if not (digits.isascii() and digits.isdigit()):
         raise BadRowField(field, f"{shortened_repr(value)} is not a whole number")
@@ -239,7 +247,7 @@ def parse_whole_number(field: str, value: str | int) -> int:
 
 
 def parse_json_field(field: str, text: str) -> Any:  # noqa: ANN401  any JSON value
-    """Parse JSON. Raises BadRowField if it is invalid."""
+    """Parse the JSON value of a field. Raises BadRowField if the JSON is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -255,7 +263,7 @@ def parse_keys(field: str, text: str) -> tuple[str, ...]:
 
 
 def parse_annotations(field: str, encoded: str) -> Annotations:
-    """Parse a JSON object of strings, which are annotations."""
+    """Parse annotations, which are stored as a JSON object of strings."""
     annotations = parse_json_field(field, encoded)
     if not (isinstance(annotations, dict) and all(isinstance(value, str) for value in annotations.values())):
         raise BadRowField(field, f"{shortened_repr(encoded)} is not an object of strings")
@@ -263,21 +271,21 @@ def parse_annotations(field: str, encoded: str) -> Annotations:
 
 
 def require_valid_lease(row: Lease | Malformed) -> Lease:
-    """Return the lease, or raise StoreError if its row cannot be parsed. No decision may be based on such a row."""
+    """Return the lease, or raise StoreError if its row is malformed. No decision may be based on a malformed row."""
     if isinstance(row, Malformed):
         raise StoreError(f"lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     return row
 
 
 def build_listing(rows: Iterable[Lease | Malformed | None]) -> Listing:
-    """Return a listing of these rows, sorted by key. None stands for a row that is not a lease and is left out."""
+    """Return a listing of these rows, sorted by key. None stands for a row that is not a lease, and is left out."""
     sorted_rows = sorted((row for row in rows if row is not None), key=attrgetter("key"))
     leases = tuple(row for row in sorted_rows if isinstance(row, Lease))
     return Listing(leases, tuple(row for row in sorted_rows if isinstance(row, Malformed)))
 
 
 def parse_position(field: str, sequence: str, sub: int, token: str = "") -> Position:
-    """Return a checkpoint. Raises BadRowField with this field if the sequence is invalid."""
+    """Return a checkpoint. Raises BadRowField, naming this field, if the sequence number is invalid."""
     try:
         return Position(sequence, sub, token)
     except ValueError:
@@ -291,7 +299,9 @@ KB = 1024
 
 
 def parse_weight(field: str, value: str | float | None) -> int | None:
-    """Convert a row's throughput from KB/s to whole bytes per second. Return None if the row has no throughput.
+    """Convert the throughput in a row from KB/s to whole bytes per second.
+
+    Return None if the row contains no throughput.
 
     Rows store the throughput in KB/s with at least six decimals, so rounding to whole bytes restores the value exactly.
     """
@@ -307,12 +317,12 @@ def parse_weight(field: str, value: str | float | None) -> int | None:
 
 
 def convert_to_kilobytes(weight: int) -> float:
-    """Convert bytes per second to KB/s, the unit of rows. The result is exact, because 1,024 is a power of two."""
+    """Convert bytes per second to KB/s, the unit in rows. The result is exact, because 1,024 is a power of two."""
     return weight / KB
 
 
 def parse_hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> HashRange | None:
-    """Parse the first and last hash key. Return None if the row has neither."""
+    """Parse the first and the last hash key. Return None if the row has neither of them."""
     if first is None and last is None:
         return None
     low, high = (parse_decimal(digits or "", HASH_KEYS[1]) for digits in (first, last))
@@ -338,4 +348,5 @@ _CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
     "flag": (lambda _field, found: bool(found), False),
     "notes": (parse_annotations, ()),
 }
-"""The check for each kind of value, and the default if a row has no value. Kind "seconds" is never stored."""
+"""The check for each kind of value, and the default for a row without a value. Values of kind "seconds" are never
+stored."""

@@ -2,13 +2,13 @@
 
 The columns are those of the SQLite store (`leasehold.stores.embedded.sqlite`).
 
-1. Every write is one conditional statement, never a transaction that waits for this process. A process that stalls
-   therefore holds no locks, and a connection pooler may be used (PgBouncer in transaction mode).
+1. Every write is a single conditional statement, and never a transaction that waits for this process. Therefore, a
+   process that stalls holds no locks, and a connection pooler may be used (PgBouncer in transaction mode).
 2. `lease_after_write` decides about a write, based on the row as this process last read it. The statement compares
-every column
-   with that row. If any column has changed, the row is read again and the decision is repeated.
-3. Only our own columns are written, so columns added by others survive.
-4. A write is sent once. If PostgreSQL does not respond, OutcomeUnknown is raised. The next read shows what happened.
+   every column with that row. If any column has changed, the row is read again, and the decision is repeated.
+3. Only our own columns are written, so columns that others have added survive.
+4. A write is sent only once. If PostgreSQL does not respond, OutcomeUnknown is raised, and the next read shows what
+   happened.
 5. No decision depends on a time in a row. The column `written` is for information only.
 """
 
@@ -61,7 +61,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 """
 """The schema of a lease table.
 
-The fillfactor leaves half of each page free. The new version of a renewed row then fits into the same page, and no
+The fillfactor leaves half of each page free, so that the new version of a renewed row fits into the same page and no
 index has to be updated.
 """
 
@@ -70,13 +70,13 @@ POOL_CONNECTIONS_MAX = 8
 """The maximum number of connections per process. Idle connections are closed, except for one."""
 IDLE_SECONDS = 60.0
 _RETRYABLE_ERRORS = (errors.SerializationFailure, errors.DeadlockDetected)
-"""The errors of writes that were certainly not applied. They occur if the default isolation level is strict."""
+"""The errors of writes that were certainly not applied. Such errors occur if the default isolation level is strict."""
 _UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError)
 _PERMANENT_ERRORS = re.compile(
     r"authentication failed|no pg_hba\.conf entry|no password supplied|does not exist|permission denied"
     r"|invalid sslmode|does not support SSL|root certificate|not permitted to log in|invalid (port|integer)"
 )
-"""Matches connection errors that a retry cannot resolve. PostgreSQL reports them without error codes."""
+"""Matches connection errors that a retry cannot resolve. PostgreSQL reports these errors without error codes."""
 _ADVICE: Mapping[type[Error], str] = {
     errors.UndefinedTable: "the table does not exist; check the name, or let a worker create it",
     errors.UndefinedColumn: "the table does not have the columns of a lease table; name another table",
@@ -95,9 +95,9 @@ SqlRow = Mapping[str, Any]
 class TableLocation:
     """The location of a lease table.
 
-    It consists of connection settings and the table's name, which may include the schema.
+    The location consists of connection settings and the table's name, which may include a schema.
 
-    libpq takes settings that are empty or None from the environment (PGHOST, PGUSER, PGPASSWORD, PGPASSFILE,
+    If a setting is empty or None, libpq takes it from the environment (PGHOST, PGUSER, PGPASSWORD, PGPASSFILE,
     PGSSLMODE).
     """
 
@@ -110,7 +110,7 @@ class TableLocation:
 
     @property
     def name(self) -> str:
-        """The name of the table as errors show it."""
+        """The name of the table as it is shown in error messages."""
         return f"PostgreSQL table {'.'.join(self.table)} of {self.host or 'this machine'}/{self.database}"
 
     def conninfo(self, timeouts: Timeouts) -> str:
@@ -130,7 +130,7 @@ class TableLocation:
 
 @frozen
 class Statements:
-    """The SQL statements for a table. The row count of a write shows whether its condition held."""
+    """The SQL statements for a table. The row count of a write shows whether the condition of the write held."""
 
     table: str
     schema: bytes
@@ -152,8 +152,8 @@ class Statements:
             SQL("{} IS NOT DISTINCT FROM {}").format(Identifier(name), Placeholder(f"was_{name}")) for name in COLUMNS
         )
 
-        # Add a comparison of the key with `=`, for which PostgreSQL uses the index. With IS NOT DISTINCT FROM alone, it
-        # would scan the whole table.
+        # Also compare the key with `=`, because PostgreSQL uses the index for this operator. With IS NOT DISTINCT FROM
+        # alone, it would scan the whole table.
         unchanged_condition = SQL("key = {} AND {}").format(Placeholder("was_key"), unchanged_condition)
 
         def compiled(template: LiteralString) -> bytes:
@@ -177,12 +177,12 @@ class Statements:
 
 
 class _TimeoutConnection(Connection[DictRow]):
-    """A connection with a read timeout. Without the timeout, a read from a server that hangs would never end."""
+    """A connection with a read timeout. Without a timeout, a read from a server that hangs would never end."""
 
     seconds: float = TIMEOUTS.read_seconds
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ANN401  psycopg's
-        """Wait for the server, at most for `seconds` unless the call has its own timeout."""
+        """Wait for the server. The wait takes at most `seconds`, unless the call has its own timeout."""
         return super().wait(gen, interval, self.seconds if timeout is None else timeout)
 
 
@@ -194,13 +194,14 @@ class PostgresStore:
 
         Args:
             location: The location of the table.
-            create: Create the table if it does not exist, and again if it is dropped later.
+            create: Whether to create the table if it does not exist, and again if it is dropped later.
             timeouts: The timeouts and retries.
         """
         self._location, self._create, self._timeouts = location, create, timeouts
         self._sql = Statements.of(location.table)
         self._cached_rows: dict[str, SqlRow] = {}
-        # Connect once without the pool. If that fails, the error contains the reason, which the pool would not report.
+        # Connect once without the pool. If this attempt fails, the error contains the reason, which the pool would not
+        # report.
         with self._translate_errors():
             connect(location.conninfo(timeouts)).close()
 
@@ -218,7 +219,7 @@ class PostgresStore:
             max_size=POOL_CONNECTIONS_MAX,
             max_idle=IDLE_SECONDS,
             timeout=timeouts.connect_seconds,
-            # By default, the pool waits longer after each failed attempt, so it would reconnect late after a long
+            # By default, the pool waits longer after each failed attempt, so it would reconnect too late after a long
             # outage.
             reconnect_timeout=timeouts.connect_seconds,
             num_workers=1,
@@ -316,7 +317,7 @@ class PostgresStore:
             connection.execute(statement, _update_arguments(row, row))
 
     def standbys(self) -> tuple[int, str]:
-        """Return the number of standby servers, and the names of those that commits wait for."""
+        """Return the number of standby servers, and the names of those servers for which commits wait."""
         query = (
             b"SELECT count(*) AS many, current_setting('synchronous_standby_names') AS waited FROM pg_stat_replication"
         )
@@ -340,15 +341,15 @@ class PostgresStore:
     def _prepare(self) -> None:
         """Make sure that the table exists and has our columns."""
         if self._create:
-            # If two workers create the table at the same moment, one of them gets an error although the table exists.
-            # Ignore that error.
+            # If two workers create the table at the same moment, one of them gets an error although the table now
+            # exists. Ignore this error.
             with self.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 if not connection.execute("SELECT to_regclass(%s) AS found", [self._sql.table]).fetchall()[0]["found"]:
                     connection.execute(self._sql.schema)
         self.rows(self._sql.select_some, {"keys": []})
 
     def rows(self, statement: bytes, values: SqlRow | None = None) -> Sequence[DictRow]:
-        """Run a query, and repeat it if its outcome is unknown. Raises StoreError or OutcomeUnknown."""
+        """Run a query, and repeat it if the outcome is unknown. Raises StoreError or OutcomeUnknown."""
         retrying = Retrying(
             retry=retry_if_exception_type(OutcomeUnknown),
             stop=stop_after_attempt(self._timeouts.attempts),
@@ -375,7 +376,7 @@ class PostgresStore:
 
         Args:
             key: The key of the lease.
-            row: The row as last read, or None if there was none.
+            row: The row as it was last read, or None if it did not exist.
             new_lease: The lease to store, or None to delete the row.
 
         Returns:
@@ -388,7 +389,7 @@ class PostgresStore:
                 return True
         else:
             statement, arguments = self._sql.update if new_lease else self._sql.delete, _update_arguments(row, values)
-        # Drop the cached row, so that the next write reads the row if the outcome of this one is unknown.
+        # Drop the cached row. If the outcome of this write is unknown, the next write then reads the row again.
         self._cached_rows.pop(key, None)
         with self.connection() as connection:
             try:
@@ -409,9 +410,10 @@ class PostgresStore:
                 yield connection
             except BaseException as error:
                 if not (isinstance(error, Error) and error.sqlstate):
-                    connection.close()  # otherwise, the next statement could receive this one's late response
+                    connection.close()  # otherwise, the next statement could receive the late response to this one
                 if isinstance(error, _UNAVAILABLE_ERRORS):
-                    # The server has stopped or no longer accepts writes, so replace the pool's other connections too.
+                    # The server has stopped or no longer accepts writes, so replace the other connections of the pool,
+                    # too.
                     self._pool.drain()
                 raise
             finally:
@@ -438,7 +440,7 @@ def translate_errors(location: TableLocation, timeouts: Timeouts) -> Iterator[No
 
 
 def _error_message(error: Error) -> str:
-    # The messages of failed connections have several lines. Join them.
+    # Join the lines of the message, because the messages of failed connections have several lines.
     return printable(" ".join(str(error).split()))
 
 
@@ -454,7 +456,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 def cell_statements(name_parts: tuple[str, ...]) -> Statements:
     """Return the statements for the table of layout `sessions`.
 
-    Its name is the lease table's name plus `_versioned_rows`.
+    The name of this table is the name of the lease table followed by `_cells`.
     """
     table = Identifier(*name_parts[:-1], f"{name_parts[-1]}_cells")
 
@@ -477,15 +479,18 @@ def cell_statements(name_parts: tuple[str, ...]) -> Statements:
 
 
 class PostgresCells:
-    """Rows of layout `sessions`. Each write is one statement that is conditional on the version (rules 1 and 4)."""
+    """The rows of layout `sessions`.
+
+    Each write is a single statement that is conditional on the version (rules 1 and 4).
+    """
 
     page_leases = PAGE_LEASES
 
     def __init__(self, store: PostgresStore, name_parts: tuple[str, ...], *, create: bool) -> None:
         self._store, self._sql = store, cell_statements(name_parts)
         if create:
-            # If two workers create the table at the same moment, one of them gets an error although the table exists.
-            # Ignore that error.
+            # If two workers create the table at the same moment, one of them gets an error although the table now
+            # exists. Ignore this error.
             with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 connection.execute(self._sql.schema)
 
@@ -495,20 +500,20 @@ class PostgresCells:
         return tuple(parse_cell(row) for row in rows if row["name"].startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:  # noqa: ARG002  never stale
-        """Return the rows with these names that exist, as a snapshot."""
+        """Return those rows with these names that exist. The result is a snapshot."""
         rows = self._store.rows(self._sql.select_some, {"names": [*names]}) if names else ()
         return {row["name"]: parse_cell(row) for row in rows}
 
     def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
-        """Insert a row, unless it exists."""
+        """Insert a row, unless a row with this name exists."""
         return self._write(self._sql.insert, name, fields)
 
     def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Update a row, if it still has this version."""
+        """Update a row, if the row still has this version."""
         return self._write(self._sql.update, name, fields, version)
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete a row, if it still has this version."""
+        """Delete a row, if the row still has this version."""
         return self._write(self._sql.delete, name, {}, version) is not None or name not in self.read([name])
 
     def prove(self) -> None:
@@ -551,7 +556,7 @@ def parse_location(location: str, options: Mapping[str, str]) -> TableLocation:
     server, _, database = location.partition("/")
     if not database or "/" in database:
         raise ValueError("store URL: postgres:// wants host:port/database, or /database on this machine")
-    # There may be several hosts, separated by commas. Colons within brackets belong to an IPv6 address.
+    # There may be several hosts, which are separated by commas. Colons within brackets are part of an IPv6 address.
     hosts = [re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(\d*))?", address) for address in server.split(",")]
     if not all(hosts):
         raise ValueError("store URL: postgres:// wants host:port/database, and a port is a number")

@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 TEXT_LENGTH_MAX = 2000
-"""The maximum length of an error message, in characters. The message of an exception might contain a whole batch."""
+"""The maximum length of an error message, in characters. A limit is needed because an exception's message might contain
+a whole batch."""
 
 _FORMATTER = logging.Formatter()
 
@@ -48,7 +49,7 @@ def limited_error_text(error: BaseException, limit: int = TEXT_LENGTH_MAX) -> st
     """
     try:
         return str.__getitem__(str(error), slice(limit))
-    except BaseException as fault:  # noqa: BLE001  reporting an error must not raise another
+    except BaseException as fault:  # noqa: BLE001  a report of an error must not raise another error
         return f"(its message cannot be read: {type(fault).__name__})"
 
 
@@ -72,11 +73,11 @@ class SafeLog(_Adapter):
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:  # noqa: ANN401  as in logging
         """Log as `logging.Logger.log` does, but never raise."""
-        # Skip this frame when logging looks for the caller.
+        # Make `logging` skip this frame when it looks for the caller.
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         try:
             self.logger.log(level, msg, *args, **kwargs)
-        except Exception as fault:  # noqa: BLE001  whatever a user's handler raises
+        except Exception as fault:  # noqa: BLE001  a user's handler may raise any exception
             with suppress(Exception):  # standard error may be missing, closed, or full
                 line = f"{self.logger.name}: {printable(str(msg) % args if args else str(msg))}"
                 sys.stderr.write(f"{line} (a log handler raised {error_summary(fault)})\n")
@@ -89,8 +90,8 @@ def make_safe_logger(log: logging.Logger) -> SafeLog:
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    # The filter runs in the thread that logs the message, so catch every exception. Otherwise, a value that cannot be
-    # formatted would end that thread.
+    # Catch every exception, because the filter runs in the thread that logs the message. Otherwise, a value that cannot
+    # be formatted would end that thread.
     try:
         if isinstance(record.args, tuple):
             record.args = tuple(

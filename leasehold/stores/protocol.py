@@ -5,9 +5,9 @@ Every store follows four rules:
 1. A write (`leasehold.stores.writes`) is applied only if its condition holds. The condition refers to the lease as the
    planner last saw it.
 2. A rejected write is not an exception. It returns `Lost` with the lease as it is stored now.
-3. A store never returns `Done` if it does not know the outcome. It raises `OutcomeUnknown`, and the caller's next
-   consistent read shows what happened. `NotWritten` and any other `StoreError` mean that the service has responded, so
-   it cannot apply the write later.
+3. A store never returns `Done` if it does not know the outcome. Instead, it raises `OutcomeUnknown`, and the caller's
+   next consistent read shows what happened. `NotWritten` and any other `StoreError` mean that the service has
+   responded, so the write cannot be applied later.
 4. Attributes that the store does not understand survive every write.
 
 Classes that wrap a store derive from `PassingStore`, which passes every call on to another store. `Timeouts` limits the
@@ -27,7 +27,7 @@ from leasehold.stores.writes import Write
 ATTEMPTS = 64
 """The maximum number of attempts at a conditional write.
 
-An attempt fails if another write comes first. If this many attempts fail in a row, the service is probably faulty.
+An attempt fails if another write is applied first. If this many attempts fail in a row, the service is probably faulty.
 """
 
 
@@ -72,7 +72,7 @@ Outcome = Done | Lost
 
 @frozen
 class Malformed:
-    """A row that should be a lease but cannot be parsed, with the invalid field and the reason."""
+    """A row that should contain a lease but cannot be parsed. The fields name the invalid field and the reason."""
 
     key: str
     field: str
@@ -89,7 +89,7 @@ class Listing:
     Attributes:
         leases: The leases.
         malformed: The rows that cannot be parsed. While there are such rows, no lease may be deleted. The shard of such
-            a row already has a lease, so no lease may be created for the shard, its ancestors or its descendants.
+            a row already has a lease, so no lease may be created for the shard or for its ancestors and descendants.
         reports: The worker reports of KCL 3.5, if the table contains them.
 
     Examples:
@@ -105,15 +105,17 @@ class Listing:
 
 @frozen
 class Capabilities:
-    """The capabilities of a layout.
+    """The capabilities of a layout. Those that a layout may lack are flags.
 
     Attributes:
-        owner_checked_checkpoint: A checkpoint and the check of the owner are one atomic write.
-        free_annotations: `AnnotateLease` does not change the version.
-        counts_owners: `epoch` is a fencing number. It grows with each owner and never decreases, not even on a reset.
-        late_checkpoints: A former owner may still move the checkpoint forward after another worker has taken the lease.
-        groups_writes: Renewals and checkpoints that arrive together become one write, which renews all leases.
-        ascii_owners: The names of owners must be printable ASCII.
+        owner_checked_checkpoint: Whether a checkpoint is written and its owner is checked in one atomic write.
+        free_annotations: Whether `AnnotateLease` leaves the version unchanged.
+        counts_owners: Whether `epoch` is a fencing number, which grows with each owner and never decreases, not even on
+            a reset.
+        late_checkpoints: Whether a former owner may still move the checkpoint forward after another worker has taken
+            the lease.
+        groups_writes: Whether renewals and checkpoints that arrive together become one write, which renews all leases.
+        ascii_owners: Whether the names of owners must be printable ASCII.
 
     Examples:
         >>> from leasehold.stores import open_store
@@ -147,7 +149,7 @@ class Store(Protocol):
         """The capabilities of this layout."""
 
     def list(self) -> Listing:
-        """Return every lease. The listing may be as stale as the service's own listings.
+        """Return every lease. The result may be as stale as the service's own listings.
 
         Raises:
             OutcomeUnknown: If the service cannot be reached.
@@ -158,14 +160,15 @@ class Store(Protocol):
 
         Args:
             keys: The keys of the leases.
-            stale_ok: Allow reads that are as stale as a listing, if they cost less. By default, reads are consistent.
+            stale_ok: Whether the read may be as stale as a listing, if such a read costs less. By default, reads are
+                consistent.
 
         Raises:
             OutcomeUnknown: If the service cannot be reached.
         """
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write in one atomic step, if the condition stated by its class holds.
+        """Apply the write in one atomic step, if the condition that its class describes holds.
 
         Returns:
             `Done` if the write was applied, or `Lost` if it was rejected.
@@ -173,7 +176,7 @@ class Store(Protocol):
         Raises:
             OutcomeUnknown: If the store does not know whether the write was applied.
             NotWritten: If the service cannot write at the moment, and has written nothing.
-            StoreError: If the service rejects the request itself, for example because a right is missing.
+            StoreError: If the service rejects the request itself, for example because a permission is missing.
         """
 
     def close(self) -> None:
@@ -196,11 +199,11 @@ class PassingStore:
         return self._store.list()
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Return these leases."""
+        """Return these leases, without those that do not exist."""
         return self._store.get(keys, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write or reject it."""
+        """Apply the write if its condition holds."""
         return self._store.write(write)
 
     def close(self) -> None:
@@ -209,10 +212,11 @@ class PassingStore:
 
 
 ATTEMPT_SECONDS_MIN = 2.5
-"""The minimum time for each attempt, in seconds. If a time limit leaves less per attempt, fewer attempts are made."""
+"""The minimum time for each attempt, in seconds. If a time limit leaves less time per attempt, fewer attempts are
+made."""
 
 PAUSE_SECONDS = 4.0
-"""The longest pause of an SDK between two attempts at a read, in seconds."""
+"""The longest pause that an SDK makes between two attempts at a read, in seconds."""
 
 
 @frozen

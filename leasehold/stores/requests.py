@@ -1,15 +1,16 @@
-"""Defines the operations that an object store must offer to store leases (`Objects`), and a probe of its conditions.
+"""Defines the operations that an object store must offer so that leases can be stored in it (`Objects`).
 
 Every implementation of `Objects` follows three rules:
 
-1. ETags are passed without quotes. Services return them without quotes in listings, and with quotes elsewhere.
+1. ETags are passed without quotes, although services return them with quotes except in listings.
 2. A rejected write returns None and never raises.
-3. A write is sent once. If its response is lost, it raises `OutcomeUnknown`. A silent retry could be rejected just
+3. A write is sent only once. If its response is lost, `OutcomeUnknown` is raised. A silent retry could be rejected just
    because the first attempt had succeeded.
 
-When a store is opened for writing, it first checks that its service honors the conditions of writes. Each check writes
-and removes an object with a unique name, so any number of workers can run the check at the same time. The object is in
-a separate folder, which no layout and no official worker reads.
+When a store is opened for writing, it first checks that its service honors the conditions of writes
+(`check_conditions_honored`). Each check writes and removes an object with a unique name, so any number of workers can
+run the check at the same time. The object is in a separate folder, which no layout and no worker of another library
+reads.
 
 This module also contains the code that both object layouts share: the objects that make up a lease, and the common
 fields of the ownership object. Objects and the rows of layout `sessions` contain only printable ASCII characters.
@@ -33,13 +34,13 @@ from leasehold.stores.fields import BadRowField, CellKind, check_text, parse_jso
 from leasehold.stores.printable import make_safe_logger
 
 ObjectFields = Mapping[str, str]
-"""The fields of an object. Their names are in lower case, and their values contain only ASCII characters."""
+"""The fields of an object, by name. The names are in lower case, and the values contain only ASCII characters."""
 
 PAGE_LEASES = 1000
 """The maximum number of leases in a session row of layout `sessions`, for stores whose rows may be large."""
 
 SKEW_SECONDS = 60.0
-"""Log a warning if the local clock and the service's clock differ by more than this."""
+"""If the local clock and the service's clock differ by more than this many seconds, a warning is logged."""
 
 log = make_safe_logger(logging.getLogger("leasehold.objects"))
 
@@ -50,9 +51,9 @@ class StoredObject:
 
     Attributes:
         name: The name of the object.
-        etag: The ETag of the object, without quotes. ETags may only be compared for equality.
+        etag: The ETag of the object, without quotes. ETags can only be compared for equality.
         fields: The content of the object.
-        age: The time since the last write of the object, in seconds of the service's clock. One second is subtracted,
+        age: The time since the last write of the object, in seconds by the service's clock. One second is subtracted,
             because services round to seconds. The age is never negative.
     """
 
@@ -117,8 +118,8 @@ def is_outcome_unknown(status: int) -> bool:
 class SkewWarning:
     """Logs one warning if the local clock and the service's clock differ by more than `SKEW_SECONDS`.
 
-    Leases do not depend on the local clock, because their ages are measured by the service's clock. But other software
-    on this machine may depend on it, and so do workers that judge expiry by their own clocks.
+    Leases do not depend on the local clock, because their ages are measured by the service's clock. However, other
+    software on this machine may depend on the local clock, and so do workers that determine expiry by their own clocks.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -141,7 +142,7 @@ class SkewWarning:
 
 
 Part = Literal["ownership", "checkpoint", "notes"]
-"""The kinds of objects of a lease. A lease that never had an owner may have no ownership object."""
+"""The kinds of objects that make up a lease. A lease that never had an owner may have no ownership object."""
 
 
 @frozen
@@ -163,12 +164,12 @@ class Parts:
         return tuple(stored for stored in (self.ownership, self.checkpoint, self.notes) if stored)
 
     def part(self, part: Part) -> StoredObject | None:
-        """Return the object of this kind, or None if it does not exist."""
+        """Return the lease's object of this kind, or None if it does not exist."""
         stored: StoredObject | None = getattr(self, part)
         return stored
 
     def fields(self, part: Part) -> ObjectFields:
-        """Return the fields of the object of this kind. If the object does not exist, there are none."""
+        """Return the fields of the lease's object of this kind, or no fields if the object does not exist."""
         stored = self.part(part)
         return stored.fields if stored else {}
 
@@ -178,16 +179,16 @@ class Parts:
 
 
 def encode_owner_fields(old_lease: Lease, new_lease: Lease, encode: Callable[[str, str], str]) -> ObjectFields:
-    """Return the fields of an ownership object that both layouts have. The caller must leave out fields that are empty.
+    """Return those fields of an ownership object that both layouts have. The caller must leave out empty fields.
 
-    A request for a lease changes the ownership object although the lease's owner has not renewed. If the request looked
-    like a renewal, other workers would take a dead owner for a live one, and the owner's next write would be rejected.
-    Requests and their withdrawals therefore store the previous version as `handoffversion`.
+    A request for a lease changes the ownership object, although the lease's owner has not renewed the lease. If the
+    request looked like a renewal, other workers would mistake a dead owner for a living one, and the owner's next write
+    would be rejected. Therefore, requests and their withdrawals store the previous version as `handoffversion`.
 
     Args:
         old_lease: The lease before the write.
         new_lease: The lease after the write.
-        encode: Encodes the name of a worker. Its first argument is the name of the field, for error messages.
+        encode: Encodes the name of a worker. The first argument is the name of the field, for error messages.
     """
     owner = encode("owner", new_lease.owner or "")
     old_version = (
@@ -206,7 +207,7 @@ def decode_owner_fields(lease: Lease, parts: Parts, decode: Callable[[ObjectFiel
     fields = parts.fields("ownership")
     owner = decode(fields, "ownerid") or None
     # A worker of another program may copy the fields of a request unchanged when it renews or takes the lease. Ignore
-    # these fields if they name another owner than the ownership does.
+    # these fields if they name an owner other than the one in `ownerid`.
     yields = owner is not None and decode(fields, "handoffowner") == owner
     return evolve(
         lease,
@@ -222,15 +223,15 @@ PROBE_FOLDER = "probe/"
 
 
 def check_conditions_honored(objects: Objects, folder: str) -> None:
-    """Check that the service honors all the conditions that leases depend on.
+    """Check that the service honors all the conditions on which leases depend.
 
     Args:
         objects: The container or bucket.
-        folder: The folder of the leases, with its final slash.
+        folder: The folder of the leases, with a final slash.
 
     Raises:
-        StoreError: If it does not honor them.
-        OutcomeUnknown: If it cannot be reached.
+        StoreError: If the service does not honor one of these conditions.
+        OutcomeUnknown: If the service cannot be reached.
     """
     name = f"{folder}{PROBE_FOLDER}{uuid4().hex}"
     try:
@@ -273,7 +274,7 @@ def _delete_probe(objects: Objects, name: str) -> None:
 _UNENCODED_CHARACTERS = "!#$&'()*+,/:;<=>?@[]^`{|}"
 
 StampedAnnotations = dict[str, tuple[str, int]]
-"""Annotations by name, each with its value and a stamp.
+"""Annotations by name, each with a value and a stamp.
 
 The stamp is the counter of the ownership object at the last write of the annotation. If several objects contain an
 annotation, the value with the highest stamp is used.
@@ -286,7 +287,7 @@ def encode_percent(text: str) -> str:
 
 
 def decode_percent(fields: ObjectFields, name: str) -> str:
-    """Decode this field, which is "" if it is missing. Raises BadRowField if it is not UTF-8."""
+    """Return the decoded value of this field, or "" if the field is missing. Raises BadRowField if it is not UTF-8."""
     try:
         return check_text(name, unquote(fields.get(name, ""), errors="strict"))
     except UnicodeDecodeError:
@@ -294,7 +295,7 @@ def decode_percent(fields: ObjectFields, name: str) -> str:
 
 
 def encode_cell(kind: CellKind, value: Any) -> str:  # noqa: ANN401  by kind
-    """Encode a value of this kind as a string, or as "" if it need not be stored."""
+    """Encode a value of this kind as a string, which is "" if the value need not be stored."""
     if value in (None, "", []):
         return ""
     return encode_percent(value) if kind == "text" else json.dumps(value) if kind == "names" else str(value)

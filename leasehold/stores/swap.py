@@ -4,18 +4,19 @@ The tables are called FROM and TO. `specs/swap.md` contains the rules (W1, W2, â
 three steps:
 
 1. Mark. The owner replaces its name in the row with `moved:<owner>`, on the condition that the version has not changed.
-   Every write that was decided earlier then fails, because each depends on the version or the owner. Workers that read
-   both rows still see the same owner, whose lease reader continues.
-2. Copy. A row in the other table gets the checkpoint and the epoch of the marked row. The row is created, or reset if
-   an earlier move has left it there. One of its annotations contains the epoch up to which the row is only a copy.
-3. Claim. The owner claims the copy, on the condition that its version has not changed. The claim increments the copy's
-   epoch, so the copy is now the current row, which represents the lease.
+   Every write that was decided earlier then fails, because such a write depends on the version or the owner. Workers
+   that read both rows still see the same owner, which continues to read the shard.
+2. Copy. A row in the other table gets the checkpoint and the epoch of the marked row. This row is created, or it is
+   reset if an earlier move has left it there. One of its annotations contains the epoch up to which the row is only a
+   copy.
+3. Claim. The owner claims the copy, on the condition that the copy's version has not changed. The claim increments the
+   copy's epoch, so the copy becomes the current row, which represents the lease.
 
 Each step is an ordinary write of `leasehold.stores.writes` with its own condition, so any two stores that count owners
 can be joined. If a move stops between two steps, the owner or a worker that claims the lease completes it.
 
-The version of a joined lease also contains the table of its current row and whether that row is marked. A write
-therefore knows which table to use, and that table checks the rest of the version.
+The version of a joined lease also shows which table contains the current row, and whether this row is marked.
+Therefore, a write knows which table to use, and this table checks the rest of the version.
 """
 
 import logging
@@ -42,27 +43,29 @@ FROM, TO = 0, 1
 """The indexes of the two tables."""
 
 MOVED_OWNER_PREFIX = "moved:"
-"""The prefix of the owner in the row of a lease that is moving to the other table. The actual owner's name follows."""
+"""The prefix of the owner in the row of a lease that is moving to the other table. It is followed by the owner's real
+name."""
 
 CONTROL_KEY = "leasehold-swap"
-"""The key of the control row in TO, which identifies the swap and its direction. It is hidden from workers."""
+"""The key of the control row in TO. This row identifies the swap and its direction, and is hidden from workers."""
 
 ORIGIN, DIRECTION, KNOWN_TO, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
 """The names of the annotations that a swap writes.
 
 - On the control row, `ORIGIN` is the name of FROM, and `DIRECTION` is the table to which leases move.
-- On a lease in FROM, `KNOWN_TO` contains its owner and the name of the table TO that this owner knows.
+- On a lease in FROM, `KNOWN_TO` contains its owner, and the name of the table that this owner knows as TO.
 - On a copy, `COPY` is the epoch up to which the row is only a copy.
 """
 
 CLOSED = "closed"
-"""The final direction in the control row. Every lease is then in TO, and new leases are created there."""
+"""The final direction in the control row. From then on, every lease is in TO, and new leases are created there."""
 
 MOVED_TO, MOVED_AT = "swap_over", "swap_over_at"
 """The annotations on a row with key `CONTROL_KEY` in FROM, after the swap has ended.
 
-`MOVED_TO` is the name of the store that now has all the leases, and `MOVED_AT` is the time in seconds since 1970.
-Workers that are restarted with both stores read these annotations, and so does the command if it is run again.
+`MOVED_TO` is the name of the store that now has all the leases, and `MOVED_AT` is the time at which the swap ended, in
+seconds since 1970. Workers that are restarted with both stores read these annotations, and so does the command if it is
+run again.
 """
 
 CONTROL_INTERVAL_SECONDS = 2.0
@@ -71,14 +74,14 @@ CONTROL_INTERVAL_SECONDS = 2.0
 CONCURRENT_MOVES_MAX = 8
 """The maximum number of leases that a worker moves at the same time.
 
-While this many moves are in progress, renewals no longer move their leases. Each move makes a renewal take longer, and
-other writes wait for that renewal.
+While this many moves are in progress, renewals do not move any more leases. The number is limited because a move makes
+a renewal take longer, and other writes wait for that renewal.
 """
 
 Direction = Literal["to", "from", "closed", ""]
-"""Which of its two tables, FROM and TO, a swap moves leases to.
+"""The table, FROM or TO, to which a swap moves leases.
 
-"closed" means that the swap is over, with all leases in TO, and "" that no lease moves.
+"closed" means that the swap is over and all leases are in TO. "" means that no lease moves.
 """
 
 _NAMES = ("from", "to")
@@ -90,7 +93,7 @@ _OWNER_CONDITIONAL_WRITES = (
     writes.WithdrawRequest,
     writes.AnnotateLease,
 )
-"""The writes that are conditional on the owner and not on the version."""
+"""The writes that are conditional on the owner but not on the version."""
 
 
 def is_marked(row: Lease) -> bool:
@@ -99,13 +102,13 @@ def is_marked(row: Lease) -> bool:
 
 
 def is_unclaimed_copy(row: Lease) -> bool:
-    """Return whether this row is an unclaimed copy, so that the row in the other table is the current one (W3)."""
+    """Return whether this row is an unclaimed copy. If it is, the row in the other table is the current one (W3)."""
     epoch = row.annotation(COPY) or ""
     return epoch.isascii() and epoch.isdigit() and row.epoch <= int(epoch)
 
 
 def join_version(side: int, row: Lease) -> Lease:
-    """Return the lease that workers see. `row` is the lease's current row, and `side` is the table that contains it."""
+    """Return the lease that workers see. `row` is the lease's current row, which is in the table `side`."""
     table_tag = _NAMES[side] + (">" if is_marked(row) else "")
     lease = evolve(
         row,
@@ -114,8 +117,8 @@ def join_version(side: int, row: Lease) -> Lease:
     )
     if not is_marked(row):
         return lease
-    # Set `yields`, which means that the owner answers requests. Otherwise, another worker would steal the lease while
-    # it is moving.
+    # Set `yields`, which means that the owner answers requests. Otherwise, another worker would steal the lease during
+    # its move.
     return evolve(
         lease,
         owner=(row.owner or "").removeprefix(MOVED_OWNER_PREFIX) or None,
@@ -132,11 +135,11 @@ def split_version(lease: Lease) -> tuple[int, bool, Lease]:
 
 
 PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
-"""Where a lease can be during a swap, by the table with its current row and whether that row is marked as moved."""
+"""The places of a lease during a swap. The key is the table with its current row, and whether this row is marked."""
 
 
 def lease_place(lease: Lease) -> str:
-    """Return the name of a joined lease's place."""
+    """Return the name of the place where a joined lease is."""
     return PLACES[split_version(lease)[:2]]
 
 
@@ -146,9 +149,9 @@ class LeasePlaces:
 
     Attributes:
         way: The table to which leases move.
-        there: The number of leases in FROM.
+        there: The number of leases that are in FROM.
         moving: The number of leases that are moving.
-        gone: The number of leases in TO.
+        gone: The number of leases that are in TO.
     """
 
     way: Direction
@@ -171,7 +174,7 @@ class LeasePlaces:
 
 
 def count_places(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
-    """Count these joined leases by their places."""
+    """Return the number of these joined leases in each place."""
     places = [split_version(lease)[:2] for lease in leases]
     moving = places.count((FROM, True)) + places.count((TO, True))
     return LeasePlaces(direction, there=places.count((FROM, False)), moving=moving, gone=places.count((TO, False)))
@@ -190,7 +193,7 @@ def split_leftover_rows(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple
 
 
 def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
-    """Return notices about a swap in which this table takes part, for users who look only at this table."""
+    """Return notices about a swap in which this table takes part. They are for users who look only at this table."""
     rows = tuple(leases)
     marked_count = sum(map(is_marked, rows))
     control = next((lease for lease in rows if lease.key == CONTROL_KEY), None)
@@ -237,11 +240,11 @@ class RowPair:
 
     @property
     def is_torn(self) -> bool:
-        """Whether neither row is current, because the rows were read at different times (W5)."""
+        """Whether neither row seems to be current, because the rows were read at different times (W5)."""
         return self.row is not None and is_unclaimed_copy(self.row)
 
     def put(self, side: int, row: Lease | None) -> "RowPair":
-        """Return the pair with another row in this table."""
+        """Return the pair with the row of this table replaced by `row`."""
         return RowPair((row, self.rows[TO]) if side == FROM else (self.rows[FROM], row))
 
 
@@ -249,10 +252,10 @@ class SwapStore:
     """Two stores joined into one. Thread-safe if both are.
 
     Args:
-        tables: FROM and TO. `close` closes both.
-        goal_name: The name of TO. An annotation with this name on a lease shows that the lease's owner knows TO.
+        tables: The stores FROM and TO. `close` closes both of them.
+        goal_name: The name of TO. If an annotation on a lease contains this name, the lease's owner knows TO.
         clock: Returns monotonic seconds.
-        control_interval_seconds: The interval at which to read the control row.
+        control_interval_seconds: The interval at which the control row is read.
 
     Attributes:
         way: The table to which leases move, according to the last read of the control row.
@@ -283,7 +286,10 @@ class SwapStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities that both tables have. `groups_writes` is true if one of the tables groups writes."""
+        """The capabilities that both tables have.
+
+        As an exception, `groups_writes` is true even if only one of the tables groups writes.
+        """
         first, second = (table.capabilities for table in self._tables)
         return Capabilities(
             owner_checked_checkpoint=first.owner_checked_checkpoint and second.owner_checked_checkpoint,
@@ -305,7 +311,7 @@ class SwapStore:
             and from_control.annotation(MOVED_TO) == self._goal_name
             and (control is None or control.annotation(MOVED_TO))
         ):
-            reject_moved(listings[TO])  # this swap is over, so a marked row in TO belongs to a later swap
+            reject_moved(listings[TO])  # this swap is over, so marked rows in TO belong to a later swap
         malformed = {row.key: row for listing in listings for row in listing.malformed}
         keys = sorted((rows[FROM].keys() | rows[TO].keys()) - malformed.keys())
         pairs = self._reread_torn({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
@@ -337,8 +343,8 @@ class SwapStore:
     def _reread_torn(self, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         """Read torn pairs again (W5).
 
-        If a torn pair has not changed, its row is a copy of a row that was deleted. The copy then becomes the current
-        row.
+        If a torn pair has not changed, its row is a copy of a row that was deleted. In this case, the copy becomes the
+        current row.
         """
         current_pairs = dict(pairs)
         for _ in range(ATTEMPTS):
@@ -384,7 +390,7 @@ class SwapStore:
         """Apply the write in the table from which the lease was read. A renewal may also move the lease."""
         match write:
             case writes.CreateLease(lease):
-                # Until the swap is closed, create new leases in FROM. Otherwise a worker that reads only one of the
+                # Until the swap is closed, create new leases in FROM. Otherwise, a worker that reads only one of the
                 # tables could miss a lease that is in the other (W6).
                 if (existing_lease := self._read_pair(lease.key).lease) is not None:
                     return Lost(lease.key, existing_lease)
@@ -399,7 +405,8 @@ class SwapStore:
             case writes.DeleteLease():
                 return self._delete_both_rows(write)
             case writes.CheckpointLate():
-                # Write only to the current row of the lease. A checkpoint in the row of the other table would be lost.
+                # Write only to the current row of the lease, because a checkpoint in the row of the other table would
+                # be lost.
                 side, was_marked, lease_as_read = split_version(write.lease)
                 pair = self._read_pair(lease_as_read.key)
                 has_new_owner = (
@@ -441,7 +448,7 @@ class SwapStore:
                 and current_lease.owner == lease_as_read.owner
                 and split_version(current_lease)[:2] != (side, False)
             ):
-                # The write is conditional on the owner. The lease still has the same owner but was moved in the
+                # The write is conditional only on the owner, which is still the same. The lease was moved in the
                 # meantime, so repeat the write on its current row.
                 return self.write(evolve(write, lease=evolve(write.lease, version=current_lease.version)))
             return Lost(lease_as_read.key, current_lease)
@@ -451,12 +458,12 @@ class SwapStore:
         return Done(join_version(side, lease))
 
     def _move_renewed(self, side: int, lease: Lease, me: str) -> Outcome:
-        """Move a lease that was just renewed. Return `Lost` if another worker has taken it in the meantime.
+        """Move a lease that was just renewed. Return `Lost` if another worker has taken the lease in the meantime.
 
-        Raises OutcomeUnknown if the outcome of any step is unknown. In that case, the owner's next write finds out
+        Raises OutcomeUnknown if the outcome of any step is unknown. In this case, the owner's next write determines
         which table has the lease.
         """
-        if len(self._moving) >= CONCURRENT_MOVES_MAX:  # concurrent threads may exceed the limit slightly
+        if len(self._moving) >= CONCURRENT_MOVES_MAX:  # concurrent threads may slightly exceed the limit
             return Done(join_version(side, lease))
         self._moving.add(lease.key)
         try:
@@ -468,7 +475,9 @@ class SwapStore:
         return self._read_lost_outcome(lease.key) if moved_lease is None else Done(moved_lease)
 
     def move_unowned(self, lease_as_read: Lease, goal: int) -> Outcome:
-        """Move a lease without an owner to table `goal` without claiming it there. Return `Lost` if it has changed.
+        """Move a lease without an owner to the table `goal`, and do not claim it there.
+
+        Return `Lost` if the lease has changed.
 
         If the lease is already moving, complete that move instead, whatever its direction.
         """
@@ -495,7 +504,7 @@ class SwapStore:
         raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _write_after_move(self, write: writes.LeaseChange) -> Outcome:
-        """Apply the write to a lease whose row was marked. First the move is completed, then the write is applied."""
+        """Apply the write to a lease whose row was marked. First, the move is completed. Then, the write is applied."""
         key, lease_as_read = write.lease.key, write.lease
         for _ in range(ATTEMPTS):
             pair = self._read_pair(key)
@@ -551,9 +560,9 @@ class SwapStore:
             if (copy_row := create_outcome.lease) is None:
                 return None
         if copy_row.epoch > row.epoch:
-            return None  # another worker was first
+            return None  # another worker has already claimed the lease there
         # A row that is left from an earlier move must be annotated as a copy before it is released. Otherwise, a worker
-        # that has read the two tables at different moments could take the released row for the current one.
+        # that has read the two tables at different moments could mistake the released row for the current one.
         new_epoch = row.epoch + (new_owner is None)
         steps: tuple[tuple[bool, Callable[[Lease], writes.Write]], ...] = (
             (
@@ -585,7 +594,7 @@ class SwapStore:
     def _delete_both_rows(self, write: writes.DeleteLease) -> Outcome:
         """Delete both rows of the lease, the current row last.
 
-        If the current row were deleted first, the other row would become the current one until it is deleted too (W7).
+        If the current row were deleted first, the other row would be the current one until it was also deleted (W7).
         """
         key = write.lease.key
         for _ in range(ATTEMPTS):
@@ -622,7 +631,7 @@ def _copy_without_owner(row: Lease) -> Lease:
 
 
 def knows_goal_annotation(worker: str, goal_name: str) -> tuple[str, str]:
-    """Return the annotation that shows that this worker knows TO."""
+    """Return the annotation by which a worker shows that it knows TO."""
     return (KNOWN_TO, f"{worker} {goal_name}")
 
 
@@ -641,7 +650,7 @@ def parse_direction(control: Lease) -> Direction:
 
 
 def check_control_row(control: Lease, names: tuple[str, str]) -> Lease:
-    """Return the control row. Raises StoreError if it belongs to another swap."""
+    """Return the control row after checking it. Raises StoreError if it belongs to another swap."""
     if (goal := control.annotation(MOVED_TO)) is not None:
         raise StoreError(f"the leases of TO ({names[TO]}) have moved to {goal} by a later `leasehold swap`")
     if control.annotation(ORIGIN) != names[FROM]:
@@ -663,7 +672,7 @@ def get_or_create_control_row(tables: tuple[Store, Store], names: tuple[str, str
 
     Args:
         tables: FROM and TO.
-        names: Their names.
+        names: The names of the two tables.
 
     Returns:
         The control row, or None if the swap is over.
@@ -694,7 +703,7 @@ def get_or_create_control_row(tables: tuple[Store, Store], names: tuple[str, str
 
 
 def check_tables_differ(store: str, to: str, option: str) -> None:
-    """Raise ValueError if workers cannot use the store with the URL `to`, or if it is the same store."""
+    """Raise ValueError if workers cannot use the store with the URL `to`, or if both URLs name the same store."""
     if split_store_url(to)[0] == "file":
         raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
     if split_store_url(store) == split_store_url(to):
@@ -718,8 +727,8 @@ def open_both(
         store: The URL of FROM.
         to: The URL of TO.
         sessions: Two boto3 sessions with the credentials for FROM and TO, each as in `open_store`.
-        create: Create the tables if they do not exist.
-        request_seconds: The time limit of a request, as in `open_store`.
+        create: Whether to create the tables if they do not exist.
+        request_seconds: The time limit for a request, as in `open_store`.
 
     Raises:
         ValueError: If a URL is invalid, or both name the same store.
@@ -746,7 +755,10 @@ def open_tables(
     create: bool = True,
     request_seconds: float | None = None,
 ) -> tuple[Store, Store]:
-    """Open both tables of a swap, and create the row that controls the swap. Used by `open_both`."""
+    """Open both tables of a swap, and create the control row of the swap if necessary.
+
+    `open_both` calls this function.
+    """
     check_tables_differ(store, to, "to")
     with ExitStack() as exit_stack:
         source, target = (
@@ -763,8 +775,8 @@ def open_tables(
 def reject_moved(listing: Listing) -> None:
     """Raise StoreError if leases of this table have moved to another table. The message explains how to proceed.
 
-    A worker calls this function with each listing. If it raises, the worker has no listing, so it neither claims nor
-    creates leases. A worker that was started before the swap keeps the leases that it holds.
+    A worker calls this function with each listing. If the function raises, the worker has no listing, so it neither
+    claims nor creates leases. A worker that was started before the swap keeps the leases that it holds.
     """
     control = next((row for row in listing.leases if row.key == CONTROL_KEY), None)
     if control is not None and (goal := control.annotation(MOVED_TO)) is not None:

@@ -22,7 +22,7 @@ postgres://host:port/database?table=…          PostgreSQL; libpq finds the pas
 
 AWS URLs also accept `profile=NAME`, `role_arn=…` and `external_id=…`, which replace the environment's credentials.
 
-The functions that parse URLs are also used for sources, which have their own schemes. URLs and endpoints must not
+The functions that parse URLs are also used for sources, which have schemes of their own. URLs and endpoints must not
 contain credentials, because error messages would repeat them.
 """
 
@@ -49,10 +49,10 @@ class Scheme:
     """A URL scheme.
 
     Attributes:
-        module: The module whose function `open_url(location, options, …)` opens such URLs. The function raises
+        module: The module whose function `open_url(location, options, …)` opens such URLs. This function raises
             ValueError for an option that it cannot use. In modules for AWS, it also takes a boto3 `session`.
         options: The names of the options that the module understands.
-        extra: The extra of leasehold that installs the libraries of the module, or "" if the module needs none.
+        extra: The extra of leasehold that installs the libraries that the module needs, or "" if it needs none.
     """
 
     module: str
@@ -79,17 +79,20 @@ class Scheme:
 
 @frozen(eq=False)
 class Schemes(Mapping[str, Scheme]):
-    """The URL schemes of stores or sources, both our own and those that other packages add through entry points.
+    """The URL schemes of stores or sources: our own, and those that other packages add by entry points.
 
-    An entry point names a module with a function `open_url`. If its URLs have options, the module lists their names in
-    `OPTIONS`.
+    An entry point names a module that has a function `open_url`. If the module's URLs have options, it lists the names
+    of the options in `OPTIONS`.
     """
 
     kind: str
     builtin: Mapping[str, Scheme]
 
     def __getitem__(self, scheme: str) -> Scheme:
-        """Return the scheme with this name. Our own schemes take precedence. Raises KeyError if there is none."""
+        """Return the scheme with this name.
+
+        Our own schemes take precedence. Raises KeyError if there is no such scheme.
+        """
         if scheme in self.builtin:
             return self.builtin[scheme]
         module = plugins(self.kind)[scheme].load()
@@ -116,7 +119,7 @@ def split_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, 
         ValueError: If the URL is invalid. The message never repeats the URL, which may contain a secret.
     """
     try:
-        url.encode()  # raises for a lone surrogate
+        url.encode()  # this raises an error for a lone surrogate
         parts = urlsplit(url)
     except AttributeError:
         raise ValueError(f"{kind} URL: {type(url).__name__} is not a str; write scheme://place") from None
@@ -127,7 +130,8 @@ def split_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, 
         raise ValueError(
             f"{kind} URL: unknown scheme {parts.scheme!r}; choose one of {', '.join(sorted(schemes))}{hint}"
         )
-    # If a URL contains an AWS secret key with a slash, urlsplit takes the part before the slash for a host and port.
+    # If a URL contains an AWS secret key that has a slash, urlsplit mistakes the part before the slash for a host and
+    # port.
     has_slash_in_secret = ":" in parts.netloc and "@" in parts.path
     if parts.username or parts.password or has_slash_in_secret:
         raise ValueError(f"{kind} URL: credentials do not belong in it; use the environment")
@@ -184,14 +188,14 @@ def open_store(
 
     Args:
         url: The URL, such as `dynamodb://orders-app`.
-        create: Create the table if it does not exist.
-        write: Check that the service honors the conditions of writes. If False, there is no check, so read-only rights
-            are enough.
-        request_seconds: The time limit of a request with all its retries. Workers pass a third of their
-            `lease_seconds`, so that a stalled request does not cost them a lease. None means limits that suit a
-            command-line tool.
-        session: A boto3 session with the credentials for an AWS URL. None means the credentials named by the URL or the
-            environment.
+        create: Whether to create the table if it does not exist.
+        write: Whether to check that the service honors the conditions of writes. Without the check, read-only
+            permissions are enough.
+        request_seconds: The time limit for a request with all its retries. Workers pass a third of their
+            `lease_seconds`, so that a stalled request does not cost them a lease. If it is None, the limits are those
+            of a command-line tool.
+        session: A boto3 session with the credentials for an AWS URL. If it is None, the credentials are those that the
+            URL or the environment names.
 
     Raises:
         ValueError: If the URL is invalid. The message never repeats the URL, which may contain a secret.
@@ -220,7 +224,7 @@ def open_store(
 
 
 def session_argument(scheme: Scheme, session: "Session | None", url_kind: str) -> "dict[str, Session]":
-    """Return the keyword argument that passes `session` to a module for AWS, or no argument without a session.
+    """Return the keyword argument that passes `session` to a module for AWS, or no argument if `session` is None.
 
     Args:
         scheme: The scheme of the URL.
@@ -241,11 +245,11 @@ def split_store_url(url: str) -> tuple[str, str, Mapping[str, str]]:
 
 
 _TABLE_NAME_OPTIONS = ("prefix", "eventhub", "group", "table")
-"""The options that distinguish lease tables at the same location. None of them is a secret."""
+"""The options that distinguish several lease tables at the same location. None of these options is a secret."""
 
 
 def display_name(url: str) -> str:
-    """Return the URL of a store for display, with only the options that distinguish its table.
+    """Return the URL of a store for display, with only those options that distinguish its table from others.
 
     Raises ValueError, without repeating the URL.
     """
@@ -262,7 +266,8 @@ def check_endpoint(url: str | None, url_kind: str = "store URL") -> str | None:
         url_kind: The kind of URL that has the option, for error messages.
 
     Raises:
-        ValueError: If the value is something else or contains credentials. The message does not repeat the value.
+        ValueError: If `url` is not such an address, or if it contains credentials. The message does not repeat the
+            value.
     """
     if url is None:
         return None

@@ -1,10 +1,10 @@
-"""Defines the writes of a lease table. Each write contains the lease as its caller last read it, and has a condition.
+"""Defines the writes to a lease table. Each write contains the lease as its caller last read it, and has a condition.
 
 `lease_after_write` is a pure function that computes the effect of a write on the stored lease. A store that can read
-and replace a lease in one step needs no other code for writes. `dynamodb.writes` and `objects.store` express the same
-conditions in the terms of their services.
+and replace a lease in one step needs no other code for writes. `dynamodb.writes` and `objects.store` implement the same
+conditions with the features of their services.
 
-When the owner changes, the counter is incremented and never set to a given value. An owner therefore never mistakes
+When the owner changes, the counter is incremented, and never set to a given value. Therefore, an owner never mistakes
 another owner's counter for its own.
 """
 
@@ -30,7 +30,7 @@ def _check_storable(_write: object, attribute: Any, value: Any) -> None:  # noqa
 class CreateLease:
     """Creates a lease without an owner. Condition: the key does not exist.
 
-    The counter continues from the epoch of `lease`, so it keeps growing if the lease is copied from another store.
+    The counter starts at the epoch of `lease`, so it keeps growing if the lease is copied from another store.
 
     Examples:
         >>> from leasehold import Lease
@@ -51,9 +51,9 @@ class CreateLease:
 class ClaimLease:
     """Takes a lease that is free, expired or given to this worker, and removes any next owner and hand-off.
 
-    Condition: the version has not changed since `lease` was read. If an owner was only slow, its next renewal changes
-    the version, so it keeps its lease. A next owner must claim even a lease that was given to it, because otherwise the
-    old owner and the next owner could both believe that they own it.
+    Condition: the version has not changed since `lease` was read. If the owner was only slow, its renewal changes the
+    version, so it keeps the lease. A next owner must claim even a lease that was given to it. Otherwise, the old owner
+    and the next owner could both believe that they own the lease.
 
     Examples:
         >>> from leasehold import Lease
@@ -96,10 +96,10 @@ class RenewLease:
     """Renews a lease. The write increments the counter and stores `annotations`.
 
     Condition: since `lease` was read, neither the version nor the owner has changed, and the lease has not ended. If
-    the lease has ended, its lease reader must stop.
+    the lease has ended, the worker must stop reading its shard.
 
     Attributes:
-        lease: The lease as last read. Its weight, which the owner measures, is stored unless it is None.
+        lease: The lease as last read. Its weight, which the owner measures, is stored unless the weight is None.
         annotations: The annotations to store.
         patient: Whether the write may wait for others, if the layout groups writes.
 
@@ -125,14 +125,14 @@ class CheckpointLease:
     Condition: neither the version nor the owner has changed since `lease` was read, and the stored checkpoint is
     neither past `position` nor at SHARD_END.
 
-    After a checkpoint at SHARD_END nothing is left to read, so this write also removes the owner, the next owner and
+    After a checkpoint at SHARD_END, nothing is left to read, so such a write also removes the owner, the next owner and
     any hand-off.
 
     Attributes:
-        lease: The lease as last read. Its weight is stored unless it is None.
+        lease: The lease as last read. Its weight is stored unless the weight is None.
         position: The new checkpoint.
-        children: The child shards, stored with SHARD_END if the layout has a field for them.
-        keep_owner: Keep the owner at SHARD_END (rule set kcl).
+        children: The child shards, which are stored together with SHARD_END if the layout has a field for them.
+        keep_owner: Whether to keep the owner at SHARD_END (rule set kcl).
         patient: Whether the write may wait for others, if the layout groups writes.
 
     Examples:
@@ -156,7 +156,7 @@ class CheckpointLease:
 class CheckpointLate:
     """Moves the checkpoint forward after the lease was stolen.
 
-    This write changes neither the owner nor the version, so the new owner's next writes still succeed.
+    A late checkpoint changes neither the owner nor the version, so the new owner's next writes still succeed.
 
     Condition: the stored checkpoint is before `position`, and is not SHARD_END.
 
@@ -179,8 +179,8 @@ class CheckpointLate:
 class ReleaseLease:
     """Removes the owner, the next owner and any hand-off.
 
-    Condition: `me` owns the lease. If `lease` has another owner, whose lease must have expired, the condition is that
-    the version has not changed since `lease` was read, because that owner may only have been slow.
+    Condition: `me` owns the lease. If `lease` has another owner, the lease must have expired, and the condition is that
+    the version has not changed since `lease` was read, because the owner may only have been slow.
 
     Attributes:
         lease: The lease as last read.
@@ -206,12 +206,12 @@ class ReleaseLease:
 class RequestLease:
     """Makes `me` the next owner (H2).
 
-    The version does not change, because the owner's next renewal would otherwise fail. The condition has four parts:
+    The version does not change, because otherwise the owner's next renewal would fail. The condition has four parts:
 
-    - The owner has not changed since `lease` was read, and it answers requests.
+    - The owner has not changed since `lease` was read, and the owner answers requests.
     - The lease has not ended.
-    - No KCL 3.x hand-off is under way.
-    - There is no next owner, except `me` or the (stale) next owner in `lease`.
+    - No KCL 3.x hand-off is in progress.
+    - There is no next owner other than `me` or the (stale) next owner in `lease`.
 
     Examples:
         >>> from leasehold import Lease
@@ -231,8 +231,8 @@ class RequestLease:
 class WithdrawRequest:
     """Removes `me` as the next owner. The version does not change.
 
-    Condition: the owner has not changed since `lease` was read, `me` is the next owner, and no KCL 3.x hand-off is
-    under way. A worker withdraws its requests when it shuts down. Otherwise, an owner would give a lease to a worker
+    Condition: the owner has not changed since `lease` was read, `me` is the next owner, and no KCL 3.x hand-off is in
+    progress. A worker withdraws its requests when it shuts down. Otherwise, an owner would give a lease to a worker
     that no longer runs.
 
     Examples:
@@ -254,8 +254,8 @@ class WithdrawRequest:
 class GiveLease:
     """Checkpoints the lease and makes the next owner its owner in one step (H3).
 
-    Because of the single step, the next owner starts exactly where the old owner stopped. In a KCL 3.x hand-off, the
-    next owner may be a worker that does not answer requests.
+    Because both happen in one step, the next owner starts exactly where the old owner stopped. In a KCL 3.x hand-off,
+    the next owner may be a worker that does not answer requests.
 
     Condition: the version, the owner, the next owner and the hand-off have not changed since `lease` was read, and the
     stored checkpoint is neither past `position` nor at SHARD_END.
@@ -277,10 +277,10 @@ class GiveLease:
 
 @frozen
 class TakeBackLease:
-    """Takes back a lease that `me` gave and the next owner has not accepted.
+    """Takes back a lease that `me` gave away and that the next owner has not claimed.
 
-    Condition: neither the owner nor the version has changed since the lease was given. When the next owner accepts the
-    lease, the version changes, so this write then fails.
+    Condition: neither the owner nor the version has changed since the lease was given away. When the next owner claims
+    the lease, the version changes, so this write is then rejected.
 
     Examples:
         >>> from leasehold import Lease, Position
@@ -324,15 +324,15 @@ class ResetLease:
     """Moves the checkpoint to any position, back or forward, and removes any next owner and hand-off.
 
     Only operators' tools use this write. Condition: the version has not changed since `lease` was read, and the lease
-    has no owner. An owner would continue to read from its own position and overwrite the checkpoint.
+    has no owner. If it had one, the owner would continue to read from its own position and overwrite the checkpoint.
 
     Attributes:
         lease: The lease as last read. Its parents and hash range are stored, because they may differ if the stream was
             recreated with a shard of the same id.
         position: The new checkpoint.
         annotations: The annotations to store.
-        epoch: The minimum of the new counter, which otherwise grows by one. If the lease is copied from another store,
-            its counter must stay above the fencing numbers that handlers have received.
+        epoch: The minimum of the new counter, which is at least one more than the old one. If the lease is copied from
+            another store, its counter must stay above the fencing numbers that handlers have received.
     """
 
     lease: Lease = field(validator=instance_of(Lease))
@@ -345,7 +345,7 @@ class ResetLease:
 class DeleteLease:
     """Deletes a lease. The result is `Done` with `lease`, even if the lease no longer exists.
 
-    Condition: if `lease` has ended, the stored lease has ended too, whether or not it has an owner. Otherwise, the
+    Condition: if `lease` has ended, the stored lease has also ended, whether or not it has an owner. Otherwise, the
     version has not changed since `lease` was read.
 
     Examples:
@@ -392,7 +392,7 @@ def merge_annotations(annotations: Annotations, changes: Annotations) -> Annotat
 def lease_after_write(write: Write, stored: Lease | None) -> Lease | None:
     """Return the lease after this write, or None if its condition does not hold.
 
-    For `DeleteLease`, return the lease of the write. The store must remove the row itself.
+    For `DeleteLease`, return the lease in the write. The store itself must remove the row.
     """
     match write:
         case CreateLease(lease):
@@ -405,7 +405,10 @@ def lease_after_write(write: Write, stored: Lease | None) -> Lease | None:
 
 
 def new_row(lease: Lease) -> Lease:
-    """Return the row of a new lease. It has no owner, no next owner, and defaults for the fields that `Watch` sets."""
+    """Return the row of a new lease.
+
+    A new row has no owner and no next owner, and the fields that `Watch` sets have defaults.
+    """
     row = evolve(
         _without_owner(lease),
         idle=0.0,
@@ -437,8 +440,7 @@ def _apply_change(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C
             row = _with_next_epoch(evolve(_with_weight(stored, expected), checkpoint=position))
             return _without_owner(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
-            # If the stored checkpoint is already at this position, past it, or at SHARD_END, reject the late
-            # checkpoint.
+            # Reject the late checkpoint if the stored checkpoint is already at this position, past it, or at SHARD_END.
             is_later = _can_move_checkpoint(stored, position) and stored.checkpoint.order != position.order
             return evolve(stored, checkpoint=position) if is_later else None
         case ReleaseLease(me=me, to=to):

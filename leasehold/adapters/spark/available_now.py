@@ -7,11 +7,11 @@ when it plans the next one, so a shard that waits for a commit may need an empty
 
 A1. An open shard is read up to the record that was its latest when the shard was opened. A closed shard is read to its
     end.
-A2. The query waits for a shard that it holds until Spark has all of these records and every commit is written.
-A3. The query waits for another worker's shard until the lease is renewed once. A renewal shows that the owner is alive
-    and reads the shard.
-A4. The query waits for a shard without an owner once the shard's parents are done. Until then, it waits for the
-    parents, to each of which the rules apply as well.
+A2. The query waits for a shard that it holds until Spark has all records that A1 requires, and every commit is written.
+A3. The query waits for a shard that another worker holds until the shard's lease has been renewed once. A renewal shows
+    that the owner is alive and reads the shard.
+A4. The query waits for a shard without an owner only once the shard's parents are done. Until then, it waits for the
+    parents, to which these rules apply in the same way.
 A5. If the query has read all parents of a shard to their ends, it waits until the shard has a lease.
 A6. If a shard cannot end or be handed off before a commit, a flush is planned without waiting for other shards.
 """
@@ -31,7 +31,8 @@ RETENTION_SILENCE_SECONDS = 60.0
 """If no record arrives for this long, we assume that the target record is past retention, and consider the shard fully
 read."""
 TARGET_MARGIN_SECONDS = 10.0
-"""How far past the time of the target a shard must be read. The margin is needed because sources round their lag."""
+"""How many seconds past the time of the target a shard must be read. The margin is needed because sources round the lag
+that they report."""
 
 
 @define
@@ -40,10 +41,10 @@ class ShardTip:
 
     Attributes:
         key: The key of the shard's lease.
-        target: The position of the latest record when it was requested. It is a time if the source does not return the
-            record's number, and None before the request.
-        requested_at: When the target was requested.
-        last_record_at: When a record was last read.
+        target: The position of the latest record, as requested when the shard was opened. It is a time if the source
+            does not return the record's number, and None before the request.
+        requested_at: The time at which the target was requested.
+        last_record_at: The time at which a record was last read.
         reached: Whether reading has reached the target.
     """
 
@@ -70,13 +71,14 @@ class ShardTip:
         if (target := self.target) is None or self.reached:
             return False
         if not target.numbered:
-            # The target is a time. If it is zero, the shard never had a record. Otherwise wait until the source reports
-            # no lag. If new records keep arriving, it is enough that reading is well past the time of the request.
+            # The target is a time. If the time is zero, the shard has never had a record. Otherwise, the target is
+            # reached when the source reports no lag. If new records keep arriving, the lag never becomes zero, so it is
+            # enough to have read well past the time of the request.
             is_past_target = (
                 behind_seconds is not None and now - self.requested_at > behind_seconds + TARGET_MARGIN_SECONDS
             )
-            # For a closed shard, zero lag is not enough. One read may return the last records, and only the next read
-            # the end.
+            # For a closed shard, zero lag is not enough, because the shard's end may be reported only by the read after
+            # the one that returned the last records.
             self.reached = target.sub == 0 or (behind_seconds == 0 and not is_closed) or is_past_target
         elif read_position.order >= target.order:
             self.reached = True
@@ -130,9 +132,9 @@ class AvailableNowProgress:
 
         Args:
             held_shards: The shards whose leases this worker holds, by key.
-            leases: The whole table, by key.
-            listed_shards: The last listing of the stream.
-            ended_keys: The shards that this query has read to their ends, and committed.
+            leases: All leases in the table, by key.
+            listed_shards: The shards in the last listing of the stream.
+            ended_keys: The keys of the shards that this query has read to their ends and committed.
         """
         if unread_shards := self.find_unread_shards(held_shards):
             return unread_shards
@@ -177,10 +179,10 @@ def should_flush(
     """Return whether an AvailableNow query should plan a flush if there are no rows to take (A6).
 
     Args:
-        has_uncommitted_rows: Whether the last batch has ranges and is not committed.
+        has_uncommitted_rows: Whether the last batch contains rows and is not committed yet.
         is_awaiting_shards: Whether the query waits for shards.
         has_ended_shard: Whether the last batch reached the end of a shard.
-        is_handing_off: Whether a lease is handed off once Spark has committed.
+        is_handing_off: Whether a lease will be handed off once Spark has committed.
         flushes_when_idle: Whether the last batch should also be committed when no rows are left (option `flushOnIdle`).
     """
     return has_uncommitted_rows and (

@@ -3,11 +3,11 @@
 The options set the bounds of the batch (`ReadBounds`), and the driver plans its parts (`plan_parts`). Each executor
 opens the stream with its own credentials and reads one part (`PartReader`).
 
-Rule 1: parts are cut at positions that were looked up once, not at times. So each record is in exactly one part of its
-shard, whatever its arrival time. Times are used only to find positions that divide the work about equally.
-Rule 2: if the position of a cut is not found quickly, the cut is left out, and the part before it becomes larger.
-Rule 3: the shards are listed once the end of the slice has passed. Shards that are created later then have no records
-in the slice. A parent and its children are all read, because each record is in only one of them.
+Rule 1: parts are cut at positions that were looked up once, not at times. Therefore, each record is in exactly one part
+of its shard, whatever its arrival time. Times are used only to find positions that divide the work about equally.
+Rule 2: if the position of a cut is not found quickly, the cut is left out, and the parts on its two sides become one.
+Rule 3: the shards are listed once the end of the slice has passed. Shards that are created later therefore have no
+records in the slice. A parent shard and its children are all read, because each record is in only one of them.
 Rule 4: a slice without an end time ends at the shard's last sequence number. If the source cannot look up that number,
 the slice ends at the present time.
 """
@@ -39,8 +39,8 @@ from leasehold.stores.printable import make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 PARTS_PER_SHARD_MAX = 4
-"""The maximum number of parts of one shard. A Kinesis shard allows five requests and 2 MB per second. Event Hubs allows
-five readers per partition."""
+"""The maximum number of parts of one shard. The number is small because a Kinesis shard allows only five requests and 2
+MB per second, and Event Hubs only five readers per partition."""
 FOREVER_MS = 2**53
 PLANNING_THREADS = 16
 LOOKUP_SECONDS_MAX, END_POLL_SECONDS, CLOCK_SKEW_SECONDS = 20.0, 0.2, 10.0
@@ -64,7 +64,7 @@ class ReadBounds:
     source: str
 
     def __attrs_post_init__(self) -> None:
-        """Raise ValueError, naming the option."""
+        """Check the bounds. Raises ValueError, naming the option."""
         if self.until is None:
             return
         if self.since == LATEST:
@@ -91,7 +91,10 @@ class ReadBounds:
         )
 
     def make_query_slice(self) -> Slice | None:
-        """Return the slice after which the query ends, or None if the query does not end. Raises ValueError."""
+        """Return the slice that the query reads before it ends, or None if no option sets an end.
+
+        Raises ValueError if the end is LATEST.
+        """
         if self.until == LATEST:
             raise ValueError(
                 f"option {self.source}.endingPosition: a query needs a time here, because LATEST differs between its "
@@ -115,8 +118,8 @@ def parse_bounds(
     Args:
         opts: All options.
         source: The prefix of the source's option names.
-        since: Where to begin, as fields of a configuration, or None.
-        until: Where to end, as fields of a configuration, or None.
+        since: The position at which to begin, as fields of a configuration, or None.
+        until: The position at which to end, as fields of a configuration, or None.
     """
     return ReadBounds(
         _parse_position(since), _parse_position(until), opts.read_optional_number("minPartitions") or 0, source
@@ -144,7 +147,7 @@ class StreamLocation(Protocol):
 
     @property
     def pause_seconds(self) -> float:
-        """The time between two reads of a shard that has one reader."""
+        """The time between two reads of a shard by the same reader, in seconds, if the shard has no other readers."""
         ...
 
     def open(self) -> Source:
@@ -161,12 +164,12 @@ class ShardPart(InputPartition):
     """A part of a shard, for one task: the records after `begins`, up to and including `ends`.
 
     Attributes:
-        cut: The slice. Records that arrived outside it are left out.
+        time_slice: The slice of the batch. Records that arrived outside this slice are left out.
         shard: The shard.
         hash_range: The shard's hash range.
         begins: The position after which the part begins.
         ends: The position at which the part ends; None for the end of the slice.
-        pause_seconds: The time between two reads.
+        pause_seconds: The time between two reads of this part.
     """
 
     cut: Slice
@@ -181,7 +184,8 @@ def split_range(
     begins: Position, cuts: Iterable[Position], ends: Position | None
 ) -> list[tuple[Position, Position | None]]:
     """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
-    # If `ends` is None, the slice ends at a time and every cut lies before it, so use an order above any position's.
+    # If `ends` is None, the slice ends at a time, and every cut lies before that time. In that case, use an order that
+    # is larger than the order of any position.
     end_order = (2, 0, 0) if ends is None else ends.order
     cuts_by_order = {
         cut_position.order: cut_position for cut_position in cuts if begins.order < cut_position.order < end_order
@@ -202,28 +206,29 @@ def plan_parts(location: StreamLocation, bounds: ReadBounds, tasks: int) -> list
 
     Raises SourceError, ValueError.
     """
-    begin_position = bounds.begins  # this may raise, so read it before anything is opened
+    begin_position = bounds.begins  # the property may raise, so read it before the stream is opened
     with closing(location.open_for_lookup()) as source:
         # List the shards first, because the end of the batch is looked up in one of them.
         if not (shards := source.shards()):
             return []
         if (until_ms := _wait_for_end_ms(source, _make_lease(shards[0]), bounds)) <= begin_position.sub:
-            return []  # the batch begins in the future
-        shards = source.shards()  # rule 3
+            return []  # the batch begins in the future, so it is empty
+        shards = source.shards()  # rule 3: list the shards again after the end of the slice
         planner = _ShardPlanner(
             location, source, Slice(begin_position, until_ms), min(PARTS_PER_SHARD_MAX, -(-tasks // len(shards)))
         )
-        # Use threads, because each shard takes several requests, and a large stream has hundreds of shards.
+        # Use threads, because planning a shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="leasehold-plan") as pool:
             parts_by_turn = zip_longest(*pool.map(planner.plan_parts_of_shard, shards))
-        # Tasks start in this order. If there are few cores, a task has started for every shard before a second one
-        # starts for any.
+        # Spark starts the tasks in this order. If there are few cores, every shard's first part is started before the
+        # second part of any shard.
         return [part for parts_of_turn in parts_by_turn for part in parts_of_turn if part is not None]
 
 
 def _wait_for_end_ms(source: BoundedSource, lease: Lease, bounds: ReadBounds) -> int:
-    """Wait until the slice has ended, and return its end in milliseconds."""
-    # A task that runs again must read the same rows, so the end of the batch is one fixed time or number.
+    """Wait until the slice has ended. Return its end in milliseconds, or `FOREVER_MS` for the shard's last record."""
+    # A task that runs again must read the same rows, so determine the end of the batch once, as a fixed time or
+    # sequence number.
     if bounds.until is not None and bounds.until != LATEST:
         until_ms = bounds.until.sub
     elif _find_last_record(source, lease).last is not None:
@@ -232,7 +237,7 @@ def _wait_for_end_ms(source: BoundedSource, lease: Lease, bounds: ReadBounds) ->
         # The service truncates arrival times to the second, so add a second to include the records that have just been
         # written.
         until_ms = source.latest(lease).sub + 1000
-    deadline = time.monotonic() + CLOCK_SKEW_SECONDS  # tolerate clocks that differ
+    deadline = time.monotonic() + CLOCK_SKEW_SECONDS  # tolerate a difference between our clock and the service's
     while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
             option_name = f"option {bounds.source}.endingPosition"
@@ -253,7 +258,7 @@ def _find_last_record(source: BoundedSource, lease: Lease) -> SettledShard:
 
 
 class _ShardPlanner:
-    """Cuts the shards of one slice."""
+    """Cuts the shards of one slice into parts."""
 
     def __init__(self, location: StreamLocation, source: BoundedSource, time_slice: Slice, parts: int) -> None:
         self._location, self._source, self._time_slice, self._parts_per_shard = location, source, time_slice, parts
@@ -280,7 +285,7 @@ class _ShardPlanner:
         cut_positions = list[Position]()
         if self._parts_per_shard > 1 and (first_record := self._find_first_record(lease, time_slice.begin)) is not None:
             # Cut only the time after the first record. Otherwise, most tasks would be empty if no records arrived for a
-            # long time at the beginning.
+            # long time at the beginning of the slice.
             cut_times = split_times(max(first_record[1], time_slice.since_ms), newest_ms, self._parts_per_shard)
             first_records = (self._find_first_record(lease, at_timestamp(time_ms)) for time_ms in cut_times)
             cut_positions = [record[0] for record in first_records if record is not None]
@@ -310,24 +315,24 @@ class _ShardPlanner:
 
 
 class SlicedReader(DataSourceReader):
-    """The reader of one batch, by Spark's interface."""
+    """The reader of one batch. It implements Spark's interface."""
 
     def __init__(self, location: StreamLocation, bounds: ReadBounds, cores: int) -> None:
         self._location, self._bounds, self._tasks = location, bounds, bounds.tasks or cores
 
     def partitions(self) -> list[InputPartition]:
-        """Plan the tasks, on the driver."""
+        """Plan the tasks. Spark calls this on the driver."""
         return [*plan_parts(self._location, self._bounds, self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one task on an executor. A task that runs again returns the same rows."""
+        """Yield the rows of one task. Spark calls this on an executor. A task that runs again yields the same rows."""
         if isinstance(partition, ShardPart):  # if there are no parts, Spark passes a default partition
             with closing(self._location.open()) as source:
                 yield from PartReader(source, self._location.columns, partition).read_rows()
 
 
 class PartReader:
-    """Reads one part once."""
+    """Reads one part of a shard, once."""
 
     def __init__(self, source: Source, columns: SourceColumns, part: ShardPart) -> None:
         self._columns, self._part = columns, part
@@ -356,8 +361,8 @@ class PartReader:
 
     def _find_next_pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
         now = time.monotonic()
-        # An empty response that is not at the tip counts as progress, because a shard may have stretches without
-        # records. Empty responses at the tip and errors do not.
+        # An empty response before the tip counts as progress, because a shard may have long stretches without records.
+        # An error, or an empty response at the tip, does not.
         if isinstance(response, Batch) and (response.end is not None or response.behind_seconds):
             self._last_progress_at = now
         elif now - self._last_progress_at > STALL_SECONDS:

@@ -69,9 +69,10 @@ else:
     except ImportError:
 
         class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
-            """A query's writer that receives record batches."""
+            """The writer of a query, which receives record batches."""
 
-    # These names are used in annotations and to recognize filters. Only Spark 4.1 and later push filters down.
+    # `Filter` and `EqualTo` are used in annotations, and to recognize the filters that Spark passes. Only Spark 4.1 and
+    # later pass filters.
     Filter = getattr(datasource, "Filter", Any)
     EqualTo = getattr(datasource, "EqualTo", ())
 

@@ -1,16 +1,18 @@
 """Sends planned rows to Spark's tasks.
 
-Tasks either fetch their rows over TCP from the process that planned the batch, or contain them (embedded).
+Tasks either fetch their rows over TCP from the process that planned the batch, or contain the rows themselves (embedded
+rows).
 
-`RowTransport` makes a partition of each task's rows, and `read_task_rows` returns these rows on an executor.
+`RowTransport` makes a partition for each task, and `read_task_rows` returns the rows of a partition on an executor.
 
 Rule 1: every request must carry the query's token, which is compared in constant time. The token keeps out other
 clients that can reach the port. It does not encrypt: anyone who can read the network can read the rows. The same is
 true of embedded rows.
-Rule 2: rows take up a bounded part of the process's memory. The other rows are in unnamed temporary files, which
-disappear with the process even if it is killed.
+Rule 2: rows take up a bounded part of the process's memory. All other rows are kept in unnamed temporary files, which
+disappear when the process ends, even if it is killed.
 Rule 3: until a batch is discarded, every request for its rows returns the same rows.
-Rule 4: if a task has not received all its rows, it fails, so that Spark runs it again. A final byte marks the end.
+Rule 4: if a task does not receive all its rows, it fails, so that Spark runs it again. A final byte marks the end of
+the rows.
 """
 
 import logging
@@ -39,11 +41,12 @@ TOKEN_BYTES = 32
 REQUEST_FORMAT = Struct(f">{TOKEN_BYTES}sQQ")
 """The format of a request: the query's token, the batch's number and the task's index in the batch."""
 FOUND_BYTE, NOT_FOUND_BYTE, COMPLETE_BYTE = b"H", b"G", b"A"
-"""Status bytes. FOUND precedes the rows, COMPLETE follows them, and NOT_FOUND means that they were discarded."""
+"""The status bytes of a response. FOUND precedes the rows, COMPLETE follows them, and NOT_FOUND means that the rows
+were discarded."""
 REQUEST_SECONDS = 10.0
 """How long a peer may take to send its request, in seconds."""
 NETWORK_SECONDS = 120.0
-"""How long a task waits for the next bytes, in seconds. Spark has the same default (`spark.network.timeout`)."""
+"""How long a task waits for the next bytes, in seconds. This is also Spark's own default (`spark.network.timeout`)."""
 PORT_ATTEMPTS = 16
 """How many ports to try, starting with the configured one. Each query of a driver needs its own port."""
 SLICE_BYTES = 4 << 20
@@ -52,7 +55,7 @@ SLICE_BYTES = 4 << 20
 
 @frozen
 class FetchedRows(InputPartition):
-    """The rows of one task of a batch, which the task fetches."""
+    """A reference to the rows of one task of a batch. The task fetches these rows from the driver."""
 
     host: str
     port: int
@@ -63,7 +66,7 @@ class FetchedRows(InputPartition):
 
 @frozen
 class EmbeddedRows(InputPartition):
-    """The rows of one task of a batch, embedded in the task."""
+    """The rows of one task of a batch. The rows are embedded in the task."""
 
     data: bytes
 
@@ -78,9 +81,9 @@ class RowServer:
     """Keeps rows and sends them to tasks until it is closed. Raises OSError if no port is free.
 
     Args:
-        address: Where to listen, and the host name that tasks use.
-        memory_limit: About how many bytes of rows to keep in memory.
-        folder: Where to put the files with all other rows; "" for the system's default.
+        address: The address to listen on, and the host name that tasks use.
+        memory_limit: The approximate number of bytes of rows to keep in memory.
+        folder: The folder for the files with all other rows; "" for the system's default.
     """
 
     def __init__(self, address: Address, memory_limit: int, folder: str) -> None:
@@ -90,7 +93,7 @@ class RowServer:
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
     def _on_failure(self, fault: BaseException) -> None:
-        """Close the port, so that tasks fail immediately instead of waiting for rows that never arrive."""
+        """Close the port, so that tasks fail immediately instead of waiting for rows that will never arrive."""
         log.error(
             "the row server has failed, so tasks cannot fetch rows any more: %s", error_summary(fault), exc_info=fault
         )
@@ -110,7 +113,8 @@ class RowServer:
         """Store the rows for one Spark task, and return the reference with which the task fetches them."""
         task_rows = TaskRows.from_batches(batches)
         if self.memory_bytes + task_rows.memory > self._memory_limit:
-            # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file instead.
+            # The batch is already planned, so we cannot wait until memory becomes free. Move the rows to a file
+            # instead.
             task_rows = task_rows.move_to_disk(self._folder)
         self._server.task_rows[batch_number, task_index] = task_rows
         return FetchedRows(self._address.host, self.port, self.token, batch_number, task_index)
@@ -121,7 +125,7 @@ class RowServer:
         return sum(task_rows.memory for task_rows in self._server.task_rows.values())
 
     def discard_batch(self, batch_number: int) -> None:
-        """Drop the rows of this batch. A transfer that is under way is still completed."""
+        """Drop the rows of this batch. Transfers that are in progress are still completed."""
         for key in [key for key in self._server.task_rows if key[0] == batch_number]:
             del self._server.task_rows[key]
 
@@ -136,7 +140,7 @@ class RowServer:
 class TaskRows:
     """The rows of one task, in small batches.
 
-    Neither the task nor Spark has to hold all rows in memory at once.
+    The batches are small so that neither the task nor Spark has to hold all rows in memory at once.
 
     Attributes:
         batches: The rows.
@@ -148,7 +152,7 @@ class TaskRows:
 
     @classmethod
     def from_batches(cls, batches: Sequence[pa.RecordBatch]) -> "TaskRows":
-        """Keep rows in memory."""
+        """Return an instance that keeps these rows in memory, divided into small batches."""
         slices = list[pa.RecordBatch]()
         for batch in batches:
             # Slices share the memory of their batch, so slicing copies nothing.
@@ -175,13 +179,13 @@ class TaskRows:
 class _RowTcpServer(ThreadingTCPServer):
     """Listens for requests from the tasks of a query, at an IPv4 or IPv6 address."""
 
-    daemon_threads = True  # a slow peer must not keep the process from ending
+    daemon_threads = True  # a slow peer must not prevent the process from ending
     request_queue_size = 128
     allow_reuse_address = True
 
     def __init__(self, family: int, address: tuple[str, int]) -> None:
         self.address_family = family
-        # The network of the executors is rarely private, so send rows only to clients that have this query's token.
+        # The executors' network is rarely private, so rows are sent only to clients that have this query's token.
         self.token = token_bytes(TOKEN_BYTES)
         self.task_rows: dict[tuple[int, int], TaskRows] = {}
         super().__init__(address, _RowRequestHandler)
@@ -205,7 +209,8 @@ class _RowRequestHandler(BaseRequestHandler):
             log.warning("%s requested rows without this query's token: the request was rejected", self.client_address)
             return
         task_rows = self.server.task_rows.get((batch_number, task_index))
-        # A task's sink may block for any length of time, so set no timeout. Keepalive detects a peer that is gone.
+        # A task's sink may block for any length of time, so set no timeout. TCP keepalive detects that the peer is
+        # gone.
         self.request.settimeout(None)
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         with self.request.makefile("wb") as stream:
@@ -236,9 +241,9 @@ class RowTransport:
     """Makes the tasks of batches, and drops their rows once Spark no longer needs them.
 
     Args:
-        address: Where tasks fetch rows, or None to embed rows in tasks.
-        memory_limit: How many bytes of rows to keep in memory until tasks fetch them.
-        folder: Where to put the files with all other rows; "" for the system's default.
+        address: The address from which tasks fetch rows, or None to embed rows in tasks.
+        memory_limit: The maximum number of bytes of rows to keep in memory until tasks fetch them.
+        folder: The folder for the files with all other rows; "" for the system's default.
     """
 
     def __init__(self, address: Address | None, memory_limit: int = 0, folder: str = "") -> None:
@@ -246,7 +251,7 @@ class RowTransport:
         self._server: RowServer | None = None
 
     def make_partitions(self, batch_number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
-        """Make a partition for each task of this batch."""
+        """Return a partition for each task of this batch."""
         if self._address is None:
             embedded_partitions = list[Rows]()
             for batches in tasks:
@@ -257,7 +262,7 @@ class RowTransport:
                 embedded_partitions.append(EmbeddedRows(output_buffer.getvalue().to_pybytes()))
             return embedded_partitions
         if self._server is None and tasks:
-            # Open the port only for the first rows, because a query without rows needs none.
+            # Open the port only when there are rows, because a query without rows needs no port.
             self._server = RowServer(self._address, self._memory, self._folder)
         server = self._server
         return (
@@ -285,7 +290,7 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
     The same rows are always distributed the same way, because a sink may identify a row by its position in a task.
     """
     keys_by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
-    # Sort by size and then by key, so that each row has the same position in its task when the batch is repeated.
+    # Sort by size and then by key, so that each row has the same position in its task if the batch is repeated.
     batches_by_size = [rows[key] for _, key in keys_by_size]
     task_batches: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches_by_size)))]
     for batch in batches_by_size:
@@ -326,7 +331,7 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
             "let executors connect there, as they do to Spark's own ports, and set lease.fetchPort if only some ports "
             "are open; or set lease.transport to embedded"
         )
-        if isinstance(fault, ConnectionError | pa.ArrowInvalid):  # not a firewall, which would cause a timeout
+        if isinstance(fault, ConnectionError | pa.ArrowInvalid):  # a firewall would cause a timeout instead
             remedy = (
                 "the process that had them is gone, perhaps killed for lack of memory: the system's log names the "
                 f"processes that the OOM killer has ended. If it is alive, executors cannot reach its port: {remedy}"

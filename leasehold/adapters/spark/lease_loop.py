@@ -1,12 +1,13 @@
 """Runs the worker of one query, which holds leases and reads their shards ahead of Spark.
 
 Spark calls a reader from the main thread of its source-runner process, one call at a time, and may be busy or blocked
-for a long time. Renewals and reads continue meanwhile in other threads: the runner's threads call `_begin_prefetching`
-for each new lease, and then the `step` of its reader. The main thread calls all other methods. One condition guards the
-state that both use. When the query ends, its leases are released. If they cannot be released, they expire.
+for a long time. Meanwhile, renewals and reads continue in other threads. The runner's threads call `_begin_prefetching`
+for each new lease, and then the `step` of the lease's reader. The main thread calls all other methods. One condition
+guards the state that the main thread and the runner's threads share. When the query ends, its leases are released. If
+they cannot be released, they expire.
 
-A `Watchdog` ends a call from Spark that waits too long. An AvailableNow query waits for all its shards, and a repeated
-batch waits for its ranges.
+A `Watchdog` ends a call from Spark that waits too long. The calls that may wait are those of an AvailableNow query,
+which waits for all its shards, and of a repeated batch, which waits for its ranges.
 """
 
 import logging
@@ -45,8 +46,8 @@ class LeaseLoop:
     Args:
         worker: Joins the group.
         pace: How fast and how far to read ahead.
-        resume: Returns where to read a lease from, given the position of its checkpoint.
-        sliced: Whether the query reads a slice (a time range), at whose end each shard ends.
+        resume: Returns the position at which to begin reading a lease's shard, given the lease's checkpoint.
+        sliced: Whether the query reads a slice (a time range). If so, each shard ends where the slice ends.
         restarts_recreated: Whether the worker restarts the leases of a recreated stream.
     """
 
@@ -59,7 +60,7 @@ class LeaseLoop:
         sliced: bool = False,
         restarts_recreated: bool = False,
     ) -> None:
-        # Spark starts this process, so the destination of metrics can only come from the environment.
+        # Spark starts this process, so only the environment can specify where metrics are sent.
         self._exports = ExitStack()
         meter = self._exports.enter_context(exporting(None))
         # The handler does nothing, because Spark itself fetches the records.
@@ -87,7 +88,7 @@ class LeaseLoop:
 
     def _measure_batch(self, holding: Holding, batch: Batch) -> None:
         holding.progress.read(batch, self._worker.clock())
-        holding.progress.done(self._worker.clock())  # count a record as processed once it is read ahead
+        holding.progress.done(self._worker.clock())  # a record counts as processed once it is read ahead
         self._runner.handling.measure(holding, batch)
 
     def _find_closed_shards(self) -> Collection[str]:
@@ -102,8 +103,8 @@ class LeaseLoop:
         return self._closed_keys
 
     def start(self, *, only_now: bool) -> None:
-        """Join the group. With `only_now`, read only the records that exist now."""
-        self._shared_tables.only_now = only_now and not self._sliced  # the shards of a slice end by themselves
+        """Join the group. If `only_now` is true, read only the records that exist now."""
+        self._shared_tables.only_now = only_now and not self._sliced  # the shards of a slice end anyway
         self._thread = spawn("leasehold-spark", self._runner.run, self._end_with_fault)
 
     def close(self) -> None:
@@ -126,13 +127,13 @@ class LeaseLoop:
         """Raise the error that ended the loop, if there is one. The loss of a lease does not end the loop.
 
         Also raises SourceError if the leases belong to another stream, or if the stream was recreated (L14) and no
-        option allows the leases to start over. A query that waited instead would look idle forever.
+        option allows the leases to start over. If the query waited instead, it would look idle forever.
         """
         # Raise the error in the thread that Spark calls, because an error in another thread would not end the query.
         if self._fault is not None:
             raise self._fault
         for problem in self._worker.discovery.contradictions:
-            # Ignore an old listing, because the next listing replaces it.
+            # Ignore the problem of an outdated listing, because the next listing replaces it.
             if (
                 problem.of_stream
                 and problem.kind != "old listing"
@@ -147,16 +148,16 @@ class LeaseLoop:
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
         """Wait until `condition`, which is called after each read, returns true, or until `seconds` have passed."""
         with self._changed:
-            # An error ends the wait too, because only the main thread can report it to Spark (`raise_fault`).
+            # An error also ends the wait, because only the main thread can report the error to Spark (`raise_fault`).
             self._changed.wait_for(lambda: self._fault or condition(), seconds)
 
     def wait_for_more_rows(self, max_seconds: float, enough_rows: int, enough_bytes: int) -> bool:
-        """Wait for more rows while there are shards behind their tips to read. Return whether the rows fill a batch.
+        """Wait for more rows while there are shards to read that are behind. Return whether the rows fill a batch.
 
         Args:
-            max_seconds: How long to wait at most.
-            enough_rows: How many rows are enough.
-            enough_bytes: How many bytes are enough.
+            max_seconds: The maximum time to wait.
+            enough_rows: The number of rows that fill a batch.
+            enough_bytes: The number of bytes that fill a batch.
         """
 
         def is_full() -> bool:
@@ -198,7 +199,7 @@ class LeaseLoop:
             max_bytes: The maximum number of bytes, over all shards.
 
         Returns:
-            Where the next range of each held shard begins, and the rows of the shards that have any.
+            The position at which the next range of each held shard begins, and the rows of each shard that has rows.
         """
         with self._changed:
             # Read `range_start` only once per shard, because its value changes if the lease is lost or expires during
@@ -209,7 +210,7 @@ class LeaseLoop:
                 if (range_start := prefetcher.range_start) is not None
             }
             prefetchers = {key: self._prefetchers[key] for key in range_starts}
-            # Apply the limit per shard first, otherwise a shard that is far behind could fill the whole batch.
+            # Apply the limit per shard first. Otherwise, a shard that is far behind could fill the whole batch.
             buffered_counts = {
                 key: min(max_shard_rows, row_count)
                 for key, prefetcher in prefetchers.items()
@@ -226,19 +227,19 @@ class LeaseLoop:
             }
             taken_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
             if not taken_chunks:
-                # If no row fits into its shard's share, take one row alone. Otherwise the query would never advance.
+                # If no row fits into its shard's share, take one row alone. Otherwise, the query would never advance.
                 for key in sorted(row_shares):
                     if (chunk := prefetchers[key].take_rows(1, UNLIMITED_BYTES)) is not None:
                         taken_chunks = {key: chunk}
                         break
         for key in taken_chunks:
-            self._runner.hurry(key)  # the buffer has room again, so read on
+            self._runner.hurry(key)  # the buffer has room again, so continue reading
         return range_starts, taken_chunks
 
     def commit(self, ends: Mapping[str, Position]) -> None:
         """Record that Spark has committed up to these positions. Checkpoints of held leases are written soon after."""
         with self._changed:
-            # Keep the positions of leases that we do not hold, too: if we get such a lease again, reading continues
+            # Also keep the positions of leases that we do not hold. If we get such a lease again, reading continues
             # after the records that the sink has.
             self._committed.update(ends)
             held_keys = [key for key in ends if key in self._prefetchers]
@@ -258,18 +259,18 @@ class LeaseLoop:
         self._shared_tables.read_keys.update(keys)
 
     def is_checkpointed(self, key: str, position: Position) -> bool:
-        """Return whether the lease's checkpoint, as last read, is at this position or later."""
+        """Return whether the lease's checkpoint was at this position or later when the lease was last read."""
         sighting = self._worker.table.watch.sightings.get(key)
         return sighting is not None and sighting.lease.checkpoint.order >= position.order
 
     @property
     def lags_in_seconds(self) -> dict[str, float]:
-        """How many seconds reading is behind the tip of each shard, if known."""
+        """The lag of each shard, in seconds. Shards with an unknown lag are left out."""
         now = self._worker.clock()
         with self._changed:
             prefetchers = tuple(self._prefetchers.values())
-        # If an AvailableNow query has caught up with a shard, report no lag, because records that arrive later are for
-        # the next run.
+        # If an AvailableNow query has caught up with a shard, report no lag for it, because records that arrive later
+        # are for the next run.
         lags_by_key = {
             prefetcher.key: 0.0 if prefetcher.has_caught_up else prefetcher.holding.progress.behind(now)
             for prefetcher in prefetchers
@@ -296,9 +297,10 @@ class LeaseLoop:
 
     @property
     def awaited_shards(self) -> Mapping[str, str]:
-        """The shards that may have more to read for an AvailableNow query, each with the reason.
+        """The shards that may contain more records for an AvailableNow query to read, each with the reason.
 
-        The result contains shards that this worker holds, and other shards without a living owner.
+        The result contains shards that this worker holds, and shards of which no living worker is known to be the
+        owner.
         """
         with self._changed:
             statuses_by_key = {
@@ -307,7 +309,7 @@ class LeaseLoop:
             }
             ended_keys = {key for key, position in self._committed.items() if position.ended}
         if reasons := self._available_now.find_unread_shards(statuses_by_key):
-            return reasons  # no need to read the table
+            return reasons  # in this case, the table need not be read
         try:
             leases_by_key = {lease.key: lease for lease in self._worker.store.list().leases}
         except StoreError as fault:
@@ -336,12 +338,12 @@ class LeaseLoop:
     def _end_with_fault(self, fault: BaseException) -> None:
         """End the query with this fault."""
         with self._changed:
-            # Notify the main thread, which otherwise could wait forever for rows, because the loop reads no more.
+            # Notify the main thread, which might otherwise wait forever, because the loop reads no more rows.
             self._fault = fault
             self._changed.notify_all()
 
     def _begin_prefetching(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
-        """Start reading ahead from the shard of a new lease. Return the step function of its reader."""
+        """Start reading ahead from the shard of a new lease. Return the step function of the shard's reader."""
         prefetcher = ShardPrefetcher(worker, holding, self._shared_tables, self._remove_prefetcher)
         with self._changed:
             self._ever_held.add(holding.key)
@@ -350,7 +352,7 @@ class LeaseLoop:
         return make_prefetching_reader(prefetcher).step
 
     def _find_prefetchers_with_rows(self) -> Iterator[ShardPrefetcher]:
-        # Check the buffered rows first, because that is cheaper than `range_start`, and most shards have no rows.
+        # Check for buffered rows first, because this check is cheaper than `range_start`, and most shards have no rows.
         return (
             prefetcher
             for prefetcher in self._prefetchers.values()
@@ -373,9 +375,9 @@ class Watchdog:
     """Limits how long a wait may last without progress, counted from the first call of `check_progress`.
 
     Args:
-        lease_seconds: How long it takes until the leases of a dead worker expire.
+        lease_seconds: The time after which the leases of a dead worker expire.
         clock: Returns monotonic seconds.
-        activity: The reason for the wait, as the beginning of the error message.
+        activity: The reason for the wait, with which the error message begins.
     """
 
     def __init__(
@@ -391,7 +393,7 @@ class Watchdog:
         """Raise an error if the wait for these shards should end.
 
         Args:
-            awaited_shards: The shards, each with the reason.
+            awaited_shards: The shards that are waited for, each with the reason.
             answered_reads: The number of reads answered so far.
 
         Raises:
@@ -402,7 +404,7 @@ class Watchdog:
         if os.getppid() != self._parent:
             raise ProcessLookupError("Spark's own process is gone, so no query waits for these shards any more")
         state, now = (frozenset(awaited_shards), answered_reads), self._clock()
-        # A changed set of shards, or one more response, counts as progress.
+        # A change in the set of shards, or a new response, counts as progress.
         if state != self._last_state:
             self._last_state, self._since = state, now
         elif now - self._since > self._seconds:
@@ -413,5 +415,5 @@ class Watchdog:
 
 
 def format_with_reasons(awaited_shards: Mapping[str, str]) -> str:
-    """Return the first of these shards, each with its reason."""
+    """Return a string that names the first of these shards, each with its reason."""
     return join_limited([f"{key} ({reason})" for key, reason in sorted(awaited_shards.items())])

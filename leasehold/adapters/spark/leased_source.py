@@ -1,7 +1,7 @@
 """The base class of our Spark data sources. Each query over such a source is one worker of a group.
 
-Spark creates a data source from its options before it decides between a query and a batch, so a missing lease table is
-reported only when a query's reader is created.
+Spark creates a data source from its options before it decides between a query and a batch. Since a batch needs no lease
+table, a missing `lease.store` is reported only when the reader of a query is created.
 """
 
 from abc import abstractmethod
@@ -51,10 +51,10 @@ from leasehold.stores.urls import open_store
 
 
 class LeasedSource(DataSource):
-    """A format whose queries join a group.
+    """The base class of a Spark format whose queries join a group.
 
     Attributes:
-        session_options: Defaults that `register` takes from the session; the user's options override them.
+        session_options: Default values that `register` takes from the session. The user's options override them.
     """
 
     session_options: ClassVar[Mapping[str, str]] = {}
@@ -68,8 +68,8 @@ class LeasedSource(DataSource):
         self._parsed: tuple[SourceSpec, LeaseOptions, StreamLocation | None, ReadBounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # Leave out the parsed options. The process that runs a query parses them again, so that the warnings appear in
-        # its log, which the driver shows.
+        # Do not pickle the parsed options. The process that runs a query parses the options again, so that the warnings
+        # appear in that process's log, which the driver shows.
         return make_recreator(type(self), {**self.__dict__, "_parsed": None}), ()
 
     @classmethod
@@ -135,7 +135,7 @@ class LeasedSource(DataSource):
     def _make_sink(self, schema: StructType, *, overwrites: bool) -> tuple[SinkTarget, WriteIdentity]:
         if overwrites:
             raise ValueError('mode: a stream cannot be overwritten; use mode("append"), or outputMode("append")')
-        # Drop the options that `register` takes from the session, because a sink does not use them.
+        # Leave out the options that `register` takes from the session, because a sink does not use them.
         sink_options = OptionReader(
             {name: value for name, value in self._all_options.items() if not name.lower().startswith("lease.")},
             ALL_SINKS,
@@ -143,8 +143,8 @@ class LeasedSource(DataSource):
         )
         sink_options.reject_options({"asyncProgressTrackingEnabled": ASYNC_UNSUPPORTED})
         identity = WriteIdentity.from_options(sink_options)
-        # Read the rest of Spark's own options, otherwise `reject_unknown` would reject them. Each option can be read
-        # only once, so the identity must have read its own before.
+        # Read the rest of Spark's own options. Otherwise, `reject_unknown` would reject them. Each option can be read
+        # only once, so `WriteIdentity` must read the options that it needs before this loop does.
         for option in SPARK_OPTIONS:
             sink_options.read_text(option.name)
         target = self.sink_target(sink_options)
@@ -159,12 +159,12 @@ class LeasedSource(DataSource):
         """Parse the options for reading. Raises ValueError, naming the option.
 
         Returns:
-            The source spec, the lease options, the stream for batches, and the bounds of the records to read. The
-            stream is None if the format does not support batches.
+            The source spec, the lease options, the location of the stream for batches, and the bounds of the records to
+            read. The location is None if the format does not support batches.
         """
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:  # noqa: ARG002  overrides use it
-        """Return the stream to write to. Raises ValueError, naming the option."""
+        """Return the stream to write to. Raises ValueError, naming the invalid option."""
         raise ValueError(f"format {self.FORMAT}: it does not support writing")
 
 
@@ -194,8 +194,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_planned: dict[str, Any] | None = None  # the end of the last batch that Spark planned
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # Executors call only `read`, which needs only its partition. Send them no options, because these may contain a
-        # secret.
+        # Executors call only `read`, which needs only its partition. Do not send the options to executors, because
+        # options may contain a secret.
         return make_recreator(type(self), {}), ()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
@@ -203,7 +203,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offset(Offset(stream=self._source_spec.stream))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """Return a limit on rows. Spark replaces it by `ReadAllAvailable` only under `trigger(once=True)`."""
+        """Return a limit on rows. Spark replaces this limit with `ReadAllAvailable` only under `trigger(once=True)`."""
         return ReadMaxRows(self._options.trigger_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
@@ -215,8 +215,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         """Return the end of the next batch, or `start` itself if there is no batch to plan.
 
-        Spark before 4.2 passes no arguments. In this case a batch starts at the end of the last batch that Spark
-        planned. If Spark did not plan the end that was returned last, the same end is returned again.
+        Spark before 4.2 passes no arguments. In this case, the batch starts at the end of the last batch that Spark
+        planned. If Spark has not planned a batch with the end that was returned last, the same end is returned again.
 
         Raises ValueError under `trigger(once=True)`.
         """
@@ -236,7 +236,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @raise_plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the tasks of a batch that this run has just planned or, after a restart, an earlier run has planned.
+        """Return the tasks of a batch that was planned by this run or, after a restart, by an earlier run.
 
         After a restart, Spark before 4.2 first passes the end of the last batch as both arguments. Such a batch has no
         tasks.
@@ -249,13 +249,16 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(run.make_partitions(run.rebase_offset(offset)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one task, on an executor. Spark may call this any number of times."""
+        """Return the rows of one task.
+
+        Spark calls this method on an executor, possibly several times for the same task.
+        """
         if not isinstance(partition, Rows):
             raise TypeError(f"{type(partition).__name__} is no partition of this source")
         return read_task_rows(partition)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
-        """Return the lag of each shard for `sources[].latestOffset` of the query's progress, or None before reading."""
+        """Return the lags of shards, which Spark shows as `sources[].latestOffset`, or None before the first batch."""
         return None if self._run is None else self._run.report_lags()
 
     @raise_plain_errors()
@@ -267,13 +270,14 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Release the leases and close everything."""
-        with self._stop_lock:  # two calls: Spark closes its channel, and also sends a signal
+        with self._stop_lock:  # `stop` is called twice: Spark closes its channel, and also sends a signal
             if self._run is not None and not self._stopped:
                 self._stopped = True
                 self._run.close()
 
     def _decode_offset(self, stored_offset: dict[str, Any]) -> Offset:
-        # Decoding the ranges of many shards is slow, and Spark passes a planned offset several times until it commits.
+        # Reuse the decoded offset, because decoding the ranges of many shards is slow, and Spark passes the same offset
+        # several times before it commits.
         return next(
             (offset for encoded, offset in self._recent_offsets if encoded == stored_offset), None
         ) or decode_offset(stored_offset)

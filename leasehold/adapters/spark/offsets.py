@@ -2,14 +2,14 @@
 
 The JSON is `{"v":1,"n":12,"s":"<stream>","i":"<incarnation>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`,
 where `from` is exclusive, `to` is inclusive, and "t" is the number of tasks. Older offsets may lack the stream ("s") or
-its incarnation ("i"). If there are many shards, the JSON is `{"v":2,…,"p":[…]}`, with the ranges packed into a short
-string, because Spark stores and shows every offset. Both forms can always be read, so that a checkpointLocation
-outlives the version that wrote it.
+its incarnation ("i"). If there are many shards, the JSON is `{"v":2,…,"p":[…]}`, in which the ranges are packed into a
+short string, because Spark stores and shows every offset. Later versions must be able to read both forms, so that a
+checkpointLocation stays valid after an upgrade.
 
 Rule 1: an end offset alone defines the contents of its batch. A replay needs neither the leases nor any state of the
 earlier run.
-Rule 2: equal offsets are encoded as equal strings, because Spark compares the strings. For this reason the keys are
-sorted. State that is valid only in one run is not stored, because the next run would use it.
+Rule 2: equal offsets are encoded as equal strings, because Spark compares the strings. To make them equal, the keys are
+sorted. State that is valid only within one run is not stored, because the next run would use it.
 Rule 3: this module uses no pyspark, no clock and no store.
 """
 
@@ -33,7 +33,7 @@ PACKED_RANGES_MIN = 64
 
 @frozen
 class Range:
-    """The records of one shard after `begins`, up to and including `ends`, owned under `epoch`."""
+    """The records of one shard after `begins`, up to and including `ends`, read under the lease's `epoch`."""
 
     begins: Position
     ends: Position
@@ -42,7 +42,8 @@ class Range:
     @property
     def is_empty(self) -> bool:
         """Whether the range contains no records."""
-        # Compare identity first, because an offset may have thousands of quiet shards, and comparing positions is slow.
+        # Compare the identities first, because an offset may have thousands of quiet shards, and comparing positions is
+        # slow.
         return self.begins is self.ends or self.begins == self.ends
 
     @cached_property
@@ -63,13 +64,13 @@ class Offset:
     """The end of one micro-batch.
 
     Attributes:
-        number: The sequential number of this offset within the query.
+        number: The number of this offset. A query numbers its offsets consecutively.
         ranges: Pairs of lease key and range, sorted by key.
         stream: The URL of the stream that was read; "" in an offset of the old form.
         tasks: The number of tasks over which the batch's rows are distributed. A repetition uses the same number,
             however many cores there are. It is 0 if the batch has no rows, or in an offset of the old form.
-        incarnation: Identifies the stream among all streams that were created under its name (L14); "" if the source
-            has no such identifier, or in an offset of the old form.
+        incarnation: An identifier that distinguishes the stream from all others that were created under the same name
+            (L14); "" if the source has no such identifier, or in an offset of the old form.
     """
 
     number: int = 0
@@ -85,7 +86,7 @@ class Offset:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys of its leases."""
+        """The keys of the leases whose shards are in this offset."""
         return frozenset(key for key, _ in self.ranges)
 
     def check_stream(self, stream: str) -> "Offset":
@@ -97,10 +98,10 @@ class Offset:
         return evolve(self, stream=stream or self.stream)
 
     def continue_on_stream(self, stream: str) -> "Offset":
-        """Return the offset from which a query of this stream continues.
+        """Return the offset from which a query over this stream continues.
 
         An offset without a stream name may belong to another stream, so the result leaves out shards that ended in it.
-        Otherwise shards of this stream with the same names would be treated as ended, although they were never read.
+        Otherwise, shards of this stream with the same names would be treated as ended, although they were never read.
         """
         named_offset = self.check_stream(stream)
         open_ranges = tuple(pair for pair in self.ranges if not pair[1].ends.ended)
@@ -120,8 +121,9 @@ class RangeStart:
     """The state of a held shard when a batch is planned.
 
     Attributes:
-        epoch: The fencing number of the ownership.
-        begins: Where the next range begins: the end of the last range, or where reading began.
+        epoch: The lease's epoch, which is the owner's fencing number.
+        begins: The beginning of the next range, which is the end of the last range or the position at which reading
+            began.
     """
 
     epoch: int
@@ -139,9 +141,9 @@ def advance_offset(
     The range of each held shard begins where its last range ended, and ends at its position in `ends`. Without such a
     position the range is empty.
 
-    A released shard is left out, and a shard that has ended is left out of the next batch. If the shard is among
-    `uncheckpointed`, it stays in the offset, because its lease does not contain its end position yet. After a restart,
-    only this offset contains the position.
+    A released shard is left out, and a shard that has ended is left out of the next batch. If such a shard is among
+    `uncheckpointed`, it stays in the offset, because its lease does not contain the end position yet. After a restart,
+    only this offset would contain that position.
 
     Without `ends` the result is a flush: an offset with a new number and no new rows. Planning it makes Spark commit
     the previous batch.
@@ -163,7 +165,8 @@ def advance_offset(
             and previous_range.begins is begin_position is previous_range.ends
             and previous_range.epoch == range_start.epoch
         ):
-            # Nothing has changed, so reuse the object and its cached strings. There may be thousands of quiet shards.
+            # Nothing has changed, so reuse the range and its cached strings. This saves time, because there may be
+            # thousands of quiet shards.
             ranges[key] = previous_range
         else:
             ranges[key] = Range(begin_position, begin_position, range_start.epoch)
@@ -176,9 +179,9 @@ def advance_offset(
 def find_resume_position(checkpoint: Position, previous_range: Range | None, *, delivered: bool) -> Position:
     """Return where to begin reading the shard of a lease that was acquired again.
 
-    The sink has all records before the checkpoint and before the previous range. If that range was `delivered`, the
-    sink has the records of the range, too. Therefore, no record is skipped if reading begins at the latest of these
-    positions, even if the lease table was recreated.
+    The sink has all records before the checkpoint and before the previous range. If the previous range was `delivered`,
+    the sink also has the records of that range. Therefore, no record is skipped if reading begins at the latest of
+    these positions, even if the lease table was recreated.
 
     Args:
         checkpoint: The lease's checkpoint.
@@ -200,12 +203,12 @@ def is_uncommitted(start: Offset, committed_number: int) -> bool:
 
 
 def divide_fairly(buffered_amounts: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Divide `limit` rows or bytes fairly among shards, given the amounts that are buffered for each."""
+    """Divide `limit` rows or bytes fairly among shards, given the amount that is buffered for each shard."""
     shares: dict[str, int] = {}
     remaining_amount = limit
     for index, (key, amount) in enumerate(sorted(buffered_amounts.items(), key=lambda pair: (pair[1], pair[0]))):
-        # Begin with the shard that has the least buffered, so that the unused part of its share is divided among the
-        # others.
+        # Begin with the shard that has the smallest amount buffered, so that the unused part of its share is divided
+        # among the others.
         shares[key] = min(amount, remaining_amount // (len(buffered_amounts) - index))
         remaining_amount -= shares[key]
     return shares
@@ -219,7 +222,8 @@ def encode_offset(offset: Offset) -> dict[str, Any]:
     optional_fields: dict[str, Any] = {"s": offset.stream} if offset.stream else {}
     optional_fields |= {"i": offset.incarnation} if offset.incarnation else {}
     optional_fields |= {"t": offset.tasks} if offset.tasks else {}
-    # A few ranges are stored as plain text, so that people can look up a query's progress in its checkpointLocation.
+    # If there are only a few ranges, store them as plain text, so that people can look up a query's progress in its
+    # checkpointLocation.
     if len(offset.ranges) < PACKED_RANGES_MIN:
         return {
             "v": READABLE_VERSION,
@@ -236,13 +240,16 @@ def encode_offset(offset: Offset) -> dict[str, Any]:
 
 
 def decode_offset(stored: object) -> Offset:
-    """Return the offset from its JSON value. Raises ValueError if another source or a later version wrote it."""
-    # Check the version first, because in a later version these fields may have another meaning.
+    """Return the offset that a JSON value represents.
+
+    Raises ValueError if another source or a later version of this one wrote the value.
+    """
+    # Check the version first, because the fields may have a different meaning in a later version.
     version = stored.get("v") if isinstance(stored, Mapping) else None
     if not isinstance(stored, Mapping) or version not in (
         READABLE_VERSION,
         PACKED_VERSION,
-    ):  # not a set: the value may be unhashable
+    ):  # a tuple, not a set, because the value may be unhashable
         raise ValueError(
             f"offset: version {version!r} was not written by this source; "
             "give the query a checkpointLocation of its own, and it continues at the checkpoints of the lease table"
@@ -280,7 +287,7 @@ def _format_position(position: Position) -> str:
 
 
 def _parse_position(text: str) -> Position:
-    # The token comes last because the source defines it, and it may contain a colon.
+    # The token comes last because the source defines its contents, which may include a colon.
     sequence, _, sub_and_token = text.partition(":")
     sub, _, token = sub_and_token.partition(":")
     return Position(sequence, int(sub or 0), token)
@@ -288,10 +295,10 @@ def _parse_position(text: str) -> Position:
 
 # The following functions pack many ranges into a short string.
 #
-# The sequence numbers of a stream share most of their digits. We turn rows into columns. Within a column, we write all
-# first characters, then all second characters, and so on, so that equal characters are adjacent and compress to almost
-# nothing. Sequence numbers are written in base 16, because Kinesis composes them of hexadecimal fields: the shard's
-# creation time, a counter, a time and the shard's number.
+# The sequence numbers of a stream share most of their digits. We turn the rows into columns. For each column, we write
+# the first characters of all its cells, then all second characters, and so on, so that equal characters are adjacent
+# and compress to almost nothing. Sequence numbers are written in base 16, because Kinesis composes them of hexadecimal
+# fields: the shard's creation time, a counter, a time and the shard's number.
 
 COMPRESSION_LEVEL = 1
 PADDING = "\0"
@@ -308,7 +315,7 @@ PackedRange = tuple[str, Position, Position, int]
 def pack_rows(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
     """Pack rows into a list that contains the number of rows, the width of each column, and one compressed string.
 
-    There must be at least one row. Each row consists of a key and its `pack_range`.
+    There must be at least one row. Each row consists of a lease key and the result of `pack_range`.
     """
     columns = tuple(zip(*rows, strict=True))
     widths = [max(map(len, column)) if any(column) else 0 for column in columns]
@@ -324,10 +331,10 @@ def pack_rows(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
 
 
 def unpack_rows(stored: Sequence[str | int]) -> Iterator[PackedRange]:
-    """Return the rows that were packed. Raises ValueError for a value that `pack_rows` did not make."""
+    """Return the rows that `pack_rows` packed. Raises ValueError for a value that `pack_rows` did not return."""
     count, *widths = map(int, stored[:-1])
     try:
-        # Limit the length, because a damaged string may decompress to any length.
+        # Limit the length, because a damaged string might otherwise decompress to a huge size.
         packed_text = (
             zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), PACKED_LENGTH_MAX).decode()
         )

@@ -1,8 +1,8 @@
 """Parses the options of a leased source before any connection is opened.
 
-Each option is declared once, as a `SparkOption` in a table: `ALL_SOURCES` here, and a table of its own for each source
-and sink. `OptionReader` reads the options by these tables, and `mkdocs_reference.py` generates the tables of
-docs/spark-options.md and docs/spark-writing.md from them.
+Each option is declared once, as a `SparkOption` in a table. `ALL_SOURCES` is the table for all sources, and each source
+and sink has another table of its own. `OptionReader` reads options as these tables declare them, and
+`mkdocs_reference.py` generates the tables of docs/spark-options.md and docs/spark-writing.md from them.
 
 Option names are compared in lower case, because Spark passes some of them in lower case. No `repr`, message or offset
 contains a secret.
@@ -27,7 +27,8 @@ log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 MIB = 1 << 20
 EMBEDDED_BYTES = 4 * MIB
-"""The maximum size of a batch whose rows are embedded in tasks. It is small: such rows pass through the driver."""
+"""The maximum size of a batch whose rows are embedded in tasks. It is small, because embedded rows pass through the
+driver."""
 
 
 @frozen
@@ -35,18 +36,18 @@ class SparkOption:
     """The declaration of an option.
 
     Attributes:
-        name: Its name, in the case that the reference shows.
+        name: The option's name, in the case that the reference shows.
         help: The effect of the option. Begins with a verb in the imperative.
-        default: The value that applies if the option is left out; None if there is no such value.
-        required: The advice in the error if the option is missing; "" if it may be left out.
-        minimum: The minimum of a whole number.
-        maximum: The maximum of a whole number.
+        default: The value that is used if the option is left out; None if there is no default.
+        required: If the option must not be left out, the advice in the error for a missing option; otherwise "".
+        minimum: The smallest allowed value, if the value is a whole number.
+        maximum: The largest allowed value, if the value is a whole number.
         choices: All allowed values, if the option has a fixed set of them.
         values: A description of the allowed values; "" if the limits or `choices` show them.
-        unset: What applies if the option is left out, in words; "" if `default` shows it.
+        unset: A description of the value that is used if the option is left out; "" if `default` shows the value.
         page: The page of docs/ with the details, with an anchor if needed.
-        in_docs: Whether the reference lists it. It omits the options that belong to Spark, and those of other
-            connectors that are read in order to reject them.
+        in_docs: Whether the reference lists the option. The reference omits Spark's own options, and the options of
+            other connectors that are read only so that they can be rejected.
     """
 
     name: str
@@ -189,11 +190,11 @@ ALL_SOURCES = (
 
 
 class OptionReader:
-    """Reads options by name, ignoring case, as their tables declare them. Each option is read once.
+    """Reads options by name, ignoring case, as their tables declare them. Each option can be read only once.
 
     Args:
-        options: The options that the user and Spark give.
-        tables: The options that exist. A later table overrides an earlier one.
+        options: The options that were set by the user and by Spark.
+        tables: The tables of declared options. If two tables declare the same option, the later one applies.
     """
 
     def __init__(self, options: Mapping[str, str], *tables: Iterable[SparkOption]) -> None:
@@ -212,12 +213,15 @@ class OptionReader:
         return str(option.default or "") if option_value is None else option_value
 
     def read_number(self, name: str) -> int:
-        """Return the value of a whole-number option within its limits, or its default, which it must have."""
+        """Return the value of a whole-number option, or its default. The option must have a default."""
         number = self.read_optional_number(name)
         return cast("int", self._declared[name].default) if number is None else number
 
     def read_optional_number(self, name: str) -> int | None:
-        """Return a whole number within the limits of the option, or None if it is left out."""
+        """Return the value of a whole-number option, or None if it is left out.
+
+        Raises ValueError if the value is not a whole number within the option's limits.
+        """
         option, option_text = self._declared[name], self._take(name)
         if option_text is None:
             return None
@@ -242,7 +246,8 @@ class OptionReader:
     def _take(self, name: str) -> str | None:
         # Spark ignores the case of option names, and passes some of them in lower case.
         option_value = self._unread.pop(name.lower(), None)
-        # An empty value usually comes from an unset environment variable. Using the default would hide the mistake.
+        # Reject an empty value, which usually comes from an unset environment variable. Using the default instead would
+        # hide the mistake.
         if option_value is not None and not option_value.strip():
             raise ValueError(f"option {name}: it is empty; leave it out, or give a value")
         return None if option_value is None else option_value.strip()
@@ -276,7 +281,7 @@ class OptionReader:
 
 @frozen
 class Address:
-    """Where tasks reach the process that has their rows.
+    """The address at which tasks connect to the process that has their rows.
 
     Attributes:
         host: The host name that tasks use.
@@ -295,21 +300,22 @@ class LeaseOptions:
 
     Attributes:
         store: The URL of the lease table; "" if none is named.
-        create: Whether to create the table if there is none.
-        worker: The part of this worker's id before the last "-".
+        create: Whether to create the lease table if it does not exist.
+        worker_id_prefix: The part of the worker's id before the last "-".
         config: The rules, durations and limits of the group.
-        flush: Whether to plan an empty batch when no rows arrive, so that Spark commits the previous batch.
-        fetch: Where tasks fetch rows, or None to embed rows in tasks.
-        spool_folder: Where to keep rows on disk until tasks fetch them; "" for the system's default.
+        flushes_when_idle: Whether an empty batch is planned when no rows arrive, so that Spark commits the previous
+            batch.
+        fetch_address: The address from which tasks fetch rows, or None to embed rows in tasks.
+        spool_folder: The folder for rows that are kept on disk until tasks fetch them; "" for the system's default.
         buffer_rows: The maximum number of rows to read ahead.
         buffer_bytes: The maximum number of bytes to read ahead.
         trigger_rows: The maximum number of rows in one batch.
         trigger_bytes: The maximum number of bytes in one batch.
-        cores: The cores of the whole session.
+        cores: The number of cores of the whole session.
         shards_per_task: The number of shards per task; 0 for the number of shards divided by the cores, rounded up.
-        if_recreated: Where to restart the leases if the stream was recreated under the same name; None to end the
-            query.
-        linger_seconds: How long a batch may wait for more rows while shards are behind.
+        if_recreated: The position at which all leases begin again if the stream was deleted and recreated under the
+            same name; None to end the query instead.
+        linger_seconds: The maximum time, in seconds, that a batch waits for more rows while shards are behind.
     """
 
     store: str = field(repr=False)
@@ -330,26 +336,30 @@ class LeaseOptions:
 
     @property
     def worker_id(self) -> str:
-        """A new worker id at each access. Two runs with the same id would renew each other's leases."""
+        """A new worker id at each access, because two runs with the same id would renew each other's leases."""
         return f"{self.worker}-{os.getpid()}x{uuid4().hex[:8]}"
 
     def count_tasks(self, shards: int) -> int:
-        """Return the number of tasks for `shards` shards. A task costs as much as reading thousands of rows."""
+        """Return the number of tasks for `shards` shards.
+
+        Several shards may share a task, because a task costs as much as reading thousands of rows.
+        """
         # By default make at most one task per core, because further tasks would have to wait for a free core.
         shards_per_task = self.shards_per_task or -(-shards // self.cores)
         return -(-shards // shards_per_task) if shards else 0
 
 
 def parse_lease_options(opts: OptionReader, store: str, position: Mapping[str, Any], rows: str) -> LeaseOptions:
-    """Return the options of the group. Raises ValueError, naming the option.
+    """Parse the options for how a query takes part in its group. Raises ValueError, naming the option.
 
     Args:
         opts: All options.
         store: The URL to use if `lease.store` is left out; "" if there is no such default.
-        position: `initial_position` and `timestamp_ms`, as in a configuration.
+        position: The fields `initial_position` and, if needed, `timestamp_ms` of a configuration.
         rows: The name that this source uses for the option that limits the rows of a batch.
     """
-    # `register` sets this option for the session, except for a client of Spark Connect, which uses the default.
+    # `register` sets `lease.cores` for the session. For a client of Spark Connect it does not, so the number of this
+    # machine's CPUs is used.
     core_count = opts.read_optional_number("lease.cores") or os.cpu_count() or 1
     store_url = opts.read_text("lease.store") or store
     if store_url.startswith("memory:"):
@@ -399,8 +409,8 @@ def _parse_config(opts: OptionReader, position: Mapping[str, Any], cores: int) -
     if warning := check_duration(SETTING_LIMITS["lease_seconds"], duration_ms / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
     rules_name = opts.read_choice("lease.rules")
-    # Limit the leases to a fixed number, or to a number per core, so that a large cluster takes more than a laptop
-    # (M7).
+    # The limit is a fixed number of leases, or a number per core. With a number per core, a large cluster takes more
+    # leases than a laptop (M7).
     limit, per_core = opts.read_optional_number("lease.maxLeases"), opts.read_optional_number("lease.maxLeasesPerCore")
     if limit and per_core:
         raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
@@ -408,7 +418,7 @@ def _parse_config(opts: OptionReader, position: Mapping[str, Any], cores: int) -
         "max_leases": per_core * cores if per_core else limit,
         "max_steals": opts.read_optional_number("lease.maxLeasesToSteal"),
     }
-    # Leave out options that are not set. The configuration has defaults for them, and does not accept null.
+    # Leave out limits that are not set, because the configuration has its own defaults and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules_name, "lease_seconds": duration_ms / 1000, **position}
     try:
@@ -433,8 +443,8 @@ def parse_start(
         text: The value of the option.
         oldest_words: The words that mean "start at the oldest record".
         newest_words: The words that mean "start after the newest record".
-        timestamp: The part of the value that contains the time in milliseconds since 1970; "" if it is not a time.
-        time_form: How to write a time, for the error.
+        timestamp: The time in milliseconds since 1970, if the option's value is a time; otherwise "".
+        time_form: How to write a time. The error message shows it.
     """
     if timestamp:
         timestamp_ms = parse_decimal(timestamp, 2**53)

@@ -18,14 +18,15 @@ log = make_safe_logger(logging.getLogger("leasehold.spark"))
 START_ATTEMPTS = 5
 STATUS_POLL_SECONDS = 0.2
 START_TIMEOUT = "failed to connect back"
-"""Part of Spark's error message if a Python process did not start in time."""
+"""A part of Spark's error message after a Python process did not start in time."""
 
 
 def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Call `start` to start a query, and return the query once its source is open.
 
-    Spark gives each Python process ten seconds to start, and this limit cannot be changed. If the machine is too busy,
-    loading the source fails or the query ends. Then `start` is called again, up to `START_ATTEMPTS` times in total.
+    Spark gives each Python process ten seconds to start, and this limit cannot be changed. If the machine is so busy
+    that a process needs longer, loading the source fails or the query ends. In that case, `start` is called again, up
+    to `START_ATTEMPTS` times in total.
     """
     for retries in reversed(range(START_ATTEMPTS)):
         try:
@@ -33,7 +34,7 @@ def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
             while query.isActive and query.status["message"].startswith("Initializing"):
                 time.sleep(STATUS_POLL_SECONDS)
             has_timed_out = START_TIMEOUT in str(query.exception())
-        except Exception as fault:  # Spark's own, or Java's
+        except Exception as fault:  # raised by Spark or by Java code
             if not retries or START_TIMEOUT not in limited_error_text(fault):
                 raise
             has_timed_out = True
@@ -64,7 +65,7 @@ def open_session(name: str) -> SparkSession:
     A session on this machine logs no errors, because the caller reports them.
 
     Args:
-        name: The name of the application.
+        name: The name of the Spark application.
 
     Raises:
         ServiceError: No Java was found to start the session with.
@@ -72,7 +73,7 @@ def open_session(name: str) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     if not any(variable in os.environ for variable in SUBMIT_VARIABLES):
         os.environ["JAVA_HOME"] = str(find_java_home())
-        # By default Spark's workers run the first `python3` on the PATH, which may lack this package.
+        # By default, Spark's workers run the first `python3` on the PATH, which may not have this package installed.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.config(map={**LOCAL_SETTINGS, "spark.log.level": "FATAL"})
     spark = builder.getOrCreate()
@@ -81,7 +82,7 @@ def open_session(name: str) -> SparkSession:
 
 
 def build_session_at(master: str, name: str) -> SparkSession:
-    """Return a session of the cluster at the address `master` (`local[*]` for this machine).
+    """Return a session on the cluster at the address `master` (`local[*]` for this machine).
 
     Raises ServiceError if no Java was found.
     """

@@ -1,23 +1,24 @@
 """Reads one held shard ahead of Spark into a bounded buffer, and writes its checkpoint once Spark has committed.
 
-`ShardPrefetcher` is the consumer of a `LeaseReader`. The runner calls the steps of that reader in its own threads, one
-step of a shard at a time. Spark's main thread inspects the buffer (`range_start`, `buffered_rows_and_bytes`), takes
-rows out of it (`take_rows`), and reports what Spark has committed (`commit`). One condition in `ReadAheadState` guards
-the state that both threads use. The source returns Arrow rows, which can be cut at any row without copying.
-`SourceColumns` returns the position of any row.
+`ShardPrefetcher` is the consumer of a `LeaseReader`. The runner calls the reader's steps in its own threads, but never
+two steps of the same shard at a time. Spark's main thread inspects the buffer (`range_start`,
+`buffered_rows_and_bytes`), takes rows out of it (`take_rows`), and reports what Spark has committed (`commit`). One
+condition in `ReadAheadState` guards the state that both threads use. The source returns Arrow rows, which can be cut at
+any row without copying. `SourceColumns` returns the position of any row.
 
 Rule 1: a step reads at most once, and only if the buffer has room, so memory stays bounded while a sink is blocked.
-Rule 2: the checkpoint moves only to a position that Spark has committed, however many rows were read ahead.
-Rule 3: a shard that another worker requests is released once Spark has committed the rows that it has taken, so that no
-row is processed twice. If the query ends or the lease is stolen, the shard is released immediately.
-Rule 4: a position that Spark committed in an earlier run is written only after this run has read the shard, because it
-may belong to another stream.
-Rule 5: rows that were read are either buffered or read again. No row is read or planned once the lease has expired by
-our own clock.
+Rule 2: the checkpoint moves only to a position that Spark has committed, no matter how many rows were read ahead.
+Rule 3: if another worker requests a shard, the shard is released once Spark has committed the rows that it took from
+the buffer, so that no row is processed twice. If the query ends or the lease is stolen, the shard is released
+immediately.
+Rule 4: a position that Spark committed in an earlier run is written only after this run has read the shard, because the
+position may belong to another stream.
+Rule 5: rows that were read are either buffered or read again. Once the lease has expired by our own clock, no more rows
+are read or planned.
 
-In terms of the cursor (`consumer/cursor.py`), rows that Spark has taken count as delivered, and rows that it has
-committed count as acknowledged. After a restart, `delivered` may begin before the shard's checkpoint, if the batch that
-the query planned last was not committed.
+In terms of the cursor (`consumer/cursor.py`), rows that Spark has taken count as delivered, and rows that Spark has
+committed count as acknowledged. After a restart, the cursor's `delivered` position may lie before the shard's
+checkpoint if the last batch that the query planned was not committed.
 """
 
 import logging
@@ -62,8 +63,8 @@ class ReadAheadPace:
 
 COMMIT_POLL_SECONDS, ROOM_POLL_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
 BEHIND_SECONDS = 1.0
-"""A batch waits for a shard only if the shard is at least this far behind its tip. The limit is not zero because some
-sources report the age of the last record as their lag."""
+"""A batch waits for a shard only if the shard is at least this far behind. The limit is not zero, because some sources
+report the age of the last record as the lag."""
 
 
 @define
@@ -75,12 +76,13 @@ class ReadAheadState:
         changed: The condition that guards the state.
         resume: Returns where to begin reading the shard of a lease, given the lease's checkpoint.
         committed: Returns the position up to which Spark has committed a lease's shard, or None.
-        ending: Whether the query ends, so that all leases must be released now.
-        only_now: Whether to stop at the records that exist when reading begins (AvailableNow).
-        held_count: How many shards are held.
-        measure: Called with each response, to count it in the metrics.
-        answered_reads: How many reads the source has answered, including empty responses.
-        undecided_count: The number of rows that may be duplicates from a Spark sink, although we could not confirm it.
+        ending: Whether the query is ending. If so, all leases must be released without waiting for a commit.
+        only_now: Whether to read only the records that exist when reading begins (AvailableNow).
+        held_count: The number of shards that are held.
+        measure: Called with each response to count it in the metrics.
+        answered_reads: The number of reads that the source has answered, including empty responses.
+        undecided_count: The number of rows from a Spark sink for which we could not determine whether they are
+            duplicates.
         read_keys: The keys of the shards that this run has read successfully.
         closed: Returns the shards that are known to be closed.
     """
@@ -119,15 +121,15 @@ class ShardPrefetcher(ConsumerPort):
         self.shard = HeldShard(worker, holding, "commits")
         self.holding, self._worker, self._state, self._cursor = holding, worker, self.shard.state, self.shard.cursor
         self.key, self._shared_tables, self._on_finished = holding.key, shared, on_finished
-        self._behind = False  # whether the last response was at least BEHIND_SECONDS behind the tip
+        self._behind = False  # whether the last response was at least BEHIND_SECONDS behind
         self._buffer = RowBuffer(shared.pace.columns)
-        self._range_start: RangeStart | None = None  # caches the value of `range_start`
-        self._uncheckpointed: Position | None = None  # committed by Spark, not yet written
+        self._range_start: RangeStart | None = None  # the cached value of `range_start`
+        self._uncheckpointed: Position | None = None  # committed by Spark, but not written to the lease yet
         self._has_taken_rows = False
-        self._read_at = -math.inf  # when the read under way began
+        self._read_at = -math.inf  # the time at which the current read began
         self._tip = ShardTip(holding.key)
 
-    # The following methods are for planning batches. Hold `shared.changed` when you call them
+    # The following methods are for planning batches. The caller must hold `shared.changed`
 
     @property
     def is_opened(self) -> bool:
@@ -136,7 +138,7 @@ class ShardPrefetcher(ConsumerPort):
 
     @property
     def range_start(self) -> RangeStart | None:
-        """Where the shard's next range begins, or None if no batch may contain rows of the shard now."""
+        """The beginning of the shard's next range, or None if no batch may contain rows of the shard now."""
         if not self.is_opened or self.holding.lost.is_set() or self.holding.releasing or self.holding.expired:
             return None
         if self._range_start is None or self._range_start.begins is not self._cursor.delivered:
@@ -146,13 +148,13 @@ class ShardPrefetcher(ConsumerPort):
     @property
     def buffered_rows_and_bytes(self) -> tuple[int, int]:
         """The number of rows and bytes read ahead."""
-        # A position without rows counts as one row. Otherwise no batch would contain it, so it would never be
-        # committed, and the dropped records before it would be read again after each start.
+        # A position without rows counts as one row. Otherwise, no batch would contain the position, so it would never
+        # be committed, and the dropped records before it would be read again after each start.
         return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are more records to read, and room for them."""
+        """Whether there are more records to read and the buffer has room for them."""
         return self._behind and not self._tip.reached and not self._is_full
 
     @property
@@ -177,11 +179,11 @@ class ShardPrefetcher(ConsumerPort):
         )
 
     def take_rows(self, max_rows: int, max_bytes: int) -> RowChunk | None:
-        """Remove and return the next rows: at most `max_rows` rows, and at most `max_bytes`."""
+        """Remove and return the next rows from the buffer, at most `max_rows` rows and at most `max_bytes` bytes."""
         chunk = self._buffer.take_rows(max_rows, max_bytes)
         if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
-            # From now on a hand-off waits for a commit, otherwise the next owner would deliver these rows again.
+            # From now on, a hand-off must wait for a commit. Otherwise, the next owner would deliver these rows again.
             self._has_taken_rows = True
         return chunk
 
@@ -196,13 +198,12 @@ class ShardPrefetcher(ConsumerPort):
         holding, cursor = self.holding, self._cursor
         if not holding.lost.is_set() and (committed := self._writable_position) is not None:
             cursor.consumer_acknowledged(committed)
-            self._forget_checkpointed_position()  # the lease may already contain this position
+            self._forget_checkpointed_position()  # the lease may already have a checkpoint at this position
         is_releasing = holding.releasing
         return Ready(
-            can_deliver=False,  # Spark takes rows itself (`take_rows`)
+            can_deliver=False,  # no rows are delivered here, because Spark's thread takes them (`take_rows`)
             can_read=not (is_releasing or self._is_blocked(now)),
-            # Do not wait for rows that an earlier run has planned but not committed, because this run may never plan
-            # them.
+            # Do not wait for rows that an earlier run planned but did not commit, because this run may never plan them.
             awaits_commit=self._has_taken_rows and cursor.has_unacknowledged and not self._shared_tables.ending,
             next_poll_seconds=COMMIT_POLL_SECONDS if is_releasing else ROOM_POLL_SECONDS,
         )
@@ -222,7 +223,7 @@ class ShardPrefetcher(ConsumerPort):
     def _forget_checkpointed_position(self) -> None:
         """Forget the position committed by Spark if the lease now contains it."""
         with self._shared_tables.changed:
-            # Compare the positions first, because Spark may have committed a later one while the write was under way.
+            # Compare the positions first, because Spark may have committed a later position during the write.
             if self._uncheckpointed is not None and self._uncheckpointed.order <= self._cursor.committed.order:
                 self._uncheckpointed = None
             self._shared_tables.changed.notify_all()
@@ -233,11 +234,11 @@ class ShardPrefetcher(ConsumerPort):
         query_position = self._shared_tables.resume(self.holding, lease.checkpoint)
         if query_position == lease.checkpoint:
             lease_start = stored()
-            # A position's token is opaque data of its source. Prefer the token of the query's own position: it exists
-            # even if the leases of the shard's parents are gone.
+            # A position's token is opaque data from the source. Prefer the token of the query's own position, because
+            # the query has it even if the leases of the shard's parents are gone.
             return None if lease_start is None else evolve(lease_start, token=query_position.token or lease_start.token)
-        # If the lease's row was recreated, do not use its checkpoint. LATEST, for example, would skip the records since
-        # the last batch.
+        # Do not use the lease's checkpoint, because the lease's row may have been recreated. A checkpoint at LATEST,
+        # for example, would skip the records since the last batch.
         log.info(
             "shard %s: its lease has checkpoint %s, but this query continues after %s",
             self.key,
@@ -251,20 +252,23 @@ class ShardPrefetcher(ConsumerPort):
             self._cursor.begun_at(start)
             self._state.reading_begun()
             self._tip.last_record_at = now
-            # While another worker held the lease, Spark may have committed a later position. Remember it, to write it
-            # once rule 4 allows.
+            # Spark may have committed a position while another worker held the lease. Remember this position, so that
+            # it is written as soon as rule 4 allows.
             committed_position = self._shared_tables.committed(self.key)
             self._uncheckpointed = (
                 None if committed_position is None or committed_position.order > start.order else committed_position
             )
             self._shared_tables.changed.notify_all()
-        if start.ended:  # the query has read the shard to its end, so only SHARD_END is left to write
+        if start.ended:  # the query has read the shard to its end, so only SHARD_END remains to be written
             self.holding.progress.expect_no_response()
         else:
             self.shard.reader.open()
 
     def reserve_memory(self, now: float) -> float | None:
-        """Return None if the reader may read now, or when to check again if an AvailableNow query has caught up."""
+        """Return None if the reader may read now.
+
+        If an AvailableNow query has caught up with the shard, return the time of the next check instead.
+        """
         if self._shared_tables.only_now and self._tip.target is None:
             # Request the tip once the shard is opened. Records that arrive from now on are for the next run.
             self._tip.set_target(self._worker.source.latest(self.holding.lease), now)
@@ -277,8 +281,8 @@ class ShardPrefetcher(ConsumerPort):
 
     def keep(self, batch: Batch) -> None:
         now, chunk = self._read_at, make_chunk(self._shared_tables.pace.columns, self.holding.lease, batch)
-        # Update the position and the rows under one lock. Otherwise, a batch planned in between would skip or repeat
-        # rows.
+        # Update the position and the buffered rows under one lock. Otherwise, a batch that is planned in between would
+        # skip or repeat rows.
         with self._shared_tables.changed:
             if chunk is not None:
                 self._buffer.append_chunk(chunk)
@@ -297,8 +301,8 @@ class ShardPrefetcher(ConsumerPort):
         self._state.source_responded(batch)
         self.holding.throughput.add(batch.size, now)
         self._shared_tables.measure(self.holding, batch)
-        # Keep the interval between the starts of two reads even if the response allows the next read earlier, because
-        # the service limits the requests for a shard, and all readers of the shard share that limit.
+        # Keep the minimum interval between the starts of two reads even if the response allows an earlier read. The
+        # service limits the requests for a shard, and all readers of the shard share that limit.
         return max(now + self._shared_tables.pace.interval_seconds, self._worker.clock() + batch.wait_seconds)
 
     def _update_tip(self, now: float, *, behind_seconds: float | None) -> None:
@@ -306,7 +310,7 @@ class ShardPrefetcher(ConsumerPort):
         if self._tip.update_read_position(
             self._cursor.read, now, behind_seconds, is_closed=self.holding.lease.shard in self._shared_tables.closed()
         ):
-            self._shared_tables.read_keys.add(self.key)  # rule 4: the position is one of this stream
+            self._shared_tables.read_keys.add(self.key)  # rule 4: the position belongs to this stream
 
     @property
     def _is_full(self) -> bool:
@@ -316,15 +320,16 @@ class ShardPrefetcher(ConsumerPort):
         return self._buffer.count >= rows or self._buffer.bytes >= size
 
     def _is_blocked(self, now: float) -> bool:
-        """Return whether the buffer is full, so that Spark must take rows before more are read."""
+        """Return whether the buffer is full. If so, no more rows are read until Spark has taken some."""
         if not self._is_full:
             return False
         self.holding.progress.excused("what was read ahead waits for the query", now)
-        self.holding.throughput.rest(now)  # otherwise a blocked query would look idle, and get more leases
+        self.holding.throughput.rest(now)  # otherwise a blocked query would look idle and get more leases
         return True
 
     def close_shard(self, happening: ShardEvent) -> None:  # noqa: ARG002  Spark has no observer
-        # Close the connection before notifying, because the shard's next owner may be unable to read while it is open.
+        # Close the reader's connection before notifying others, because the shard's next owner may be unable to read
+        # while the connection is open.
         self.shard.reader.close()
         with self._shared_tables.changed:
             self._on_finished(self)

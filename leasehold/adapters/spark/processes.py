@@ -1,7 +1,8 @@
 """Sets up the Python processes that Spark starts for a source, so that they log to the driver's log and end cleanly.
 
-By itself, Spark configures no logging in these processes, does not end them cleanly, and reports their errors as its
-own. The source-runner process plans a query's batches. Tasks run on executors, where this package may be missing.
+By itself, Spark configures no logging in these processes, does not end them cleanly, and reports their errors as if
+they were its own. The source-runner process plans the batches of a query. Tasks run in processes on executors, where
+this package may be missing.
 """
 
 import logging
@@ -23,18 +24,19 @@ from leasehold.stores.printable import error_summary, make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
-"""Environment variable that Spark checks when an error has ended one of its Python processes."""
+"""The environment variable that Spark checks when an error has ended one of its Python processes. If it is "1", Spark
+hides the traceback."""
 
 SIGNALS = 64
-"""The number of signals to read at a time. Each signal is one byte."""
+"""The maximum number of signals to read at a time. Each signal is one byte."""
 
 
 @contextmanager
 def raise_plain_errors() -> Iterator[None]:
-    """Make Spark report errors that users can understand in one sentence, without tracebacks.
+    """Make Spark report the errors that users can fix without a traceback.
 
-    This changes an environment variable of the process. Later errors are not affected, because this error ends the
-    process.
+    If such an error is raised, an environment variable of the process is changed. This does not affect later errors,
+    because the error ends the process.
     """
     try:
         yield
@@ -44,7 +46,7 @@ def raise_plain_errors() -> Iterator[None]:
 
 
 def set_up_logging() -> None:
-    """Send warnings, and the events of the query's leases, to the driver's log."""
+    """Log warnings and the events of the query's leases, so that they appear in the driver's log."""
     # Spark configures no logging in this process. If the user has configured logging, leave it unchanged.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log.logger.level == logging.NOTSET:
@@ -55,14 +57,14 @@ def end_on_signal(stop: Callable[[], None]) -> None:
     """On SIGTERM (which Spark may send twice) or Ctrl-C, call `stop` and then end the process.
 
     `stop` is called in a separate thread. Spark closes its channel just before it sends the signal, so the main thread
-    may already be releasing leases. An exception raised in the main thread could interrupt the releases, or leave a
-    lock held that they need.
+    may already be releasing leases. If an exception were raised in the main thread, it could interrupt a release, or
+    leave a lock held that other releases need.
     """
     signal_numbers = {
         number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN
     }
     reading_end, writing_end = socket.socketpair()
-    writing_end.setblocking(False)  # `set_wakeup_fd` requires this
+    writing_end.setblocking(False)  # `set_wakeup_fd` requires a nonblocking socket
     for number in signal_numbers:
         replace_handler(number, lambda _number, _frame: None)
     signal.set_wakeup_fd(writing_end.fileno(), warn_on_full_buffer=False)
@@ -84,20 +86,21 @@ def end_on_signal(stop: Callable[[], None]) -> None:
 
 
 def make_recreator(recreated_class: type, state: dict[str, Any]) -> Callable[[], object]:
-    """Return a function that recreates an object in another process.
+    """Return a function that recreates an object of this class in another process.
 
-    If the other process's Python lacks a package, the function raises ImportError with its name and a remedy. It is
-    nested because Spark pickles nested functions by value, so the other process need not import this module.
+    If the Python of the other process lacks a package, the function raises an ImportError that names the package and a
+    remedy. The function is nested because Spark pickles nested functions by value, so that the other process need not
+    import this module.
     """
     pickled_state = dumps((recreated_class, state))  # type: ignore[no-untyped-call]  # Spark's
     package_root = str(Path(__file__).parents[3])
 
     def recreate() -> object:
-        import os  # noqa: PLC0415  the function cannot use imports of this module
+        import os  # noqa: PLC0415  the function cannot use this module's imports
         import pickle  # noqa: PLC0415  likewise
         import sys  # noqa: PLC0415  likewise
 
-        # In the processes of a query's source and sink, Spark does not add files from --py-files to the path.
+        # In the processes of a query's source and sink, Spark does not add the files from --py-files to Python's path.
         if os.path.isfile(package_root) and package_root not in sys.path:  # noqa: PTH113  the driver imported this package from a zip file
             sys.path.append(package_root)
         try:

@@ -1,8 +1,9 @@
 """Plans the batches of one run of a query, and writes their ends to the leases once Spark has committed them.
 
-Spark's reader (`leased_source`) calls a `QueryRun` in the source-runner process, one call at a time. The run joins the
-group when the first batch is planned. The package's docstring lists the events of a batch and explains why no record is
-skipped. The methods `join_group`, `plan_batch`, `make_partitions` and `commit` follow that order.
+Spark's reader (`leased_source`) calls the methods of a `QueryRun` in the source-runner process, one at a time. The run
+joins the group when the first batch is planned. The package's docstring lists the events of a batch in order and
+explains why no record is skipped. The methods `join_group`, `plan_batch`, `make_partitions` and `commit` are called in
+the order of these events.
 """
 
 import logging
@@ -44,12 +45,13 @@ from leasehold.stores.protocol import Store
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 OpenStore = Callable[..., Store]
-"""The type of a function that opens the lease table. For a query over a slice (a time range), it returns a wrapped
-store."""
+"""The type of a function that opens the lease table. For a query over a slice (a time range), the function returns a
+wrapped store."""
 
 ROW_WAIT_SECONDS, AVAILABLE_NOW_WAIT_SECONDS = 0.1, 0.3
 REPORTED_SHARDS = 50
-"""The maximum number of shards in a report. Those furthest behind come first."""
+"""The maximum number of shards in a report of lags. If there are more, the shards that are furthest behind are
+reported."""
 MAX_RETRY_SECONDS = 10.0
 """The longest wait between two attempts to determine which incarnation of the stream a run reads."""
 CATCH_UP_SECONDS = 20.0
@@ -81,8 +83,8 @@ class QueryRun:
         trigger_bytes = options.trigger_bytes
         self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
         self._source = source_spec.open()
-        # Open this table by its own URL, even during a swap of tables. A swap raises the epochs of leases, and a replay
-        # compares epochs.
+        # Open the lease table by its own URL, even while leases are being swapped to another table. A swap raises the
+        # epochs of leases, and a replay compares epochs.
         self._store = open_lease_table(open_store, options.store, self._source, create=options.create)
         self._replay_source = self._source if source_spec.open_for_replay is None else source_spec.open_for_replay()
         self._replay_context = ReplayContext(
@@ -108,7 +110,7 @@ class QueryRun:
         self._watchdog = Watchdog(options.config.lease_seconds)
         self._joined = False
         self._incarnation: str | None = None  # None until it is known; a run reads only one incarnation of its stream
-        self._default_incarnation: str | None = None  # the incarnation of offsets that name none
+        self._default_incarnation: str | None = None  # the incarnation to which offsets without one belong
         self._restarted = False
         self._plans: dict[int, BatchPlan] = {}
         self._partitions: dict[int, Sequence[Rows]] = {}
@@ -123,12 +125,14 @@ class QueryRun:
     def rebase_offset(self, offset: Offset) -> Offset:
         """Rebase the offset on the current stream. If the stream was recreated, drop its ranges.
 
-        Raises SourceError if the offset is of another stream, or of a former incarnation without `lease.ifRecreated`.
+        Raises SourceError if the offset belongs to another stream, or if it belongs to a former incarnation and
+        `lease.ifRecreated` is not set.
         """
         current_incarnation, former_incarnation = self._determine_incarnation(), offset.incarnation
         if current_incarnation and not former_incarnation:
-            # An offset of the old form belongs to the incarnation that its leases have as an annotation, or to the
-            # current one. Cache it: the annotations change when the leases start over, but the offsets do not.
+            # An offset of the old form belongs to the incarnation with which its leases are annotated, or to the
+            # current one. Cache this incarnation, because the annotations change when the leases start over, but the
+            # offsets do not.
             if self._default_incarnation is None and offset.keys:
                 incarnations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
                 self._default_incarnation = next(
@@ -141,7 +145,8 @@ class QueryRun:
                 )
             former_incarnation = self._default_incarnation or current_incarnation
         if current_incarnation in {"", former_incarnation}:
-            # Return the same offset if possible, because creating one sorts its ranges, perhaps thousands of them.
+            # Return the same offset if possible, because creating a new one would sort its ranges, perhaps thousands of
+            # them.
             return (
                 offset if offset.incarnation == former_incarnation else evolve(offset, incarnation=former_incarnation)
             )
@@ -177,8 +182,8 @@ class QueryRun:
             except SourceUnavailable as fault:
                 if not backoff.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
-                # An AvailableNow query must not wait forever. Any other query may wait, so pass the watchdog a value
-                # that always changes, which counts as progress.
+                # An AvailableNow query must not wait forever. Any other query may, so pass the watchdog a value that
+                # always changes. The watchdog counts a change as progress.
                 self._watchdog.check_progress(
                     {"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns()
                 )
@@ -191,9 +196,10 @@ class QueryRun:
         """Join the group as a worker, unless the run has joined already.
 
         Args:
-            start: The offset at which this query continues. If this run does not repeat the batch that ends there, the
-                sink has that batch.
-            repeated_keys: If this run repeats that batch, the keys of the shards whose rows it could read again.
+            start: The offset at which this query continues. If this run does not repeat the batch that ends at `start`,
+                the sink has that batch.
+            repeated_keys: If this run repeats the batch that ends at `start`, the keys of the shards whose rows could
+                be read again; otherwise None.
         """
         if self._joined:
             return
@@ -217,8 +223,8 @@ class QueryRun:
     def plan_batch(self, start: Offset, limit: ReadLimit) -> Offset | None:
         """Return the end of the batch after `start`, or None if there is none. Repeated calls return the same end."""
         self._loop.raise_fault()
-        # If this batch is already planned, return that plan. Spark may call twice after an error of its own, and the
-        # rows of the plan are no longer in the buffers.
+        # If the next batch is already planned, return the end of that plan. Spark may call twice after an error of its
+        # own, and the rows of the plan are no longer in the buffers.
         earlier_plan = self._plans.get(start.number + 1)
         if earlier_plan is not None and earlier_plan.start == start:
             return earlier_plan.end
@@ -231,8 +237,8 @@ class QueryRun:
         """Return the tasks of the batch that ends at `end`."""
         if end.number not in self._partitions:
             plan = self._plans.get(end.number)
-            # Compare the offsets, not their numbers, because another run may have planned a different batch under this
-            # number.
+            # Compare the offsets, not only their numbers, because another run may have planned a different batch with
+            # this number.
             plan = plan if plan is not None and plan.end == end else None
             rows_by_key = self._replay_batch(end) if plan is None else plan.rows
             # A repeated batch keeps its number of tasks, because a sink may identify a row by its index in a task.
@@ -240,7 +246,7 @@ class QueryRun:
             self._partitions[end.number] = self._transport.make_partitions(
                 end.number, spread_over_tasks(rows_by_key, task_count)
             )
-            if plan is not None:  # keep the rows until now, because `make_partitions` may fail and be called again
+            if plan is not None:  # drop the rows only now, because `make_partitions` may fail and be called again
                 self._plans[end.number] = evolve(plan, rows={})
         return self._partitions[end.number]
 
@@ -253,15 +259,15 @@ class QueryRun:
         }
         self._loop.commit(delivered_ends)
         self._committed_number = end.number
-        # Drop the rows of committed batches. Spark may run a task again until it has committed the batch, but not after
-        # that.
+        # Drop the rows of committed batches. Spark may run the tasks of a batch again, but only until it has committed
+        # the batch.
         for number in [number for number in (*self._plans, *self._partitions) if number <= end.number]:
             self._transport.discard_batch(number)
             self._plans.pop(number, None)
             self._partitions.pop(number, None)
 
     def report_lags(self) -> dict[str, Any]:
-        """Return the lag of reading: the largest lag, and the lags of the shards furthest behind."""
+        """Return the largest lag of all shards, and the lags of the shards that are furthest behind."""
         lags_ms = {key: round(seconds * 1000) for key, seconds in self._loop.lags_in_seconds.items()}
         keys_by_lag = sorted(((key, lag) for key, lag in lags_ms.items() if lag), key=lambda pair: (-pair[1], pair[0]))
         reported_lags = dict(sorted(keys_by_lag[:REPORTED_SHARDS]))
@@ -274,9 +280,10 @@ class QueryRun:
         }
 
     def close(self) -> None:
-        """Release the leases, and close connections and files."""
+        """Release the leases, and close all connections and files."""
         with ExitStack() as exit_stack:  # the stack calls the functions in reverse order, even if one of them raises
-            # The loop is added last, so that it ends first, while it can still write checkpoints and release leases.
+            # The loop is added last, so that it is closed first, while it can still write checkpoints and release
+            # leases.
             replay_closers = () if self._replay_source is self._source else (self._replay_source.close,)
             for close_function in (
                 self._store.close,
@@ -309,8 +316,8 @@ class QueryRun:
                 end = advance_offset(
                     start, range_starts, ends_by_key, self._make_uncheckpointed_ranges(start, range_starts)
                 )
-                # If this run acquires one of these shards again, reading begins after these rows, because this run
-                # either delivers them or fails.
+                # If this run loses one of these leases and acquires it again, reading begins after these rows, because
+                # this run either delivers the rows or fails.
                 self._planned_ends.update(ends_by_key)
                 self._planned_at = time.monotonic()
                 rows_by_key = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
@@ -318,7 +325,8 @@ class QueryRun:
                 return BatchPlan(start, end, rows_by_key)
             awaited_shards = self._loop.awaited_shards if self._only_now else {}
             if self._should_flush(start, awaited_shards):
-                # Plan a flush, because Spark commits a batch only when it plans the next one, which may be empty.
+                # Plan a flush, because Spark commits a batch only when it plans the next one. The next batch may be
+                # empty.
                 return BatchPlan(
                     start,
                     advance_offset(start, range_starts, {}, self._make_uncheckpointed_ranges(start, range_starts)),
@@ -333,13 +341,13 @@ class QueryRun:
                 continue
             self._watchdog.check_progress(
                 {"(others)": "other workers still read the slice"}, time.monotonic_ns()
-            )  # the changing value counts as progress
+            )  # pass a value that always changes, which counts as progress
 
     def _is_catching_up(self) -> bool:
         """Return whether this may be an AvailableNow run that has not yet read all records that existed at its start.
 
-        Before version 4.2, Spark does not tell the source that the trigger is AvailableNow, and ends the run after the
-        first batch.
+        Before version 4.2, Spark does not notify the source of an AvailableNow trigger, and it ends such a run after
+        the first batch.
         """
         if HAS_AVAILABLE_NOW or time.monotonic() - self._planned_at > CATCH_UP_SECONDS:
             return False
@@ -347,8 +355,8 @@ class QueryRun:
 
     def _should_flush(self, start: Offset, awaited_shards: Mapping[str, str]) -> bool:
         has_uncommitted_rows, flushes_when_idle = is_uncommitted(start, self._committed_number), self._options.flush
-        # Plan a flush if a shard has ended. Its children wait until its end is committed, and no later rows of the
-        # shard will make Spark commit it.
+        # Plan a flush if a shard has ended. The shard's children wait until its end is committed, and the shard has no
+        # more rows that would make Spark commit.
         has_ended_shard, is_handing_off = (
             any(shard_range.ends.ended for _, shard_range in start.ranges),
             self._loop.is_handing_off,
@@ -393,8 +401,8 @@ class QueryRun:
             return {}
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         watchdog = Watchdog(self._options.config.lease_seconds, activity=f"batch {end.number}, which is repeated")
-        # Replay before joining. If a shard allows one reader at a time, the prefetcher's reader would disconnect the
-        # replay's reader.
+        # Replay the batch before joining the group. Otherwise, if a shard allows only one reader at a time, the
+        # prefetcher's reader would disconnect the reader of the replay.
         rows_by_key = replay_batch(end, self._replay_context, watchdog)
         self._loop.mark_read(rows_by_key)  # the ranges could be read, so the checkpointLocation belongs to this stream
         self.join_group(end, repeated_keys=rows_by_key)
@@ -415,16 +423,16 @@ class QueryRun:
 
     def _is_delivered(self, key: str, end: Offset) -> bool:
         """Return whether the sink has all records of a shard up to this offset."""
-        # If an earlier run planned the batch, the sink may have only a part of it, or nothing.
+        # If an earlier run planned the batch, the sink may have only a part of the batch, or nothing of it.
         return end != self._previous_offset or key in self._delivered_keys
 
 
 def open_lease_table(open_store: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
     """Open the lease table. If it does not exist and `create` is true, list the shards and then create the table.
 
-    The shards are listed first so that no table is created for a stream that does not exist. If the source is
-    unavailable, the table is created anyway. Raises the errors of `open_store`, and SourceError if the stream does not
-    exist.
+    The shards are listed first, so that no table is created for a stream that does not exist. If the source is
+    unavailable, the table is created anyway. Raises the errors of `open_store`, and raises SourceError if the stream
+    does not exist.
     """
     try:
         return open_store(url, create=False)

@@ -30,17 +30,17 @@ def read_range(
     select_in_range: Callable[[Batch], Batch] = lambda batch: batch,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[Batch | SourceUnavailable, list[pa.RecordBatch]]]:
-    """Read up to the cursor's end, or until `should_stop` returns true, and then close the pull. Raises SourceError.
+    """Read up to the cursor's end or until `should_stop` returns true, then close `pull`. Raises SourceError.
 
     Args:
         pull: Reads the shard.
         columns: The columns that records become.
         lease: The lease of the shard.
         select_in_range: Removes the records outside the time range from a response.
-        should_stop: Returns whether to stop.
+        should_stop: Returns whether to stop reading early.
 
     Yields:
-        The rows of each response. If the source does not respond, its error is yielded without rows.
+        Each response together with its rows. If the source does not respond, the error is yielded without rows.
     """
     cursor, fetched_chunks = pull.cursor, list[RowChunk]()
 

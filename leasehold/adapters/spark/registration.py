@@ -11,19 +11,19 @@ ENCRYPTION_SETTINGS = (
     "spark.authenticate.enableSaslEncryption",
     "spark.ssl.rpc.enabled",
 )
-"""If any of these settings is true, Spark encrypts the traffic between its processes."""
+"""The settings by which Spark encrypts the traffic between its processes. One of them is enough."""
 
 
 def register(spark: "SparkSession") -> None:
     """Register `kinesis-leased`, `dynamodb-leased` and `eventhubs-leased` as formats of this session.
 
     Tasks fetch their rows from the driver, at the address in Spark's settings. If Spark encrypts its traffic, the rows
-    are embedded in the tasks, because Spark encrypts those.
+    are embedded in the tasks instead, because Spark encrypts tasks.
 
     Args:
         spark: The session.
     """
-    # Import here, because the pure modules of this package must be importable without pyspark.
+    # Import these modules here, because some modules of this package must be importable without pyspark.
     from pyspark.sql.utils import is_remote  # noqa: PLC0415
 
     from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased  # noqa: PLC0415
@@ -31,12 +31,13 @@ def register(spark: "SparkSession") -> None:
     from leasehold.adapters.spark.kinesis.table_changes import DynamoLeased  # noqa: PLC0415
     from leasehold.adapters.spark.leased_source import LeasedSource  # noqa: PLC0415
 
-    # The number of cores of all executors that have registered so far. A client of Spark Connect cannot read it.
+    # Pass the number of cores of all executors that have registered so far. A client of Spark Connect cannot read this
+    # number.
     core_options = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
     session_options = core_options | read_driver_address(spark)
     for format_class in (KinesisLeased, DynamoLeased, EventHubsLeased):
-        # Register a new subclass. Unlike an imported class, it is pickled by value, so its `session_options` reach the
-        # processes that run queries.
+        # Register a new subclass. Unlike an imported class, a class that is created here is pickled by value, so its
+        # `session_options` reach the processes that run queries.
         session_class: type[LeasedSource] = type(f"{format_class.__name__}Here", (format_class,), {})
         session_class.session_options = session_options
         spark.dataSource.register(session_class)

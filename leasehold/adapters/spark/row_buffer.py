@@ -1,4 +1,7 @@
-"""Buffers rows of one shard that have been read but are in no batch yet. Cuts them at any row without copying."""
+"""Buffers the rows of one shard that have been read but are not in a batch yet.
+
+The rows can be cut at any row without copying.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +16,8 @@ from leasehold.adapters.spark.rows import RowChunk, SourceColumns
 ROW_OVERHEAD_BYTES = 100
 """The approximate size of a row without its data, that is, of its keys, numbers and times."""
 UNMERGED_BATCH_BYTES = 1 << 18
-"""If batches have at least this average size, they are not merged, because copying one takes longer than sending it."""
+"""If batches have at least this average size, they are not merged, because copying a batch would take longer than
+sending it."""
 UNLIMITED_BYTES = 1 << 62
 """A size limit that no row exceeds."""
 
@@ -21,7 +25,7 @@ UNLIMITED_BYTES = 1 << 62
 class RowBuffer:
     """The rows of one shard that were read ahead, in order. Not thread-safe.
 
-    `bool(buffer)` is true if the buffer contains rows, or a position without rows.
+    `bool(buffer)` is true if the buffer contains rows or a position without rows.
 
     Attributes:
         count: The number of buffered rows.
@@ -46,7 +50,7 @@ class RowBuffer:
     def take_rows(self, max_count: int, max_bytes: int) -> RowChunk | None:
         """Remove and return the first rows within both limits, or None if not even one fits.
 
-        Entries without rows are removed, too, if they directly follow the last returned row.
+        Positions without rows are also removed if they directly follow the last returned row.
         """
         batches, end_position = list[pa.RecordBatch](), None
         while self._chunks:
@@ -58,7 +62,7 @@ class RowBuffer:
                 end_position = first_chunk.ends
                 self._remove_first_chunk()
                 continue
-            # Measure single rows only in the chunk that exceeds a limit, because measuring rows is slow.
+            # Measure single rows only in a chunk that exceeds a limit, because measuring rows is slow.
             row_sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_OVERHEAD_BYTES
             fitting_row_count = min(max_count, int(np.searchsorted(np.cumsum(row_sizes), max_bytes, side="right")))
             if fitting_row_count:
@@ -90,7 +94,7 @@ class RowBuffer:
 
 
 def concatenate_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenate batches, keeping large ones as separate chunks."""
+    """Concatenate batches. If they are large, return a table that keeps them as separate chunks, without copying."""
     if len(batches) == 1:
         return batches[0]
     are_small = sum(batch.nbytes for batch in batches) < UNMERGED_BATCH_BYTES * len(batches)

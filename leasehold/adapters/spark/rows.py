@@ -33,15 +33,17 @@ class SourceSpec:
 
     Attributes:
         open: Opens the source.
-        columns: The columns of a row that is made from a record.
+        columns: The columns of the rows that are made from records.
         interval_seconds: The minimum time between two reads of a shard.
         shard_rows: The maximum number of rows of one shard in one batch.
-        rereadable: Whether any number of readers may read a shard at a time, so that no reader disconnects another.
+        rereadable: Whether several readers may read a shard at the same time without disconnecting one another.
         stream: The name of the stream in offsets. A checkpointLocation of another stream is rejected.
-        sliced: Whether shards end at the end of a slice. If so, the query ends once the workers have read all shards.
-        start_positions: By shard, where to begin if neither a lease nor the query has a position.
-        open_for_replay: Opens the source for reading ranges again; None to use `open`. A registered consumer allows one
-            subscription per shard, so if a repeated batch subscribed, it would disconnect the shard's owner.
+        sliced: Whether each shard ends at the end of a slice. If so, the query ends once the group has read all shards.
+        start_positions: For each shard, the position at which to begin if neither its lease nor the query has a
+            position.
+        open_for_replay: Opens the source for reading ranges again; None to use `open`. It must not subscribe as a
+            registered consumer, because such a consumer allows only one subscription per shard, and a second one would
+            disconnect the shard's owner.
     """
 
     open: Callable[[], Source]
@@ -57,7 +59,7 @@ class SourceSpec:
 
 @frozen
 class ArrowBatch(Batch):
-    """A read whose records are already Arrow rows.
+    """The result of a read whose records are already Arrow rows.
 
     Attributes:
         rows: The rows.
@@ -95,7 +97,7 @@ class ArrowBatch(Batch):
         )
 
     def select_arrived_between(self, since: float, until: float) -> Batch:
-        """Return this read with only the rows that arrived between these times."""
+        """Return a copy of this batch with only the rows that arrived between these times."""
         if self.rows is None:
             return super().select_arrived_between(since, until)
         arrived_between = [time is None or since <= time < until for time in self.arrival_times]
@@ -109,11 +111,12 @@ def _convert_to_seconds(times: pa.Array) -> list[float | None]:
 
 @frozen
 class RowChunk:
-    """A sequence of rows. After them, the shard is read up to `ends`, which may be past rows that were dropped.
+    """A sequence of rows, and the position up to which the shard has been read with them.
 
     Attributes:
         rows: The rows, as a batch or a table.
-        ends: The position up to which the shard is read.
+        ends: The position up to which the shard has been read. It may lie after the last row, if later rows were
+            dropped.
         trail: The deduplication state at the position of each row, or None if the source has none.
     """
 
@@ -128,7 +131,10 @@ class RowChunk:
 
 
 def make_chunk(columns: SourceColumns, lease: Lease, batch: Batch) -> RowChunk | None:
-    """Return the rows and the position of a batch, or None if it has neither. The end of a shard is also a position."""
+    """Return the rows of a batch and the position that it reached, or None if it has neither.
+
+    The end of a shard (SHARD_END) is also a position.
+    """
     end_position = batch.reached
     if end_position is None:
         return None

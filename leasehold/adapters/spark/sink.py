@@ -1,23 +1,22 @@
-"""Writes the rows of a DataFrame to a stream, as records with tags by which readers detect duplicates.
+"""Writes the rows of a DataFrame to a stream as records. Each record has a tag by which readers detect duplicates.
 
 A task gathers its rows into sections, orders each section by partition key, and tags every row
-(`sources/deduplication.py`). It sends the rows with a writer of the stream (`RowWriter`), which preserves the order
-within a shard.
+(`sources/deduplication.py`). It sends the rows with the stream's `RowWriter`, which preserves the order within a shard.
 
-1. Spark passes a task the rows of its partition. They are gathered into sections of about `SECTION_BYTES`. The
+1. Spark passes a task the rows of its partition. The task gathers them into sections of about `SECTION_BYTES`. The
    boundaries depend only on the sizes of the rows, so the same rows form the same sections however Spark divides them
    into Arrow batches.
-2. A section is ordered by partition key, and rows with the same key keep their order. So the section is the same even
-   if a repeated batch contains the rows of two source shards in another order.
+2. A section is ordered by partition key, and rows with the same key keep their order. Therefore, the section is the
+   same even if a repeated batch contains the rows of two source shards in a different order.
 3. The edition of a section is a digest of its rows in that order. No row of a section is sent before the section is
    complete.
-4. The rows are sent, and the task waits until all of them are written. If that fails, the task fails, and Spark runs it
-   again. Requests under way may still succeed after that, with the same tags.
+4. The rows are sent, and the task waits until all of them are written. If some cannot be written, the task fails, and
+   Spark runs it again. Requests that are still in progress may succeed later. Their records have the same tags.
 
-For a streaming query the tags contain values from Spark: the query's id and checkpointLocation, the run, and the batch.
-The id alone is not unique, because it is copied together with the checkpointLocation. A job of `df.write` has a random
-id, or the name and batch from its options. Each batch under one name is a separate job, because several may be written
-at the same time.
+For a streaming query, the tags contain values from Spark: the query's id and checkpointLocation, the run, and the
+batch. The id alone is not unique, because a copy of a checkpointLocation contains the same id. A job of `df.write` has
+a random id, or the name and batch from its options. Each batch under one name is a separate job, because several
+batches may be written at the same time.
 """
 
 import logging
@@ -46,9 +45,10 @@ log = make_safe_logger(logging.getLogger("leasehold.spark"))
 SECTION_BYTES = 32 * MIB
 ROW_OVERHEAD_BYTES = 100
 QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
-"""Local properties that Spark sets for the tasks of a micro-batch. The job group identifies the run of the query."""
+"""The local properties that Spark sets for the tasks of a micro-batch. The job group identifies the run of the
+query."""
 RUN_NUMBER_LIMIT = 10**12
-"""The number of possible run numbers in a tag, which have at most twelve digits."""
+"""The number of possible run numbers. A run number in a tag has at most twelve digits."""
 
 SPARK_OPTIONS = (
     SparkOption("checkpointLocation", "Keep the progress of the query in this folder.", in_docs=False),
@@ -56,7 +56,7 @@ SPARK_OPTIONS = (
     SparkOption("path", "Write to this path, which our sinks do not use.", in_docs=False),
     SparkOption("outputMode", "Choose which rows a batch contains.", in_docs=False),
 )
-"""Options that Spark passes to a sink in addition to the user's options."""
+"""The options that Spark passes to a sink in addition to the user's options."""
 
 ALL_SINKS = (
     *SPARK_OPTIONS,
@@ -73,12 +73,12 @@ ALL_SINKS = (
 
 @frozen
 class SinkColumns:
-    """The columns that a sink takes, by name.
+    """The columns that a sink accepts, by name.
 
     Attributes:
         types: The Arrow type that each column is cast to.
         order: The columns by which a section is sorted.
-        required: The columns that are required, and whose values must not be null.
+        required: The columns that must be present and must not contain null.
     """
 
     types: Mapping[str, pa.DataType]
@@ -92,7 +92,7 @@ class SinkColumns:
         for name in sorted(self.required):
             if name.lower() not in fields_by_name:
                 raise ValueError(f"column {name}: is missing; select it, as col(...).alias({name!r})")
-        # Do not ignore an unknown column, because the user would assume that its data is written.
+        # Do not ignore an unknown column, because the user would expect its data to be written.
         for name, field in fields_by_name.items():
             if name not in column_names:
                 raise ValueError(f"column {field.name}: unknown; the sink takes {', '.join(self.types)}: drop the rest")
@@ -114,7 +114,7 @@ class SinkColumns:
             for name, arrow_type in self.types.items()
         }
         for name in sorted(self.required):
-            # Check this before any row of the section is sent, because rows that were sent cannot be removed.
+            # Check for nulls before any row of the section is sent, because rows that were sent cannot be removed.
             if columns[name].null_count:
                 raise ValueError(f"column {name}: a row has null there; filter out such rows")
         return pa.table(columns)
@@ -132,28 +132,29 @@ CONVERTED_ROWS_MAX = 10_000
 
 def read_row_values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield the values of each row, in the order of the columns."""
-    # Convert the rows in parts, because Python objects take several times as much memory as Arrow rows.
+    # Convert the rows in parts, because Python objects take up several times as much memory as Arrow rows.
     for batch in rows.to_batches(CONVERTED_ROWS_MAX):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 class RowWriter(Protocol):
-    """Writes sections of rows to a stream, one after another, in a task's process."""
+    """Writes sections of rows to a stream, one after another, in the process of a task."""
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
         """Write these rows, and wait until all of them are written.
 
-        Raises an error if rows cannot be written even after retries. Requests under way are then abandoned.
+        Raises an error if a row cannot be written even after retries. Requests that are still in progress are
+        abandoned.
 
         Args:
             rows: The rows.
-            tag: The tag of the first row. Further rows get consecutive row numbers.
+            tag: The tag of the first row. The tags of the other rows differ only in their consecutive row numbers.
         """
         ...
 
 
 class SinkTarget(Protocol):
-    """A stream that a task can open for writing with its own credentials. It contains no secret."""
+    """A stream that a task can open for writing with its own credentials. The object contains no secret."""
 
     @property
     def columns(self) -> SinkColumns:
@@ -161,7 +162,7 @@ class SinkTarget(Protocol):
         ...
 
     def open_writer(self) -> RowWriter:
-        """Return a writer, which later tasks of this process use too. Raises SourceError, ValueError."""
+        """Return a writer, which later tasks of this process reuse. Raises SourceError, ValueError."""
         ...
 
 
@@ -169,13 +170,13 @@ class SinkTarget(Protocol):
 class WriteIdentity:
     """The values that identify a job in the tags of its records.
 
-    Values from Spark take precedence unless `named` is true.
+    If Spark supplies such values, they are used instead, unless `named` is true.
 
     Attributes:
-        query: A random id, or the name from the options.
-        batch: 0, or the batch from the options.
-        run: A random number, used if Spark does not supply the run.
-        named: Whether the options name the job, so that Spark's names are ignored.
+        query: The name from the options, or a random id if they contain none.
+        batch: The batch number from the options, or 0 if they contain none.
+        run: A random number, which is used if Spark does not supply the run.
+        named: Whether the options name the job. If so, the values from Spark are ignored.
         location: The query's checkpointLocation, or "" if the options do not name it.
     """
 
@@ -187,9 +188,9 @@ class WriteIdentity:
 
     @classmethod
     def from_options(cls, opts: OptionReader) -> "WriteIdentity":
-        """Return the identity from the options. Raises ValueError if only one of name and batch is given."""
+        """Return the identity that the options define. Raises ValueError if only one of name and batch is given."""
         query, batch = opts.read_text("writer.name"), opts.read_optional_number("writer.batch")
-        # If only the name or only the batch were given, two runs could have the same tags, and readers would drop the
+        # If only the name or only the batch were given, two runs could write the same tags, and readers would drop the
         # rows of the second run as duplicates.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it together with writer.batch, or give neither of them")
@@ -197,7 +198,7 @@ class WriteIdentity:
         return cls(query or uuid4().hex, batch or 0, uuid4().int % RUN_NUMBER_LIMIT, bool(query), checkpoint_location)
 
     def make_first_tag(self) -> Tag:
-        """Return the tag of the first row of this task."""
+        """Return the tag of the first row that this task writes."""
         task_context = TaskContext.get()
         property_names = (QUERY_ID, BATCH_ID, RUN_ID)
         query_id, batch_id, run_id = (
@@ -207,7 +208,7 @@ class WriteIdentity:
         if not self.named and query_id and batch_id:
             query, batch = f"{query_id} {self.location}", int(batch_id)
             run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUN_NUMBER_LIMIT if run_id else run
-        # Every record contains the tag, so hash the name to a few bytes.
+        # Hash the name to a few bytes, because every record contains the tag.
         hashed_query = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
         return Tag(hashed_query, run, batch, str(task_context.partitionId() if task_context else 0), "", 0)
 
@@ -226,7 +227,7 @@ def split_into_sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch])
                 if pa.types.is_large_binary(arrow_type) or pa.types.is_large_string(arrow_type):
                     row_sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
             cumulative_sizes = np.cumsum(row_sizes) + gathered_bytes
-            # A section ends with the row with which it reaches `SECTION_BYTES`.
+            # A section ends with the row by which its size reaches `SECTION_BYTES`.
             section_row_count = min(rows.num_rows, int(np.searchsorted(cumulative_sizes, SECTION_BYTES)) + 1)
             gathered_parts.append(rows.slice(0, section_row_count))
             gathered_bytes, rows = int(cumulative_sizes[section_row_count - 1]), rows.slice(section_row_count)
@@ -239,7 +240,7 @@ def split_into_sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch])
 
 def _make_ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
-    # Sort by the row's index last, so that rows with equal keys keep their order.
+    # Sort by the index of the row last, so that rows with equal keys keep their order.
     indexed_rows = rows.append_column("", pa.array(np.arange(rows.num_rows)))
     return rows.take(
         pc.sort_indices(indexed_rows, [(name, "ascending") for name in (*columns.order, "")])
@@ -247,7 +248,7 @@ def _make_ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Tab
 
 
 def compute_edition(rows: pa.Table) -> str:
-    """Return a digest of these rows, in their order."""
+    """Return a digest of these rows, which depends on their order."""
     row_digest = blake2b(digest_size=6)
     for column in rows.columns:
         if pa.types.is_map(column.type):
@@ -273,7 +274,7 @@ class TaskWriteResult(WriterCommitMessage):
 
 
 def write_task(target: SinkTarget, identity: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> TaskWriteResult:
-    """Write the rows of one task. Raises the errors of the writer."""
+    """Write the rows of one task. Raises the errors of its `RowWriter`."""
     first_tag, row_count, byte_count = identity.make_first_tag(), 0, 0
     writer: RowWriter | None = None
     for section_number, section in enumerate(split_into_sections(target.columns, batches)):
@@ -296,21 +297,21 @@ class _TaskWriter:
 
     @raise_plain_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task, on an executor."""
+        """Write the rows of one task. Spark calls this method on an executor."""
         return write_task(self._target, self._identity, iterator)
 
 
 class SinkWriter(_TaskWriter, DataSourceArrowWriter):
-    """The writer of one job, by Spark's interface."""
+    """The writer of one job. It implements Spark's interface."""
 
 
 class StreamSinkWriter(_TaskWriter, DataSourceStreamArrowWriter):
-    """The writer of one query, by Spark's interface."""
+    """The writer of one query. It implements Spark's interface."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """Log the abort.
 
-        Some rows may be in the stream already. If the batch is repeated, our readers drop the duplicates.
+        Some rows of the batch may already be in the stream. If the batch is repeated, our readers drop the duplicates.
         """
         set_up_logging()
         finished_task_count = sum(message is not None for message in messages)

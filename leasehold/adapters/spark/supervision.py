@@ -1,8 +1,9 @@
 """Keeps a query running. If the query ends for a temporary reason, the reason is logged and the query is started again.
 
 Spark ends a query if a Python process that runs its source or sink ends. Such a process may have run out of memory, or
-may not have started within the ten seconds that Spark waits. A query may also hang in a call that never returns. The
-query's checkpointLocation contains its progress, so the next start repeats at most one batch.
+may not have started within the ten seconds for which Spark waits. A query may also hang in a call that never returns.
+The progress of the query is stored in its checkpointLocation, so the query repeats at most one batch when it is started
+again.
 """
 
 import logging
@@ -25,7 +26,7 @@ RESTART_WAIT_SECONDS = 5.0, 300.0
 DEFAULT_STALL_SECONDS = 600.0
 STATUS_POLL_SECONDS = 1
 SEARCHED_LENGTH_MAX = 100_000
-"""How many characters of an error message to search.
+"""The number of characters of an error message to search.
 
 The message after a failed task begins with the tracebacks of all attempts, and the actual error is at its end.
 """
@@ -33,7 +34,7 @@ The message after a failed task begins with the tracebacks of all attempts, and 
 JAVA_IO_ERROR = (
     r"java\.(?:io|net|nio\.channels)\.\w+Exception.*(?:\n\s+at .*)*\n\s+at org\.apache\.spark\.\S*\bpython\."
 )
-"""Matches any exception in the Java code that talks to a Python process, whatever its message."""
+"""Matches any exception in the Java code that communicates with a Python process, whatever the exception's message."""
 SOURCE_PROCESS_ENDED = (
     "the process of its source ended, perhaps for lack of memory (see the system's log for the OOM killer)"
 )
@@ -54,7 +55,7 @@ CAUSE_BY_PATTERN = {
     "StreamRecreated": "its stream was deleted and made anew",
     "nothing was read for": "a shard could not be read for minutes; the query's error names it, with the reason",
 }
-"""Patterns of error messages and stack traces of Java, each with its cause.
+"""Patterns that match error messages and Java stack traces, each with the cause of the error.
 
 A query that ends with any other error is not started again.
 """
@@ -62,8 +63,9 @@ A query that ends with any other error is not started again.
 
 def find_restart_reason(fault: BaseException) -> str | None:
     """Return why a query may be started again after this error, or None if it would end the same way again."""
-    # After an error in Python or a lost executor, Spark provides only a message. After an error in Java, the message
-    # may be empty, for example if a killed Python process causes an EOFException. So search the stack trace, too.
+    # After an error in Python or the loss of an executor, Spark provides only a message. After an error in Java, the
+    # message may be empty, for example if a killed Python process causes an EOFException. So search the stack trace,
+    # too.
     message = (
         limited_error_text(fault, SEARCHED_LENGTH_MAX) + str(getattr(fault, "_stackTrace", ""))[:SEARCHED_LENGTH_MAX]
     )
@@ -91,7 +93,7 @@ class StallDetector:
             if status["isTriggerActive"]
             else None
         )
-        # Between two triggers a query may be idle for hours.
+        # Between two triggers, a query may be idle for hours, so do not count that time.
         if progress_state is None or progress_state != self._last_state:
             self._last_state, self._unchanged_since = progress_state, self._clock()
         return self._clock() - self._unchanged_since > self._seconds
@@ -105,22 +107,22 @@ def supervise(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the query that `factory` starts until it ends by itself. Stop it if `should_stop` returns true.
+    """Run the query that `factory` starts until the query ends by itself. Stop the query if `should_stop` returns true.
 
     The query is started again after temporary failures: Python processes that did not start in time or were killed,
     lost executors, a stream or table that could not be reached, and `stall_seconds` without progress in one trigger.
-    The reason is logged. Each wait is longer than the last, up to five minutes. Once a batch is finished, the waits
-    begin again with the shortest.
+    Each time, the reason is logged. Each wait before a restart is longer than the last, up to five minutes. Once a
+    batch is finished, the next wait is the shortest again.
 
     Args:
         factory: Loads and starts the query.
-        stall_seconds: How long one trigger may run without any progress.
+        stall_seconds: The time for which one trigger may run without any progress.
         should_stop: Returns whether to stop the query.
         sleep: Waits for a number of seconds.
         clock: Returns monotonic seconds.
 
     Raises:
-        Exception: The query failed for a reason that may not be temporary.
+        Exception: The query failed, and the reason may not be temporary.
         KeyboardInterrupt: Ctrl-C was pressed. The query is stopped first.
     """
     backoff = Backoff(*RESTART_WAIT_SECONDS)
@@ -138,22 +140,22 @@ def supervise(
                     # next restart.
                     if _find_last_batch(query) != first_batch:
                         backoff.reset()
-                    # Detect a task that hangs, because Spark would wait forever for the task's Python process.
+                    # Restart the query if a task hangs, because Spark would wait forever for the task's Python process.
                     if stall_detector.is_stuck(query):
                         restart_reason = f"it made no progress for {stall_seconds:g} s"
                         break
                 else:
                     return
         except KeyboardInterrupt as interrupt:
-            # A terminal sends Ctrl-C to Java, too, so Java ends. Do not show the errors that this causes.
+            # A terminal sends Ctrl-C to Java, too, so the Java process ends. Suppress the errors that this causes.
             with suppress(Exception):
                 if query is not None:
                     query.stop()
             query = None
             raise interrupt from None
-        except Exception as fault:  # Spark's own, or Java's
-            # Do not restart after an error in the query itself, because it would happen again and the restarts would
-            # hide it.
+        except Exception as fault:  # raised by Spark or by Java code
+            # Do not restart after an error in the query itself, because the error would happen again, and the restarts
+            # would hide it.
             if (restart_reason := find_restart_reason(fault)) is None:
                 raise
         finally:
@@ -172,10 +174,10 @@ def supervise(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Within the context, Ctrl-C raises KeyboardInterrupt even if PySpark has set its own handler.
+    """Make Ctrl-C raise KeyboardInterrupt within the context, even if PySpark has set its own handler.
 
-    PySpark's handler calls Java. If Ctrl-C arrives while this thread waits for Java, or if it has also ended Java, that
-    call fails and hides the interrupt. Handlers that the user's program has set are kept.
+    PySpark's handler calls Java. If Ctrl-C is pressed while this thread waits for Java, or if Ctrl-C has also ended
+    Java, that call fails and hides the interrupt. Handlers that the user's program has set are kept.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_pyspark_handler = str(getattr(handler, "__module__", "")).startswith("pyspark.")

@@ -9,29 +9,31 @@ from leasehold.balancer.contradictions import INCARNATION, SETTLED_VALUE
 from leasehold.balancer.model import Annotations, Lease, Position, at_timestamp
 
 PROCESS = "process"
-"""The name of the row attribute with the process that last took the lease, and the id of its worker."""
+"""The name of the row attribute that contains the id of the process that last took the lease, and its worker's id."""
 
 LATEST_MS = "latest_ms"
-"""The name of the row attribute with the time that LATEST stands for on this row, in milliseconds since 1970."""
+"""The name of the row attribute that contains the time for which LATEST stands, in milliseconds since 1970."""
 
 LATEST_POSITION = "latest_position"
-"""The name of the row attribute with the position that LATEST stands for, if the source returns a numbered position.
+"""The name of the row attribute that contains the position for which LATEST stands, if that position has a number.
 
-Only Event Hubs returns one. The value of the attribute consists of the sequence number, `@` and the token.
+Only Event Hubs returns a position with a number. The attribute's value consists of the sequence number, `@` and the
+token.
 """
 
 UNPINNED = "-"
-"""The value that both attributes get when the row is reset to LATEST. The next owner then resolves LATEST again."""
+"""The value that `LATEST_MS` and `LATEST_POSITION` get when the row is reset to LATEST. The next owner then resolves
+LATEST again."""
 
 _MS_DIGITS_MAX = 14
 """The maximum number of digits of a time in milliseconds. Services reject times that need more digits."""
 
 
 def latest_annotations(latest: Position) -> Annotations:
-    """Return the annotations that store on a row the position that LATEST stands for.
+    """Return the annotations that store on a row the position for which LATEST stands.
 
     The row's checkpoint stays LATEST, because a sequence number would count as progress. Suppose that the table is
-    emptied and the row is created again with a later sequence number. An owner that remembers an earlier one would
+    emptied and the row is created again with a later sequence number. An owner that remembers an earlier number would
     accept the later one, and the records in between would be skipped.
     """
     if latest.numbered:
@@ -40,7 +42,7 @@ def latest_annotations(latest: Position) -> Annotations:
 
 
 def pinned_latest(lease: Lease) -> Position | None:
-    """Return the position that LATEST stands for on this row, or None if the row has no valid annotation."""
+    """Return the position for which LATEST stands on this row, or None if the row has no valid annotation."""
     sequence, _, token = (lease.annotation(LATEST_POSITION) or "").partition("@")
     if sequence.isascii() and sequence.isdigit():
         return Position(sequence, token=token)
@@ -56,13 +58,13 @@ def pinned_latest(lease: Lease) -> Position | None:
 class Identity:
     """The owner of a lease, which is a worker that runs in a process.
 
-    The worker's id stays the same across restarts. Each process has a new id.
+    The worker's id stays the same across restarts, but each process has a new id.
 
     Attributes:
         worker: The worker's id.
         process: An id without "/", unique among all processes that have ever used the worker's id.
         incarnation: Returns the incarnation of the stream that is being read, or "" while it is unknown.
-        stream: The name of the stream if leases do not contain it, as for a single Kinesis stream, or else "".
+        stream: The name of the stream if leases do not contain this name, as for a single Kinesis stream; otherwise "".
     """
 
     worker: str
@@ -81,7 +83,7 @@ class Identity:
         return (*(((INCARNATION, incarnation),) if incarnation else ()), (PROCESS, f"{self.process}/{self.worker}"))
 
     def missing_annotations(self, lease: Lease) -> Annotations:
-        """Return the annotations that `annotations_on` returns and the row does not have."""
+        """Return those annotations of `annotations_on` that the row does not contain yet."""
         return tuple((name, value) for name, value in self.annotations_on(lease) if lease.annotation(name) != value)
 
     def was_last_taken_here(self, lease: Lease) -> bool:
@@ -89,10 +91,10 @@ class Identity:
         return lease.annotation(PROCESS) == f"{self.process}/{self.worker}"
 
     def earlier_process(self, lease: Lease) -> str | None:
-        """Return the process that last took the lease, if it is another process with this worker's id, or else None.
+        """Return the id of another process of this worker if that process was the last to take the lease, or else None.
 
-        The row of a lease that another worker has given to us still names that worker's process, which is not a
-        predecessor.
+        If another worker has given the lease to us, the row still names that worker's process, which is not an earlier
+        process of ours.
         """
         process, _, worker = (lease.annotation(PROCESS) or "").partition("/")
         return process if worker == self.worker and process != self.process else None

@@ -1,8 +1,8 @@
 """Decides when a worker lists the shards, finds contradictions between the listing and the table, and resolves them.
 
 The shards are listed rarely, because all workers share the service's rate limit. Each listing is also compared with the
-lease table to find contradictions (L14). If `if_recreated` is set, the leases of a deleted and recreated stream are
-restarted.
+lease table to find contradictions (L14). If the stream was deleted and recreated, and `if_recreated` is set, its leases
+are restarted.
 """
 
 import logging
@@ -53,26 +53,26 @@ log = make_safe_logger(logging.getLogger("leasehold.discovery"))
 SAFETY_SECONDS = 300.0
 
 LISTING_WORKERS = 3
-"""The number of workers that list the shards when every worker sees the same reason to do it.
+"""The number of workers that list the shards if all workers notice the same reason for a listing.
 
-They are drawn again each time.
+The workers that list the shards are drawn again each time.
 """
 
 
 class StreamRecreated(SourceError):
-    """Raised if the stream that a worker is bound to was deleted, and another stream has its name now."""
+    """Raised if the stream to which a worker is bound was deleted, and another stream now has the same name."""
 
 
 class Discovery:
-    """The shard listings of one worker.
+    """Makes the shard listings of one worker, and compares them with the lease table.
 
     The shards are listed
 
     - at the start and after the end of a shard,
-    - when the unfinished leases have left the same hash range uncovered three times,
-    - when the row of an unfinished lease is gone,
+    - when three reads of the table have found that the unfinished leases leave the same hash range uncovered,
+    - when the row of an unfinished lease has disappeared,
     - when finished leases wait to be deleted, and
-    - every `safety_seconds`.
+    - whenever `safety_seconds` have passed.
 
     All workers notice at the same time that a hash range is uncovered, or that `safety_seconds` have passed. In these
     cases, only a few randomly drawn workers list the shards.
@@ -82,13 +82,13 @@ class Discovery:
         safety_seconds: The longest time between two listings.
 
     Attributes:
-        has_listed: Whether there has been a listing.
-        contradictions: The contradictions between the last listing and the table that still hold (L14).
+        has_listed: Whether the shards have been listed successfully at least once.
+        contradictions: Those contradictions between the last listing and the table that still hold (L14).
         incarnation: The stream's incarnation, or "" if the source does not know it.
         listed_shards: The shards of the last listing.
         open_shards: The number of open shards in the last listing, or None before the first one.
         listing_failed: Whether the last listing failed for all or some streams, for a reason that may be temporary.
-        is_calling_source: Whether a call of the source is running.
+        is_calling_source: Whether a call of the source is in progress.
     """
 
     def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:
@@ -115,8 +115,8 @@ class Discovery:
     def bind_incarnation(self, incarnation: str) -> None:
         """Accept only this incarnation of the stream. Once a later one is listed, `shards` raises StreamRecreated.
 
-        Programs that keep positions outside the table need this, because a position is valid in only one incarnation.
-        Listings of earlier incarnations are ignored. An empty string removes the binding.
+        Programs that keep positions outside the table need such a binding, because a position is valid in only one
+        incarnation. Listings of earlier incarnations are ignored. An empty string removes the binding.
         """
         self._bound_incarnation = incarnation
 
@@ -146,19 +146,19 @@ class Discovery:
             now: The time by the worker's clock.
             listing: The rows that were read.
             me: This worker and what it knows.
-            leases: The leases as the plan will see them.
+            leases: The leases from which the plan will be made.
             finished_long_ago: The keys of the leases that have been finished for long enough to be deleted.
 
         Raises:
             SourceError: The stream cannot be used, and has never been listed successfully.
         """
         malformed_keys = frozenset(row.key for row in listing.malformed)
-        # If the workers read bulletins (C3), only this worker notices that a listing is due. Otherwise, every owner
-        # notices it at the same time, and a few of them are drawn.
+        # If the workers read bulletins (C3), only this worker notices that a listing is due. Otherwise, all owners
+        # notice at the same time that a listing is due, and a few of them are drawn.
         owners = () if me.history.hearing is not None else (lease.owner for lease in listing.leases if lease.owner)
         candidates = frozenset((*owners, me.worker))
         if self._malformed_keys - malformed_keys:
-            self.request_listing()  # a row was repaired, so leases of the shards that were left out may be due
+            self.request_listing()  # a row was repaired, so the shards that were left out may need leases now
         self._malformed_keys = malformed_keys
         if (
             self.has_unknown_contradiction(leases)
@@ -199,9 +199,9 @@ class Discovery:
     def leases_unusable(self) -> bool:
         """Whether the leases of this stream are unusable (L14).
 
-        If the leases are unusable, this worker takes, creates and deletes none of them, and keeps none that it holds.
+        If so, this worker takes, creates and deletes no leases, and gives up those that it holds.
         """
-        # A contradiction about one shard concerns only that shard. A contradiction about the stream makes every
+        # A contradiction about one shard concerns only that shard, but a contradiction about the stream makes every
         # position in the table doubtful.
         return any(contradiction.of_stream for contradiction in self.contradictions)
 
@@ -216,8 +216,8 @@ class Discovery:
     def _update_contradictions(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
         """Update the contradictions.
 
-        If there is no new listing, the contradictions that still hold are kept, and those about a whole stream are
-        added if the rows show them.
+        If there is no new listing, the contradictions that still hold are kept, and new ones are added only if the rows
+        show them and they concern the whole stream.
         """
         has_other_incarnation = any(
             lease.annotation(INCARNATION) not in {None, SETTLED_VALUE, self.incarnation} for lease in leases
@@ -251,15 +251,17 @@ class Discovery:
         source = self._selective
         if source is None:
             return listing
-        # The source does not list the shards of the other streams' leases. If those leases were kept in the listing,
+        # The source does not list the shards of other streams. If the leases of those shards were kept in the listing,
         # they would be deleted as if their shards were gone.
         with translate_foreign_errors():
             return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
-        """Return whether a lease may be deleted, because its finished shard is listed or its shard no longer exists.
+        """Return whether a lease may be deleted.
 
-        If any row cannot be parsed, no lease may be deleted, because that row may belong to a child or parent of the
+        A lease may be deleted if its shard is finished and listed, or if its shard no longer exists.
+
+        If any row cannot be parsed, no lease may be deleted, because such a row may belong to a child or parent of the
         shard.
         """
         if self._malformed_keys:
@@ -273,12 +275,12 @@ class Discovery:
             log.warning("a shard could not be looked up, its lease is kept: %s", fault)
             return False
         if shard_is_gone:
-            self.request_listing()  # if the row changes before the delete, the store rejects the delete, so check again
+            self.request_listing()  # list again, because the store rejects the delete if the row changes before it
         return shard_is_gone
 
     def _row_vanished(self, me: Me) -> bool:
-        # List the shards immediately. If the row of a lease is missing, the lease has no owner, and only workers that
-        # have read the row remember its position.
+        # If a row has disappeared, list the shards immediately, because the lease then has no owner, and only workers
+        # that have read the row remember its position.
         missing_keys_before, self._missing_keys = (
             self._missing_keys,
             frozenset(lease.key for lease in me.history.gone if not lease.ended),
@@ -295,14 +297,13 @@ class Discovery:
     def _safety_listing_due(self, now: float, me: Me, candidates: frozenset[str]) -> bool:
         if now < self._next_due or not self.has_listed:
             return not self.has_listed
-        # Listings of all workers are due at the same time. A few workers are drawn, so that not all of them list at
-        # once.
+        # The listings of all workers are due at the same time, so a few workers are drawn to make them.
         self._next_due, self._draws = now + self._safety_seconds, self._draws + 1
         return _is_drawn(me, self._draws, candidates)
 
     def _finished_lease_waits(self, leases: Collection[Lease], worker: str, finished_long_ago: Collection[str]) -> bool:
-        # List once for each finished lease. If the lease still cannot be deleted after that listing, another listing at
-        # every turn would not help.
+        # List the shards only once for each finished lease. If the lease still cannot be deleted after that listing,
+        # another listing at every turn would not help.
         finished_keys_before, self._finished_keys = (
             self._finished_keys,
             deletable(leases, worker).intersection(finished_long_ago),
@@ -310,14 +311,14 @@ class Discovery:
         return not self._finished_keys <= finished_keys_before
 
     def _list(self, now: float) -> tuple[Shard, ...] | None:
-        # Clear the event before the listing. Otherwise the end of a shard during the listing would be missed.
+        # Clear the event before the listing. Otherwise, the end of a shard during the listing would be missed.
         self._listing_requested.clear()
         try:
             previous_incarnation, incarnation = self.incarnation, self._bound_incarnation
             with self._call():
                 shards = self._source.shards()
-            # Some sources cannot distinguish two streams of the same name. For these, only contradictions show that
-            # the stream was recreated.
+            # Some sources cannot distinguish two streams of the same name. With such a source, only contradictions show
+            # that the stream was recreated.
             if isinstance(self._source, IdentifiedSource):
                 try:
                     # The incarnation may not be readable any more, for example because a permission was revoked. In
@@ -334,7 +335,8 @@ class Discovery:
                 )
         except SourceError as fault:
             is_temporary = isinstance(fault, SourceUnavailable) or self._rejections.should_retry(fault)
-            # If the first listing is rejected, a name or a permission is wrong, and a later try would fail, too.
+            # If the very first listing is rejected, a name or a permission is wrong, and a later attempt would fail,
+            # too.
             if not (self.has_listed or is_temporary):
                 raise
             self.request_listing()
@@ -376,23 +378,24 @@ class Discovery:
         self.listing_failed = is_temporary
         message, previous_message = str(fault), self._last_failure
         self._last_failure = message
-        if message != previous_message:  # otherwise every turn would log it
+        if message != previous_message:  # otherwise every turn would log the same message
             log.warning("%s, trying again until they can: %s", summary, message)
 
 
 class LeaseRestarter:
     """Resets leases that contradict the listed shards to the position `start`. If `start` is None, only annotates them.
 
-    Several workers may do this at the same time. Each step is a conditional write of one lease, so it is applied only
-    once even if two workers try it. A worker first releases its own leases, once the running batches end. It then takes
-    leases away from other owners, because their positions belong to a stream that no longer exists. The next writes of
-    those owners are rejected. If a step is rejected or gets no response, the pass ends, and the next look continues
-    with the remaining steps. A lease whose shard exists always keeps a row, and fencing numbers never decrease.
+    Several workers may restart leases at the same time. Each step is a conditional write of one lease, so it is applied
+    only once even if two workers try it. A worker first releases its own leases, once the running batches have ended.
+    It then takes leases away from other owners, because their positions belong to a stream that no longer exists. The
+    next writes of those owners are rejected. If a step is rejected or gets no response, the pass ends, and the next
+    look continues with the remaining steps. A lease whose shard exists always keeps a row, and fencing numbers never
+    decrease.
 
     While no worker holds the leases, their rows may be deleted. The table then contains no trace of the former stream,
-    and a worker that joins treats the group as new. A worker that has noticed that the stream was recreated therefore
-    sets `beginning`. While `beginning` is true, the worker creates missing leases at `start`, never at a position of
-    the former stream. The flag is reset once a full read and a listing show that every lease exists.
+    and a worker that joins treats the group as new. Therefore, a worker that has noticed that the stream was recreated
+    sets `is_restarting`. While this flag is true, the worker creates missing leases at `start`, and never at a position
+    of the former stream. The flag is reset once a full read and a listing show that every lease exists.
 
     Args:
         store: The lease table.
@@ -411,9 +414,10 @@ class LeaseRestarter:
         self.beginning = False
 
     def planning_inputs(self, config: Config, history: History) -> tuple[Config, History]:
-        """Return the config and history to plan with.
+        """Return the configuration and the history from which to plan.
 
-        After the stream was recreated, they prevent the plan from restoring a row at a position of the former stream.
+        If the stream was recreated, the plan is thereby prevented from restoring a row at a position of the former
+        stream.
         """
         if not self.beginning or self._restart_position is None:
             return config, history
@@ -422,7 +426,7 @@ class LeaseRestarter:
         return evolve(config, initial_position=self._restart_position), evolve(history, gone=current_leases)
 
     def note_read(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
-        """Reset `beginning` if the plan made from a full read and a listing creates no lease, because all exist."""
+        """Reset `is_restarting` if a plan from a full read and a listing creates no lease, because all leases exist."""
         if leases and not self._discovery.leases_unusable and not any(isinstance(action, Create) for action in actions):
             self.beginning = False
 
@@ -437,14 +441,14 @@ class LeaseRestarter:
         )
         restartable = [contradiction for contradiction in contradictions_found if contradiction.restartable]
         if self._restart_position is None or not restartable:
-            # Do not annotate contradictions that may come from an old listing. If they do, the next listing clears
+            # Do not annotate contradictions that may come from an old listing, because the next listing may resolve
             # them.
             self._annotate(
                 [contradiction for contradiction in contradictions_found if contradiction.kind != "old listing"], leases
             )
             return False
         if not discovery.is_current or (discovery.leases_unusable and holdings):
-            return False  # wait until the listing is current and this worker holds no lease
+            return False  # wait until the listing is current and this worker holds no leases
         steps = restarts(discovery.listed_shards, leases, restartable, discovery.incarnation, self._restart_position)
         try:
             for done_count, step in enumerate(steps):
@@ -472,8 +476,8 @@ class LeaseRestarter:
                     AnnotateLease(stored_lease, INCARNATION, new_lease.annotation(INCARNATION) or SETTLED_VALUE)
                 )
             case Restart(Lease() as stored_lease, Lease() as new_lease):
-                # First take the lease from its owner. The owner's next write, whose position belongs to the former
-                # stream, is then rejected.
+                # First take the lease away from its owner. Then the owner's next write, whose position belongs to the
+                # former stream, is rejected.
                 release_outcome = (
                     Done(stored_lease)
                     if stored_lease.owner is None
@@ -502,8 +506,8 @@ class LeaseRestarter:
     def _annotate(self, faults: Collection[Contradiction], leases: Collection[Lease]) -> None:
         """Write the contradictions on the rows of their leases, for tools that read only the table.
 
-        In some stores, other workers mistake an annotation for a renewal. In these stores, only leases without an owner
-        and leases of a recreated stream are annotated.
+        In some stores, other workers would mistake an annotation for a renewal. In such stores, only leases without an
+        owner and leases of a recreated stream are annotated.
         """
         descriptions = {contradiction.key: contradiction.what for contradiction in faults}
         stream_description = next((contradiction.what for contradiction in faults if contradiction.of_stream), None)

@@ -1,9 +1,9 @@
-"""Tracks one worker's hand-offs: the leases that it has requested, and those that it has given to other workers.
+"""Tracks one worker's hand-offs: the leases that it has requested, and the leases that it has given to other workers.
 
-A worker that requests a lease registers as its next owner on the row, and reads only that row until it owns the lease
+A worker that requests a lease registers on the row as the next owner, and reads only that row until it owns the lease
 (`Look.keys`). At the end of the running batch, the owner gives the lease to the next owner with `Holding.release` (H3).
 The next owner starts to read the shard only after it has claimed the lease. If the next owner does not claim the lease
-in time, the former owner takes it back. Otherwise no worker would read the shard until the lease expires.
+in time, the former owner takes the lease back. Otherwise, no worker would read the shard until the lease expires.
 """
 
 import logging
@@ -43,10 +43,9 @@ class Handoffs:
         store: The lease table.
         me: The worker's id.
         clock: A monotonic clock, in seconds.
-        lease_seconds: How long other workers wait before they take a lease that is not renewed.
+        lease_seconds: The time after which other workers take a lease that is not renewed.
         hold_lease: Called with each lease that was taken back, and with the time at which that write began.
-        mark_unconfirmed: Called with each lease that the store shows as ours although none of our writes has
-            returned Done.
+        mark_unconfirmed: Called with each lease that is stored as ours although none of our writes has returned Done.
     """
 
     def __init__(
@@ -92,17 +91,17 @@ class Handoffs:
         return tuple(request for request in renewed_requests if request is not None)
 
     def note_given(self, lease: Lease, now: float) -> None:
-        """Remember a lease that was given away, as stored, in order to take it back if it is not claimed."""
+        """Remember a lease that was given away, as it is stored, so that it can be taken back if it is not claimed."""
         with self._lock:
             self._given_leases[lease.key] = (lease, now + self._accept_seconds)
 
     def check_timeouts(self, now: float, each: ParallelMap = map) -> float:
-        """Take back the leases that were given away but not claimed in time. Return when to call this method again."""
+        """Take back the leases that were given away but not claimed in time. Return the time of the next call."""
         with self._lock:
             overdue_leases = tuple(lease for lease, due in self._given_leases.values() if due <= now)
         list(each(self._take_back, overdue_leases))
         with self._lock:
-            # A lease that could not be taken back remains overdue. Therefore add a pause before the next call.
+            # A lease that could not be taken back remains overdue, so make a pause before the next call.
             return min((max(due, now + RETRY_SECONDS) for _, due in self._given_leases.values()), default=math.inf)
 
     def withdraw(self) -> None:
@@ -111,8 +110,8 @@ class Handoffs:
             requested_leases, self._requested_leases = tuple(self._requested_leases.values()), {}
         for lease in requested_leases:
             try:
-                # Withdraw the request. Otherwise the owner would give the lease to a worker that has left, and the
-                # shard would stay unread until the owner takes the lease back.
+                # Withdraw the request. Otherwise, the owner would give the lease to a worker that has left the group,
+                # and the shard would stay unread until the owner takes the lease back.
                 self._store.write(WithdrawRequest(lease, self._me))
             except StoreError as fault:
                 log.warning(
@@ -131,10 +130,10 @@ class Handoffs:
             )
             return
         with self._lock:
-            # Forget the lease only once the store has responded. If the outcome is unknown, the next call tries again.
+            # Forget the lease only after the store has responded. If the outcome is unknown, the next call tries again.
             self._given_leases.pop(lease.key, None)
         if isinstance(outcome, Done):
             self._hold_lease(outcome.lease, write_began)
             log.info("lease %s: %s did not claim it; taken back", lease.key, lease.owner)
         elif outcome.lease is not None and outcome.lease.owner == self._me:
-            self._mark_unconfirmed(outcome.lease)  # an earlier try was applied, but its response was lost
+            self._mark_unconfirmed(outcome.lease)  # an earlier attempt was applied, but its response was lost

@@ -1,14 +1,14 @@
 """Keeps the leases that this process holds, and adopts those whose rows already name its worker as owner.
 
 A lease is added after the write that took it, and removed when its holding is lost. After a hand-off, a restart, or a
-write whose response was lost, a row may name this worker as owner although the process does not hold the lease. Such a
-lease is adopted by a claim, on condition that the version is the one that was read. Reading the row is not enough,
-because the worker that gave the lease away could take it back at the same moment. Two workers would then read the
-shard.
+write whose response was lost, a row may name this worker as owner although this process does not hold the lease. Such a
+lease is adopted by a claim, which succeeds only if the version is still the one that was read. Reading the row is not
+enough, because the worker that gave the lease away could take it back at the same moment. Two workers would then read
+the shard.
 
-A worker's id is used again after its process has ended, so a row with our id may belong to another process. Each write
-that takes a lease also writes the process on the row. If a row signed by another process is renewed while we watch,
-that process is alive, and this one must stop (`check_identity`).
+A worker's id is used again after its process has ended, so a row with our worker id may belong to another process. Each
+write that takes a lease also writes the id of the process on the row. If a row with another process id is renewed while
+we watch, that process is alive, and this one must stop (`check_identity`).
 
 `Cooldown` keeps the leases that this worker leaves to others for a while because it could not read them.
 """
@@ -35,20 +35,21 @@ taken_log = make_safe_logger(logging.getLogger("leasehold.worker"))
 
 
 class Holdings:
-    """The leases held now, each of which is written through its own `Holding`.
+    """Keeps the leases that are held now. Each of them is written by its own `Holding`.
 
     Args:
         store: The lease table.
-        identity: The worker and its running process.
+        identity: The worker's id and the id of its running process.
         clock: A monotonic clock, in seconds.
-        lease_seconds: How long other workers wait before they take a lease that is not renewed.
-        rest_seconds: For how long to take no leases after several writes that take a lease got no response. It must be
-            longer than `lease_seconds` plus two cycles.
-        lease_taken: Called for each lease that this worker has taken.
-        lease_given: Called with each lease that was given to its next owner, as stored, and with the time.
-        lease_gone: Called for each lease that is lost, given away or released.
+        lease_seconds: The time after which other workers take a lease that is not renewed.
+        rest_seconds: The time for which no leases are taken after several writes that take a lease got no response. It
+            must be longer than `lease_seconds` plus two cycles.
+        lease_taken: Called with each lease that this worker has taken.
+        lease_given: Called with each lease that was given to its next owner, as it is stored, and with the current
+            time.
+        lease_gone: Called with each lease that was lost, given away or released.
         row_recreated: Called with a description if a row was deleted while this worker owned its lease.
-        lock: Makes the lock that serializes the writes of one lease.
+        lock: Creates a lock. Each lease has one, which serializes its writes.
     """
 
     def __init__(
@@ -78,12 +79,12 @@ class Holdings:
         self._take_unanswered_at, self._take_unanswered, self._takes_paused_until = -math.inf, False, -math.inf
         self._first_versions: dict[str, Version] = {}
         self.take_failed = False
-        """Whether a write that takes a lease has failed since the last look and was certainly not applied.
+        """Whether a write that takes a lease has failed since the last look, and was certainly not applied.
 
         If so, the next look should come soon.
         """
         self.released: dict[str, Lease] = {}
-        """The leases that this process held before and does not hold now, each as this process last wrote it."""
+        """The leases that this process held before and no longer holds, each as this process last wrote it."""
         self.dropped_keys: set[str] = set()
         """The keys of the leases that were dropped because no write confirmed them in time."""
 
@@ -92,13 +93,13 @@ class Holdings:
         """The holdings, sorted by key. The tuple is the same object until a holding is added or removed."""
         with self._lock:
             if self._sorted is None:
-                # Keep the tuple until a holding is added or removed, because `Renewing` compares holdings only if it
-                # gets a new tuple.
+                # Return the same tuple until a holding is added or removed, because `Renewing` compares the holdings
+                # only if it gets a new tuple.
                 self._sorted = tuple(holding for _, holding in sorted(self._held.items()))
             return self._sorted
 
     def get(self, key: str) -> Holding | None:
-        """Return the holding of this lease, or None if it is not held."""
+        """Return the holding of this lease, or None if the lease is not held."""
         with self._lock:
             return self._held.get(key)
 
@@ -117,7 +118,7 @@ class Holdings:
             )
 
     def hold(self, lease: Lease, write_began: float, replaced_process: str | None = None) -> None:
-        """Hold this lease, which was taken by a write that began at `write_began`."""
+        """Begin to hold this lease, which was taken by a write that began at `write_began`."""
         holding = Holding(
             self._store,
             lease,
@@ -134,14 +135,14 @@ class Holdings:
             self._held[lease.key], self._sorted = holding, None
             self._held_before.add(lease.key)
             self.dropped_keys.discard(lease.key)
-        # Under the rules of KCL 2.x, finished leases are held, too, but there is nothing to read.
+        # Under the rules of KCL 2.x, finished leases are held, too, but their shards have nothing more to read.
         if not lease.ended:
             self._lease_taken(holding)
 
     def adoptable(self, leases: Iterable[Lease], *, include_ended: bool) -> tuple[Lease, ...]:
         """Return the leases whose rows name this worker but which this process does not hold.
 
-        Finished leases are included only if `include_ended`.
+        Finished leases are included only if `include_ended` is true.
         """
         our_leases = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
@@ -152,7 +153,10 @@ class Holdings:
 
     @property
     def unconfirmed(self) -> tuple[Lease, ...]:
-        """The leases that a write without a response may have made ours. They must be adopted before they are read."""
+        """The leases that may be ours after a write without a response.
+
+        Unconfirmed leases must be adopted before their shards are read.
+        """
         with self._lock:
             return tuple(lease for key, lease in self._unconfirmed.items() if key not in self._held)
 
@@ -160,16 +164,16 @@ class Holdings:
     def takes_paused(self) -> bool:
         """Whether to take no leases for now, because the store did not respond to writes that take leases.
 
-        Such a write may be applied although no response arrives. If this worker repeated it soon, the lease would look
-        alive although no worker reads the shard. The worker therefore pauses for longer than `lease_seconds` plus two
-        cycles. In that time the lease expires, and another worker takes it.
+        A write that takes a lease may be applied although no response arrives. If this worker repeated the write soon,
+        the lease would look alive although no worker reads the shard. Therefore, the worker pauses for longer than
+        `lease_seconds` plus two cycles, so that the lease expires and another worker takes it.
         """
         return self._clock() < self._takes_paused_until
 
     def mark_unconfirmed(self, lease: Lease) -> None:
         """Remember a lease that may be ours, because a write that takes it got no response.
 
-        The next turn claims it again (H4).
+        The next turn claims the lease again (H4).
         """
         with self._lock:
             self._unconfirmed[lease.key] = lease
@@ -180,13 +184,13 @@ class Holdings:
         Args:
             fault: The error.
             lease: The lease as it was read before the write.
-            write_began: When the write began.
-            was_claim: Whether the write was a claim, which is repeated.
+            write_began: The time at which the write began.
+            was_claim: Whether the write was a claim. Only claims are repeated.
         """
         if isinstance(fault, NotWritten) or not isinstance(fault, OutcomeUnknown):
-            # The store has responded, so the write cannot be applied later and this worker need not wait. If the write
-            # had several steps and was rejected halfway, the next read of the table shows this worker as the owner, and
-            # the worker adopts the lease.
+            # The store has responded, so the write cannot be applied later, and this worker need not wait. If the write
+            # had several steps and was rejected halfway, the next read of the table may show this worker as the owner.
+            # In this case, the worker adopts the lease.
             self.take_failed = True
             return
         if was_claim:
@@ -199,11 +203,11 @@ class Holdings:
             self._take_unanswered, self._take_unanswered_at = True, self._clock()
 
     def note_response(self) -> None:
-        """Allow leases to be taken again, because the store has responded to such a write."""
+        """Allow leases to be taken again, because the store has responded to a write that takes a lease."""
         self._take_unanswered, self._takes_paused_until = False, -math.inf
 
     def without_paused_takes(self, actions: Sequence[Action]) -> tuple[Action, ...]:
-        """Return the actions. While this worker rests, omit those that take a lease."""
+        """Return the actions. While takes are paused, omit the actions that take a lease."""
         is_resting = self.takes_paused
         return tuple(
             action for action in actions if not (is_resting and isinstance(action, Claim | Steal | RequestHandoff))
@@ -229,15 +233,15 @@ class Holdings:
 
     def _was_taken_over(self, lease: Lease) -> bool:
         """Return whether another process with our id has re-adopted the lease."""
-        # Another process can have taken over only a lease that this process has held before. On other rows, the process
-        # may be an earlier one with our id.
+        # Another process can have taken over only a lease that this process has held before. Any other row may still
+        # name an earlier process with our id.
         names_other_process = lease.key in self._held_before and self._identity.earlier_process(lease) is not None
-        # If this process was paused until its lease had expired, another process may own the lease. If that process has
-        # not renewed it for `lease_seconds`, it has ended, and we may adopt the lease.
+        # If this process was paused until its lease had expired, another process may own the lease. If the other
+        # process has not renewed the lease for `lease_seconds`, it has ended, and we may adopt the lease.
         if not names_other_process or lease.idle > self._lease_seconds:
             return False
         # The first version that we read may be the last one that the other process wrote before it ended. If the
-        # version changes, the process is alive.
+        # version changes later, the other process is alive.
         first_version = self._first_versions.setdefault(lease.key, lease.version)
         self._duplicate_process = self._duplicate_process or first_version != lease.version
         return True
@@ -245,11 +249,11 @@ class Holdings:
     def readopt(self, lease: Lease) -> Lease | None:
         """Claim a lease whose row names this worker as owner, because it was given to us or held before a restart.
 
-        Return the stored lease if another worker owns it now, otherwise None. The lease may have expired.
+        Return the stored lease if another worker owns it now, and None otherwise. The stored lease may have expired.
         """
         with self._lock:
-            # Remove the mark before the claim. If the claim gets no response, the lease is marked as unconfirmed again
-            # below.
+            # Forget that the lease is unconfirmed before it is claimed. If the claim gets no response, the lease is
+            # marked as unconfirmed again below.
             self._unconfirmed.pop(lease.key, None)
         claim_began = self._clock()
         try:
@@ -257,7 +261,7 @@ class Holdings:
             if stored_lease is None or not self._is_ours(stored_lease):
                 return stored_lease
             # The listing may have been stale. If the version still changes after a consistent read, the process that
-            # writes it is alive.
+            # writes the row is alive.
             lease_read_later = self._claim_as_read(stored_lease)
             other_is_alive = (
                 lease_read_later is not None
@@ -276,10 +280,10 @@ class Holdings:
     def _claim_as_read(self, lease: Lease) -> Lease | None:
         """Claim the lease as it was read.
 
-        Return the stored lease, or None if we hold the lease now or its row is gone.
+        Return None if we hold the lease now or its row is gone, and the stored lease otherwise.
         """
         claim_began = self._clock()
-        # Claim the lease instead of only reading its row. Otherwise the lease could have two owners.
+        # Claim the lease instead of only reading its row. Otherwise, the lease could have two owners.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.annotations_on(lease)))
         self.note_response()
         if isinstance(outcome, Done):
@@ -307,16 +311,16 @@ class Holdings:
         if holding.given_lease is not None:
             self._lease_given(holding.given_lease, self._clock())
         self._lease_gone(holding)
-        # Log last, because a log handler may be slow. It is normal that leases are given away or stolen, but if a lease
-        # expired here, the store probably did not respond, which is worth a warning.
+        # Log last, because a log handler may be slow. It is normal that leases are given away or stolen. If a lease has
+        # expired by our own clock, however, the store probably did not respond, which is worth a warning.
         log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
 
 
 class Cooldown:
     """The leases that this worker does not take for a while, each with an end time and the incarnation of its stream.
 
-    If a stream is deleted and recreated with the same name (L14), this worker may be able to read the new lease of the
-    same key.
+    The incarnation is stored too, because a stream that is deleted and recreated under the same name (L14) has new
+    leases with the same keys, and this worker may be able to read their shards.
     """
 
     def __init__(self) -> None:
@@ -325,21 +329,22 @@ class Cooldown:
     def put(self, key: str, until: float, incarnation: str | None = None) -> None:
         """Keep the worker from taking this lease before `until`.
 
-        If an incarnation is given, the worker may take the lease of a stream with another incarnation at once.
+        If an incarnation is given, the worker may immediately take a lease with the same key from another incarnation
+        of the stream.
         """
         self._until[key] = until, incarnation
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
-        """Return the actions without those that would take such a lease.
+        """Return the actions, except those that would take a lease before its end time.
 
-        The omitted actions must not count as planned by this worker, because the lookout's bulletin calls other workers
-        to take these leases.
+        The omitted actions must not count as planned by this worker. The lookout's bulletin then calls other workers to
+        take these leases.
         """
         allowed_actions = list[Action]()
         for action in actions:
             end_time, incarnation = self._until.get(action.lease.key, (now, None))
-            # If the row belongs to another incarnation of the stream, its shard has other records, which have not
-            # failed yet.
+            # If the row belongs to another incarnation of the stream, its shard contains other records, which this
+            # worker has not failed to read.
             same_incarnation = incarnation in {None, action.lease.annotation(INCARNATION)}
             if not (isinstance(action, Claim | Steal | RequestHandoff) and same_incarnation and end_time > now):
                 allowed_actions.append(action)

@@ -7,8 +7,8 @@
 | left to other workers for a while, because this worker cannot read them | `leave_alone`, `leave_silent` |
 | released although their readers are still blocked in a call of the source (D6) | `leave_stuck` |
 
-When a lease is taken, the request for it is forgotten. When a lease is given away, it is watched until its next owner
-has claimed it. `Worker` decides when to read the table, and carries out the plans.
+When a lease is taken, its request is forgotten. When a lease is given away, it is tracked until its next owner has
+claimed it. `Worker` decides when to read the table, and carries out the plans.
 """
 
 import logging
@@ -38,12 +38,12 @@ class LeaseEvents:
     """The callbacks by which a `LeaseBook` notifies its worker.
 
     Attributes:
-        lease_taken: Called for each lease that this worker has taken.
+        lease_taken: Called with each lease that this worker has taken.
         lease_given: Called with the current time after a lease was given to its next owner.
         lease_taken_back: Called after a lease was taken back because its next owner did not claim it.
-        lease_gone: Called for each lease that is lost, given away or released.
+        lease_gone: Called with each lease that was lost, given away or released.
         row_recreated: Called with a description if a row was deleted while this worker owned its lease.
-        release: Called with each lease that is to be released once its running batch is done.
+        release: Called with each lease that must be released once its running batch is done.
     """
 
     lease_taken: Callable[[Holding], None]
@@ -55,15 +55,15 @@ class LeaseEvents:
 
 
 class LeaseBook:
-    """The leases of one worker.
+    """Keeps the leases of one worker.
 
     Args:
         store: The lease table.
-        identity: The worker and its running process.
+        identity: The worker's id and the id of its running process.
         config: The worker's configuration.
         events: The worker's callbacks.
         clock: A monotonic clock, in seconds.
-        lock: Makes the lock that serializes the writes of one lease.
+        lock: Creates a lock. Each lease has one, which serializes its writes.
 
     Attributes:
         holdings: The leases that are held, were held, or are in doubt after a write without a response.
@@ -86,8 +86,8 @@ class LeaseBook:
             identity,
             clock=clock,
             lease_seconds=config.lease_seconds,
-            # Other workers may read our last write one cycle after it was made, and notice that the lease has expired
-            # one cycle later than we do.
+            # Other workers may read our last write only one cycle after it was made, and may notice that the lease has
+            # expired one cycle later than we do. Hence the two cycles.
             rest_seconds=config.rules.expires_above(config.lease_seconds) + 2 * config.cycle_seconds,
             lease_taken=self._lease_taken,
             lease_given=self._lease_given,
@@ -107,7 +107,7 @@ class LeaseBook:
         self._stream_silence = StreamSilence(identity.worker, config)
         self._stuck_holdings: dict[str, Holding] = {}
 
-    # Held, requested and given
+    # Leases that are held, requested or given away
 
     def _lease_taken(self, holding: Holding) -> None:
         self.handoffs.forget_request(holding.key)
@@ -121,10 +121,10 @@ class LeaseBook:
         self.holdings.hold(lease, write_began)
         self._events.lease_taken_back()
 
-    # Left to others
+    # Leases that are left to other workers
 
     def leave_alone(self, key: str, seconds: float) -> None:
-        """Do not take this lease for this many seconds, because another worker may be able to read its shard."""
+        """Do not take this lease for the next `seconds`, because another worker may be able to read its shard."""
         holding, now = self.holdings.get(key), self._clock()
         lease = self.holdings.released.get(key) if holding is None else holding.lease
         if holding is not None:
@@ -136,11 +136,11 @@ class LeaseBook:
         return self._stream_silence.without(self._cooldown.without(actions, now), now)
 
     def silence_due(self, now: float) -> float:
-        """Return when a full read is needed because a stream is silent, or infinity if none is silent (D1)."""
+        """Return when a full read is needed because a stream is silent, or infinity if no stream is silent (D1)."""
         return self._stream_silence.due(self.holdings.all, now)
 
     def stream_silent(self, now: float) -> bool:
-        """Return whether a stream has not responded for so long that its shards cannot be listed either."""
+        """Return whether a stream has been silent for so long that a listing of its shards would probably fail, too."""
         return self._stream_silence.is_silent(self.holdings.all, now)
 
     def leave_silent(self, leases: Sequence[Lease], now: float, each: ParallelMap) -> None:
@@ -155,22 +155,22 @@ class LeaseBook:
         for key, holding in list(self._stuck_holdings.items()):
             if holding.progress.call_began_at is None:
                 del self._stuck_holdings[key]
-            else:  # its reader is still blocked in that call (D6)
+            else:  # the lease's reader is still blocked in that call (D6)
                 self._cooldown.put(key, now + config.cycle_seconds + config.lease_seconds)
         for silent_lease in self._stream_silence.find_leases_to_leave(leases, self.holdings.all, now):
             silent_lease.holding.progress.put_aside(silent_lease.seconds, now)
-            # Give other workers the first chance to take the lease. This worker may take it again when D5 and
+            # Give other workers the first chance to take the lease. This worker may take the lease again once D5 and
             # `_stuck_holdings` allow it.
             self._cooldown.put(silent_lease.holding.key, now + config.lease_seconds)
             silent_lease.holding.ask_release(silent_lease.to)
             self._events.release(silent_lease.holding)
-            silent_lease.holding.progress.abandon_call()  # if the reader waits for a call, release the lease without it
+            silent_lease.holding.progress.abandon_call()  # a reader that waits for a call cannot release the lease
         self.leave_stuck(now, config.lease_seconds, each)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap) -> None:
         """Release the leases that are being given up and whose readers have waited this long for a call of the source.
 
-        The reader of such a lease cannot release it, and delivers nothing when its call returns.
+        The reader of such a lease cannot release the lease itself. When its call returns, the reader delivers nothing.
         """
 
         def release(holding: Holding) -> None:

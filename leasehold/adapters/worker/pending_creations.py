@@ -1,9 +1,9 @@
 """Delays the creation of leases while another living worker may know a later position at which they start (L13).
 
-A lease without a row may be new, or its row may have been deleted. If it was deleted, its owner, or another worker that
-has read the row, will create it again. Therefore each creation is delayed by a time that depends on its rule. If the
-lease starts at LATEST, the position of LATEST is determined when the lease is first found to be missing. Otherwise,
-records that arrive during the delay would be skipped.
+A lease without a row may be new, or its row may have been deleted. If the row was deleted, the lease's owner, or
+another worker that has read the row, will create it again. Therefore, each creation is delayed by a time that depends
+on its rule. If the lease starts at LATEST, the position of LATEST is determined when the lease is first found to be
+missing. Otherwise, records that arrive during the delay would be skipped.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = make_safe_logger(logging.getLogger("leasehold.worker"))
 
 
 class PendingCreations:
-    """The leases that a worker must create, each with the time at which it was first found to be missing.
+    """Keeps the leases that a worker must create, and when each of them was first found to be missing.
 
     Args:
         config: The configuration of the worker.
@@ -54,12 +54,13 @@ class PendingCreations:
         now: float,
         each: ParallelMap,
     ) -> dict[Action, float]:
-        """Return the creations that must wait, and for how many seconds each.
+        """Return the creations that must wait, each with the number of seconds to wait.
 
         Args:
             actions: The planned actions.
             known_leases: The leases in the table, and those whose rows are gone.
-            dropped_keys: The keys of leases that this worker has dropped, which have no owner to recreate their rows.
+            dropped_keys: The keys of leases that this worker has dropped. They have no owner that could recreate their
+                rows.
             now: The time by the worker's clock.
             each: Applies a function to each item.
         """
@@ -97,30 +98,31 @@ class PendingCreations:
         return {creation: seconds for creation, seconds in remaining_waits.items() if seconds > 0}
 
     def with_latest_position(self, action: Action) -> Action:
-        """Add to a creation the position of LATEST as determined when the lease was first found to be missing."""
+        """Add the position of LATEST to a creation, as determined when the lease was first found to be missing."""
         latest_position = self._latest_positions.get(action.lease.key)
         if not isinstance(action, Create) or action.lease.checkpoint != LATEST or latest_position is None:
             return action
         return evolve(action, lease=evolve(action.lease, annotations=latest_annotations(latest_position)))
 
     def _creation_wait(self, creation: Create, streams: Collection[str], dropped_keys: Collection[str]) -> float | None:
-        """Return for how long a lease must be missing before it is created, or None if it need not wait."""
+        """Return for how many seconds a lease must be missing before it is created, or None if it need not wait."""
         config, lease = self._config, creation.lease
         match creation.rule:
-            # The owner of a deleted row recreates it at its next renewal. A lease that this worker has dropped has no
-            # owner to recreate its row.
+            # The owner of a deleted row recreates the row at its next renewal. A lease that this worker has dropped has
+            # no owner, so no other worker would recreate the row.
             case "L13":
                 return 0.0 if lease.key in dropped_keys else config.renew_seconds
-            # The creation of a lease that this worker has never seen waits until every living worker has read the
-            # table, because one of them may know the lease.
+            # If this worker has never seen the lease, wait until every living worker has read the table, because one of
+            # them may know the lease.
             case "L6":
                 return config.renew_seconds + config.cycle_seconds
             case "L4" | "L5" as rule:
                 # If there is no lease of this stream, either the group is new or its table was emptied. The wait
-                # distinguishes the two cases, because in an emptied table the next owner that renews recreates its row.
+                # distinguishes the two cases, because if the table was emptied, the next owner that renews a lease
+                # recreates its row.
                 stream_has_leases = lease.stream in streams
-                # A lease that starts at TRIM_HORIZON need not wait, because no record can be skipped, and an owner
-                # whose row was created again by another worker takes that row over (`Holding`). A lease that starts at
+                # A lease that starts at TRIM_HORIZON need not wait, because no record can be skipped, and if another
+                # worker recreates an owner's row, the owner takes over the new row (`Holding`). A lease that starts at
                 # LATEST must wait, because another worker may still be creating the leases of a new group.
                 if lease.checkpoint == TRIM_HORIZON and not (
                     stream_has_leases and (rule == "L5" or config.initial_position == LATEST)
@@ -136,7 +138,7 @@ class PendingCreations:
     def _latest_of(self, lease: Lease) -> Position | None:
         """Return the position of LATEST for this lease, or None if the source cannot return it now.
 
-        An error is only logged, so a shard that does not respond delays only its own lease.
+        An error is only logged, so that a shard that does not respond delays only its own lease.
         """
         try:
             with translate_foreign_errors():

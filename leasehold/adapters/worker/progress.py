@@ -1,16 +1,16 @@
-"""Measures the progress and throughput of a held lease. The lease's owner writes both on the lease's row.
+"""Measures the progress and the throughput of a held lease, which its owner writes on the lease's row.
 
-`Throughput` is measured in the same way as in KCL 3.x, so that Java and Python workers can compare leases.
+`Throughput` measures in the same way as the KCL 3.x, so that Java and Python workers can compare leases.
 
-`Progress` describes how far a lease is behind the tip of its shard. The owner writes it next to the throughput, so that
-a listing of the table shows the progress of all workers.
+`Progress` describes how far a lease is behind the tip of its shard. The owner writes this description next to the
+throughput, so that a listing of the table shows the progress of all workers.
 
 1. Progress is stored in an annotation of ours, which other libraries preserve but do not read. If annotations are free,
-   it is written with renewals. An extra write is needed only if a lease has been renewed by checkpoints alone for
-   `ANNOTATE_SECONDS`.
-2. The times in the annotation come from the owner's wall clock. If the reader's clock differs, they are off by the
-   difference.
-3. A failed read counts as a try, not as a read. An empty response alone does not make the lag 0.
+   the annotation is written together with renewals. An extra write is needed only if a lease has been renewed by
+   checkpoints alone for `ANNOTATE_SECONDS`.
+2. The times in the annotation come from the owner's wall clock. If the clock of a worker that reads the annotation
+   differs, the times are off by the difference.
+3. A failed read counts as an attempt, not as a read. An empty response alone does not make the lag 0.
 """
 
 import json
@@ -27,11 +27,11 @@ from leasehold.balancer.model import WEIGHT_MAX, Annotations, Lease
 
 
 class Throughput:
-    """The bytes read per second, as an exponential average with weight 0.5 per interval.
+    """Computes the bytes read per second, as an exponential average with a weight of 0.5 per interval.
 
     Args:
-        interval: The seconds between two updates of the average. KCL 3.x updates it at each renewal.
-        average: The initial value in bytes per second, as the last owner measured it, or None if unknown.
+        interval: The number of seconds between two updates of the average. KCL 3.x updates its average at each renewal.
+        average: The initial value in bytes per second, as the last owner measured it; None if it is unknown.
     """
 
     def __init__(self, interval: float, average: int | None = None) -> None:
@@ -39,20 +39,21 @@ class Throughput:
         self._average: float | None = average
         self._bytes, self._began = 0, 0.0
         self._measuring = False
-        # One task reads records and counts bytes while another one renews the lease and computes the average.
+        # The lock is needed because one task reads records and counts bytes while another renews the lease and computes
+        # the average.
         self._lock = Lock()
 
     def add(self, size: int, now: float) -> None:
-        """Add `size` bytes, which may be 0, to those read. The first call begins the first interval."""
+        """Add `size` to the number of bytes read. It may be 0. The first call begins the first interval."""
         with self._lock:
             if not self._measuring:
-                # Do not begin the first interval when the lease is claimed. Otherwise the wait until the shard is
+                # Begin the first interval only now. If it began when the lease was claimed, the wait until the shard is
                 # opened would lower the rate.
                 self._measuring, self._began = True, now
             self._bytes += size
 
     def rest(self, now: float) -> None:
-        """Restart the interval. Because this worker delayed reading, its bytes do not show the shard's throughput."""
+        """Restart the interval, because this worker delayed its reads. Its bytes do not show the shard's throughput."""
         with self._lock:
             self._bytes, self._began = 0, now
 
@@ -62,44 +63,46 @@ class Throughput:
             elapsed = now - self._began
             if self._measuring and elapsed >= self._interval:
                 rate = self._bytes / elapsed
-                # The weight depends on the elapsed time, because updates may come late or two in a row. With a fixed
-                # weight, each update would halve the previous average.
+                # The weight depends on the elapsed time, because updates may come late or in quick succession. With a
+                # fixed weight, every update would halve the previous average, however long the interval was.
                 weight = 0.0 if self._average is None else 0.5 ** (elapsed / self._interval)
                 self._average = weight * (self._average or 0.0) + (1 - weight) * rate
                 self._bytes, self._began = 0, now
-            # Limit the weight to WEIGHT_MAX. Otherwise a renewal with a larger rate would fail.
+            # Limit the average to WEIGHT_MAX. Otherwise, a renewal with a larger rate would fail.
             return None if self._average is None else min(round(self._average), WEIGHT_MAX)
 
 
 PROGRESS_ANNOTATION = "reach"
-"""The name of the row attribute with a `Progress` as JSON."""
+"""The name of the row attribute that contains a `Progress` as JSON."""
 
 ANNOTATE_SECONDS = 20.0
 """The longest time for which a lease may be renewed by checkpoints alone.
 
-After this time a renewal is needed, because only renewals write the annotation.
+After this time, a renewal is needed, because only renewals write the annotation.
 """
 
 FIRST_ANNOTATION_SECONDS = 3.0
-"""How soon a new owner writes its annotation, so that the lag of a lease that has just moved is known early."""
+"""How soon a new owner writes its annotation. It is short, so that the lag of a lease that has just moved is known
+early."""
 
 SILENT_SECONDS = 30.0
-"""After this time without a read, the time since the last read counts as lag, because there may be new records."""
+"""If there was no read for this long, the time since the last read counts as lag, because there may be new records."""
 
 RENEWED_FRACTION = 0.6
 """The fraction of `lease_seconds` within which a living owner renews its lease or writes a checkpoint."""
 
 RETRIED_RENEWAL_FRACTION = 0.8
-"""The fraction of `lease_seconds` within which a renewal succeeds if its first try has failed."""
+"""The fraction of `lease_seconds` within which a renewal succeeds if the first attempt has failed."""
 
 LAG_STEP_SECONDS, LAG_STEPS = ANNOTATE_SECONDS, 6
-"""The window for detecting a consumer that falls behind:
+"""The window for detecting a consumer that falls behind.
 
-`STEPS` steps, from each of which to the next its lag must grow.
+The window consists of `LAG_STEPS` steps, and the consumer's lag must grow from each step to the next.
 """
 
 STUCK_READ_FAULT = f"an answer of the stream has been on its way for more than {SILENT_SECONDS:g} s"
-"""The fault shown for a read that neither ends nor fails, for example because the response arrives byte by byte."""
+"""The fault that is shown for a read that neither ends nor fails, for example because the response arrives byte by
+byte."""
 
 FAULT_LENGTH = 200
 """The maximum length of a fault on a row, in characters."""
@@ -116,17 +119,17 @@ def max_annotation_age(lease_seconds: float) -> float:
 def tolerated_unread_seconds(lease_seconds: float) -> float:
     """Return for how many seconds a lease of a healthy group may have no owner, or appear unread according to its row.
 
-    An owner notices within `SILENT_SECONDS` that it has read nothing. It then writes this to the row within
-    `ANNOTATE_SECONDS`, or within the time between two renewals if that is longer. The time between two renewals is
+    An owner notices within `SILENT_SECONDS` that it has read nothing. It then writes this fact on the row within
+    `ANNOTATE_SECONDS`, or within the time between two renewals if that time is longer. The time between two renewals is
     slightly more than half of `lease_seconds`.
     """
     return SILENT_SECONDS + max(ANNOTATE_SECONDS, RENEWED_FRACTION * lease_seconds)
 
 
 def lag_grows(lags: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the lag has grown in every step of the window. This is Burrow's rule, which needs no threshold.
+    """Return whether the lag has grown in every step of the window. This is the rule of Burrow. It needs no threshold.
 
-    Only the smallest lag in each step of `STEP_SECONDS` counts. Therefore a single slow response does not count as
+    Only the smallest lag in each step of `LAG_STEP_SECONDS` counts. Therefore, a single slow response does not count as
     growth, and a single read at the tip ends the growth.
 
     Args:
@@ -137,8 +140,8 @@ def lag_grows(lags: Sequence[tuple[float, float]]) -> bool:
         step = int(time // LAG_STEP_SECONDS)
         least_lag_by_step[step] = min(lag, least_lag_by_step.get(step, math.inf))
     step_lags = [lag for _, lag in sorted(least_lag_by_step.items())][-LAG_STEPS:]
-    # Ignore windows that begin at the tip, where the lag is 0. Any lag is an increase from 0, but a reader that is only
-    # one batch behind is not falling behind.
+    # Ignore a window that begins at the tip, where the lag is 0. Any lag is an increase from 0, but a reader that is
+    # only one batch behind is not falling behind.
     return (
         len(step_lags) == LAG_STEPS
         and step_lags[0] > 0
@@ -151,26 +154,28 @@ class Progress:
     """The owner's record of how far its lease is behind the tip of the shard. All times are in seconds since 1970.
 
     Attributes:
-        at: When this was written.
-        owner: The worker that wrote it.
-        host: The machine on which the worker runs.
-        moves: How often the lease has moved from one worker to another, as far as our workers have observed.
-        behind: How many seconds the last read was behind the tip of the shard. More while its batch is not done.
+        at: The time at which this progress was written.
+        owner: The worker that wrote this progress.
+        host: The name of the machine on which the worker runs.
+        moves: The number of times that the lease has moved from one worker to another, as far as our workers observed.
+        behind: The number of seconds by which the last read was behind the tip of the shard. It grows while the batch
+            of that read is not done.
         end: Whether the last read reached the tip and its batch is done.
-        arrived: When the last record that is done arrived in the stream.
-        read: When the shard last responded.
-        done: When all records that had been read were last done, or when the position last moved, whichever is later.
-            Before either has happened, the previous owner's value, or the time at which the lease was taken.
-        tried: When a read last succeeded, or a read or a batch last failed.
-        fault: The reason why a read or a batch failed, or "" once a batch was handled.
-        work: When the running call of the handler began or last checkpointed. None if no handler is running.
+        arrived: The time at which the last record that is done arrived in the stream.
+        read: The time of the shard's last response.
+        done: The last time at which all records that had been read were done, or at which the position moved, whichever
+            is later. Until then, it is the previous owner's value, or the time at which the lease was taken.
+        tried: The last time at which a read succeeded or failed, or a batch failed.
+        fault: The reason why a read or a batch failed. It becomes "" once a batch was handled.
+        work: The time at which the running call of the handler began or last checkpointed; None if no handler is
+            running.
         grows: Whether the lag has grown in every step of the window.
         lease: The owner's `lease_seconds`, from which readers derive what counts as late.
-        excused: The reason why the lease is not being read, if this is not a fault.
-        oldest: When the oldest record that was read but is not done arrived in the stream.
+        excused: The reason why the lease is not being read, if that reason is not a fault.
+        oldest: The time at which the oldest record that was read but is not done arrived in the stream.
         aside: The time until which the owner leaves the lease to other workers, because it could not handle the
             records.
-        dead_letter: The reason why a record could not be dead-lettered, or "" once a record was handled or
+        dead_letter: The reason why a record could not be dead-lettered. It becomes "" once a record was handled or
             dead-lettered.
     """
 
@@ -197,18 +202,18 @@ class Progress:
     def cause(self) -> str:
         """The reason why the position does not move, or "".
 
-        It includes the error if a dead letter could not be written.
+        If a dead letter could not be written, the reason includes that error.
         """
         return "; ".join(filter(None, (self.fault, self.dead_letter)))
 
     @property
     def note(self) -> str:
-        """The value of the annotation, without fields that are not set."""
+        """The value of the annotation as JSON, without fields that are not set."""
         values = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
         return json.dumps({name: value for name, value in values.items() if value != ""})
 
     def is_put_aside(self, now: float, seconds: float) -> bool:
-        """Return whether the lease is left to other workers, or was until at most `seconds` seconds before `now`."""
+        """Return whether the lease is left to other workers now, or was left to them until at most `seconds` ago."""
         return self.aside is not None and now <= self.aside + seconds
 
     def renewal_overdue(self, idle: float) -> bool:
@@ -218,29 +223,32 @@ class Progress:
     def lag(self, now: float, *, held: bool) -> float | None:
         """Return an upper bound of the lag in seconds at `now`, or None if it is unknown.
 
-        If `lag_may_be_larger`, return a lower bound.
+        If `lag_may_be_larger` returns true, the result is a lower bound instead.
 
         Args:
             now: The time in seconds since 1970.
-            held: Whether a living owner reads the lease. If no living owner reads the lease, unread records may be as
-                old as the shard's last response.
+            held: Whether a living owner reads the lease. If not, unread records may be as old as the shard's last
+                response.
         """
         silent_seconds = max(0.0, now - self.at)
         is_current = held and silent_seconds <= max_annotation_age(self.lease or 0.0)
         if self.behind is None:
-            # A living owner writes a lag itself after `SILENT_SECONDS` of silence. If no owner is alive, compute the
+            # After `SILENT_SECONDS` of silence, a living owner writes a lag itself. If no owner is alive, compute the
             # lag from the time since the last response.
             unread_for = now - max(self.read or 0.0, self.done or self.at)
             return None if is_current or self.excused or unread_for <= SILENT_SECONDS else unread_for
-        # If the position had not moved for a while when the owner wrote this, it has most likely not moved since.
+        # If the position had not moved for a while when the owner wrote this progress, it has most likely not moved
+        # since then.
         is_stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
         if is_current and not is_stalled:
             return self.behind
-        # Records that came after the last response are at most as old as the time since then.
+        # Records that arrived after the last response are not older than that response.
         return max(self.behind + silent_seconds, 0.0 if held or self.read is None else now - self.read)
 
     def lag_may_be_larger(self, now: float, *, held: bool) -> bool:
-        """Return whether the real lag may exceed `lag`, because the stream is silent and no unfinished record is known.
+        """Return whether the real lag may exceed the value of `lag`.
+
+        The real lag may be larger if the stream is silent and no unfinished record is known.
 
         Args:
             now: The time in seconds since 1970.
@@ -260,7 +268,8 @@ def progress_of(lease: Lease) -> Progress | None:
     """Return the progress in the row's annotation, or None if there is no valid annotation."""
     try:
         document = json.loads(lease.annotation(PROGRESS_ANNOTATION) or "null")
-        # In a rolling upgrade, a newer worker may write fields that this version does not know.
+        # Ignore unknown fields, because during a rolling upgrade a newer worker may write fields that this version does
+        # not know.
         values = (
             {name: document[name] for name in fields_dict(Progress).keys() & document.keys()}
             if isinstance(document, dict)
@@ -274,35 +283,35 @@ def progress_of(lease: Lease) -> Progress | None:
         return (
             Progress(**values) if values and strings_are_valid and times_are_valid and flags == [True, True] else None
         )
-    # Any program may have written the attribute. An invalid value is ignored and must not break a listing.
+    # Any program may have written the attribute, so an invalid value is ignored. It must not break a listing.
     except (ValueError, TypeError, RecursionError):
         return None
 
 
 def _is_time(value: object) -> bool:
-    # In Python True is a number, too.
+    # In Python, True and False are numbers, too.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 <= value < NUMBER_MAX  # type: ignore[operator]  # a number, as just checked
 
 
 class ProgressMeter:
-    """Measures the progress of one held lease. Returns no annotations until `tell` is called.
+    """Measures the progress of one held lease. It returns no annotations until `enable_annotations` is called.
 
     Args:
         lease: The lease as it was taken, whose annotation contains the previous progress.
-        me: The owner.
-        now: When the lease was taken, by the same clock as the times passed to the methods.
-        lease_seconds: The setting of the group.
+        me: The id of the owner.
+        now: The time at which the lease was taken, by the same clock as the times that are passed to the methods.
+        lease_seconds: The `lease_seconds` of the group, or None if it is unknown.
 
     Attributes:
         owner_changed_before: Whether another worker had the lease before, according to the annotation.
-        last_response_at: When the stream last responded about this shard, or minus infinity before the first response.
-        silent_since: Since when a response about this shard has been expected, or None if none is expected.
-        failed_at: When the last failed read began, or minus infinity if the stream has responded about this shard
-            since.
-        response_seconds: How many seconds the last response took.
-        call_began_at: When the running call of the source began, or None if no call is running.
-        call_abandoned: Whether the lease is released without waiting for its reader, which is blocked in a call of
+        last_response_at: The time of the last response about this shard, or minus infinity before the first response.
+        silent_since: The time since which a response about this shard has been expected; None if none is expected.
+        failed_at: The time at which the last failed read began, or minus infinity if the stream has responded about
+            this shard since then.
+        response_seconds: The number of seconds that the last response took.
+        call_began_at: The time at which the running call of the source began; None if no call is running.
+        call_abandoned: Whether the lease is released without waiting for its reader. The reader is blocked in a call of
             the source.
     """
 
@@ -310,8 +319,8 @@ class ProgressMeter:
         previous_progress = progress_of(lease)
         owner_changed = previous_progress is not None and previous_progress.owner != me
         self.owner_changed_before = owner_changed
-        # Start from the previous owner's values. Otherwise, after each change of owner, a batch that keeps failing
-        # would look as if it were new.
+        # Start from the previous owner's values. Otherwise, a batch that keeps failing would look new after each change
+        # of owner.
         previous_progress = previous_progress or Progress(0.0, me)
         self._initial_progress = Progress(
             0.0, me, moves=previous_progress.moves + owner_changed, done=previous_progress.done, lease=lease_seconds
@@ -330,8 +339,8 @@ class ProgressMeter:
         self._inherited_lag = previous_progress.behind
         self._behind: float | None = None
         self._began, self._annotated_at = now, -math.inf
-        # The time at which the lease was taken. If the previous owners have not read anything either, this is when the
-        # first of them took it.
+        # The time at which the lease was taken. If the previous owners have not read anything either, it is the time at
+        # which the first of them took the lease.
         self._taken_at = now
         self._tried: float | None = None
         self._read: float | None = None
@@ -348,8 +357,8 @@ class ProgressMeter:
         self._initial_progress = evolve(self._initial_progress, host=host)
         previous_progress = self._previous_progress
         if self._inherited_lag is not None and previous_progress.at:
-            # Add the time since the annotation was written, so that the lag continues to grow from the value of the
-            # previous owner.
+            # Add the time since the annotation was written, so that the lag continues to grow from the previous owner's
+            # value.
             self._inherited_lag += max(0.0, wall() - previous_progress.at - (now - self._began))
         if previous_progress.oldest is not None:
             self._oldest_unfinished_at = now - max(0.0, wall() - previous_progress.oldest)
@@ -357,12 +366,15 @@ class ProgressMeter:
             self._taken_at = now - max(0.0, wall() - previous_progress.done)
 
     def expect_response(self, now: float) -> None:
-        """Note that the shard should be read from now on, so it counts as silent even if no request is made."""
+        """Note that the shard should be read from now on.
+
+        The shard counts as silent until it responds, even if no request is made.
+        """
         with self._lock:
             self.silent_since = now
 
     def call_began(self, now: float) -> None:
-        """Note that the source is being called. A call of `call_returned`, `read` or `failed` must follow."""
+        """Note that the source is being called. Afterwards, `call_returned`, `read` or `failed` must be called."""
         with self._lock:
             self.call_began_at = now
             self.silent_since = now if self.silent_since is None else self.silent_since
@@ -380,15 +392,15 @@ class ProgressMeter:
     def abandon_call(self) -> bool:
         """Prevent the reader from dispatching the result of its current call. Return False if no call is running.
 
-        No handler runs during the call, and none is called afterwards. The lease can therefore be released without
-        waiting for its lease reader.
+        No handler runs during the call, and none is called afterwards. Therefore, the lease can be released without
+        waiting for its reader.
         """
         with self._lock:
             self.call_abandoned = self.call_abandoned or self.call_began_at is not None
             return self.call_abandoned
 
     def since_1970(self, time: float, now: float) -> float | None:
-        """Return the time `time` in seconds since 1970, or None until `tell` was called."""
+        """Convert `time` to seconds since 1970. Return None until `enable_annotations` was called."""
         return None if self._wall_clock is None else self._wall_clock() - (now - time)
 
     def has_responded_within(self, now: float, seconds: float) -> bool:
@@ -401,12 +413,12 @@ class ProgressMeter:
         )
 
     def read(self, batch: Batch, now: float, wait_reason: str = "") -> None:
-        """Note a read before its batch is handled. Ignore a read without a response (rule 3).
+        """Note a read whose batch is not handled yet. A read without a response does not count as a read (rule 3).
 
         Args:
             batch: The batch, including earlier records that were not delivered yet.
             now: The time by the worker's clock.
-            wait_reason: The reason why the records must not be delivered yet, or "" if they may be.
+            wait_reason: The reason why the records must not be delivered yet, or "" if they may be delivered.
         """
         if batch.answered:
             with self._lock:
@@ -417,12 +429,13 @@ class ProgressMeter:
             return
         if not batch.answered:
             with self._lock:
-                # The source made no request, because an idle connection has no new records.
+                # The source has made no request, because it keeps a connection open that has no new records.
                 self.call_began_at = self.silent_since = None
             return
         with self._lock:
             self.call_began_at = None
-            # A response may not state the lag. Keep the last known lag then, so that it does not look like the tip.
+            # If the response does not contain the lag, keep the last known lag. Otherwise, the reader would seem to be
+            # at the tip.
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
             self._batch_unfinished = bool(batch.count)
@@ -432,34 +445,34 @@ class ProgressMeter:
                 )
             elif batch.behind_seconds == 0 or batch.ended:
                 self._oldest_unfinished_at = None
-            # While an earlier record is not handled, an empty response is not progress.
+            # While an earlier record is not handled yet, an empty response is no progress.
             self._done_is_progress = self._batch_unfinished or self._oldest_unfinished_at is None
             self._batch_arrived, self._excused = batch.last_arrival_time, wait_reason
             if wait_reason:
-                self._done = now  # otherwise a shard whose records must wait would look stalled
+                self._done = now  # otherwise, a shard whose records must wait would look stalled
             if batch.behind_seconds is not None:
-                # If records must wait, their age counts as lag. It does not show that the consumer falls behind.
+                # If records must wait, their age counts as lag, but it does not show that the consumer falls behind.
                 self._record_lag(
                     batch.behind_seconds if wait_reason else max(batch.behind_seconds, self._unfinished_wait(now)), now
                 )
 
     def failed(self, reason: str, now: float) -> None:
-        """Note that a read or a batch failed, and why."""
+        """Note that a read or a batch failed, and the reason."""
         with self._lock:
             self._tried = self.failed_at = now
             self.call_began_at = None
             self._fault, self._excused = reason[:FAULT_LENGTH], ""
 
     def dead_letter_failed(self, reason: str, now: float) -> None:
-        """Note that a record which the handler could not handle could not be dead-lettered either, and why."""
+        """Note that a record that the handler could not handle could not be dead-lettered either, and the reason."""
         with self._lock:
             self._tried, self._dead_letter = now, reason[:FAULT_LENGTH]
 
     def excused(self, reason: str, now: float) -> None:
-        """Note that nothing is being read now for a good reason, which is `reason`."""
+        """Note that nothing is being read now, for a reason that is not a fault."""
         with self._lock:
-            # Treat the shard as done until now. Otherwise it would be shown as stalled, although there is a good reason
-            # to wait.
+            # Treat the shard as done up to now. Otherwise, it would be shown as stalled, although there is a good
+            # reason to wait.
             self._done, self.silent_since = now, None
             self._fault, self._dead_letter, self._excused = "", "", reason
 
@@ -469,13 +482,13 @@ class ProgressMeter:
             self._handler_since = now
 
     def put_aside(self, seconds: float, now: float) -> None:
-        """Note that the lease is being released and that this owner will not take it again for this many seconds."""
+        """Note that the lease is being released, and that this owner will not take it again for the next `seconds`."""
         with self._lock:
             self._aside = now + seconds
 
     @property
     def aside(self) -> bool:
-        """Whether the lease is being put aside."""
+        """Whether the lease is being released and left to other workers for a while."""
         return self._aside is not None
 
     def part_done(self, now: float, first_arrival: float | None = None) -> None:
@@ -483,15 +496,15 @@ class ProgressMeter:
 
         Args:
             now: The time by the worker's clock.
-            first_arrival: When the first unfinished record arrived in the stream, in seconds since 1970, or None if
-                unknown.
+            first_arrival: The time at which the first unfinished record arrived in the stream, in seconds since 1970;
+                None if it is unknown.
         """
         with self._lock:
             if first_arrival is not None:
                 self._oldest_unfinished_at = self._local_arrival_time(first_arrival, now, 0.0)
                 self._record_lag(max(self._behind or 0.0, self._unfinished_wait(now)), now)
             self._dead_letter = ""
-            # If a handler is running, its time limit starts again with the checkpoint.
+            # If a handler is running, its time limit starts again at the checkpoint.
             self._done, self._handler_since = now, self._handler_since and now
 
     def handler_ended(self) -> None:
@@ -514,15 +527,18 @@ class ProgressMeter:
             return self._behind_at(now)
 
     def _local_arrival_time(self, first_arrival: float | None, now: float, minimum_age: float) -> float:
-        """Return when a record arrived, by this worker's clock. The record is at least `minimum_age` seconds old."""
+        """Return the time at which a record arrived, by this worker's clock.
+
+        The record is at least `minimum_age` seconds old.
+        """
         age = 0.0 if first_arrival is None or self._wall_clock is None else self._wall_clock() - first_arrival
         return now - max(0.0, minimum_age, age)
 
     def _unfinished_wait(self, now: float) -> float:
         """Return how many seconds the oldest unfinished record has waited, or 0 if no more than `SILENT_SECONDS`.
 
-        A single read may return all records up to the tip. The source then reports no lag although the records are not
-        done.
+        The wait counts as lag, because a single read may return all records up to the tip. The source then reports no
+        lag although the records are not done.
         """
         unfinished_seconds = 0.0 if self._oldest_unfinished_at is None else now - self._oldest_unfinished_at
         return unfinished_seconds if unfinished_seconds > SILENT_SECONDS else 0.0
@@ -538,15 +554,15 @@ class ProgressMeter:
         oldest_age = 0.0 if self._oldest_unfinished_at is None else max(0.0, now - self._oldest_unfinished_at)
         if self._behind is None or self._read is None:
             if self._inherited_lag is not None:
-                # The lag is at least what the previous owner wrote, and grows until the first read.
+                # The lag is at least the value that the previous owner wrote, and it grows until the first read.
                 return max(oldest_age, self._inherited_lag + max(0.0, now - self._began))
-            # No response has contained a lag. Records may have arrived right after the last response, so use the time
-            # since that response.
+            # No response has contained a lag yet. Records may have arrived right after the last response, so use the
+            # time since that response.
             silent_seconds = now - max(time for time in (self._taken_at, self._read, self._done) if time is not None)
             is_silent = silent_seconds > SILENT_SECONDS and not self._excused
             return max(oldest_age, silent_seconds if is_silent else 0.0) or None
         silent_seconds = now - self._read
-        # The time since the last read counts as lag only after `SILENT_SECONDS`. A response may merely be late.
+        # The time since the last read counts as lag only after `SILENT_SECONDS`, because a response may merely be late.
         return max(
             oldest_age,
             self._behind + (silent_seconds if self._batch_unfinished or silent_seconds > SILENT_SECONDS else 0.0),
@@ -557,7 +573,7 @@ class ProgressMeter:
         return self._wall_clock is not None and now - self._annotated_at >= ANNOTATE_SECONDS
 
     def progress(self, now: float, wall: float) -> Progress:
-        """Return the progress at `now`. `wall` is the same time in seconds since 1970."""
+        """Return the progress at `now`. `wall` is the same moment in seconds since 1970."""
 
         def since_1970(time: float | None) -> float | None:
             return None if time is None else round(max(0.0, wall - (now - time)), 3)
@@ -587,7 +603,7 @@ class ProgressMeter:
             )
 
     def annotations(self, now: float) -> Annotations:
-        """Return the annotation to write now, or an empty tuple until `tell` was called."""
+        """Return the annotation to write now, or an empty tuple until `enable_annotations` was called."""
         if self._wall_clock is None:
             return ()
         self._annotated_at = now

@@ -1,13 +1,14 @@
-"""Renews the held leases. Each renewal is a separate call, so that a slow request does not delay other leases.
+"""Renews the held leases. Each renewal is a separate call, so that a slow request does not delay the other renewals.
 
-1. At most one renewal of a lease is in progress. After a failure the next one begins a second later.
+1. At most one renewal of a lease is in progress at a time. After a failed renewal, the next one begins a second later.
 2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. If a
-   renewal is in progress at that moment, the lease is dropped only after another third of `lease_seconds`, because
-   nearly all renewals succeed.
+   renewal is in progress at that moment, the lease is dropped only after another third of `lease_seconds`, because the
+   renewal will most likely succeed.
 
 `SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
-from ours. The other functions concern bulletins (C4). `first_watch` determines whether a worker reads them,
-`renew_pause_seconds` how often it must wake up for them, and `bulletin_renewals` on which row it writes its own.
+from ours. The other functions concern bulletins (C4). `first_watch` determines whether a worker reads bulletins,
+`renew_pause_seconds` determines how often a worker must wake up to write one, and `bulletin_renewals` determines on
+which row it is written.
 """
 
 import logging
@@ -51,7 +52,10 @@ class BackgroundMap(Protocol):
     """Applies a function to each item, as `map` does, but may return before all calls have ended."""
 
     def __call__(self, function: Callable[[T], object], items: Iterable[T], /) -> Iterable[object]:
-        """Apply the function. Callers must iterate over the result, because `map` is lazy, and ignore its values."""
+        """Apply the function.
+
+        Callers must iterate over the result, because `map` is lazy, but must ignore its values.
+        """
 
 
 def _with_age(holding: Holding, now: float) -> Lease:
@@ -60,11 +64,11 @@ def _with_age(holding: Holding, now: float) -> Lease:
 
 
 class Renewing:
-    """The renewals of one worker.
+    """Makes the renewals of one worker.
 
-    A lease is checked only once its renewal may be due. A heap orders the leases by that time, so if nothing is due,
-    the cost of a call does not depend on the number of held leases. If a checkpoint has renewed a lease in the
-    meantime, the lease is not due and is put back into the heap.
+    A lease is checked only when its renewal may be due. A heap orders the leases by the times of their next checks, so
+    if no lease is due, the cost of a call does not depend on the number of held leases. If a checkpoint has renewed a
+    lease in the meantime, the lease is not due and is put back into the heap.
 
     Args:
         config: The configuration of the rules.
@@ -95,23 +99,23 @@ class Renewing:
         *,
         pause: float = math.inf,
     ) -> list[Holding]:
-        """Renew the leases that are due, hand off the requested ones, and drop leases that others may have taken.
+        """Renew the leases that are due, hand off requested leases, and drop leases that other workers may have taken.
 
         Args:
-            holdings: The leases held now. The collection must be the same object until a lease is added or removed.
+            holdings: The leases that are held now. The same object must be passed until a lease is added or removed.
             now: The time by the worker's clock.
             me: This worker and what it knows.
             look: The present look, with the annotations to write.
             each: Applies a function to each item.
-            pause: The longest time between two checks of a lease.
+            pause: The maximum time between two checks of a lease.
 
         Returns:
-            The leases that were checked. Each is checked at least every `pause` seconds, because another worker may
-            have requested it meanwhile.
+            The leases that were checked. Each lease is checked at least every `pause` seconds, because another worker
+            may have requested it since the last check.
         """
         self._pause, self._writes_bulletin = pause, bool(look.annotations)
         if holdings is not self._held:
-            # Only new leases are added to the heap. Leases that are no longer held are skipped when they are due.
+            # Add only new leases to the heap. Leases that are no longer held are skipped when they are due.
             held_now = frozenset(holdings)
             for holding in held_now - self._known_holdings:
                 # Check the new lease in this call, because a next owner may have registered before this worker took it.
@@ -134,10 +138,11 @@ class Renewing:
         due_renewals = self._due_renewals(ready_holdings, now, me, look)
         actions_by_key |= {holding.key: (holding, action) for holding, action in due_renewals}
         for holding in checked_holdings:
-            # If a renewal is in progress, no other one is needed, but the lease must still be dropped in time (rule 2).
+            # If a renewal of the lease is in progress, no other one is needed, but the lease must still be dropped in
+            # time (rule 2).
             if holding.key not in actions_by_key and now > self._drop_at(holding):
                 self._drop(holding)
-        # Mark the renewals as begun before the first one starts, because the next call may come while they are in
+        # Mark the renewals as begun before the first one starts, because `begin` may be called again while they are in
         # progress (rule 1).
         self._renewals_in_progress.update(holding for holding, _ in actions_by_key.values())
         try:
@@ -152,7 +157,7 @@ class Renewing:
     def _due_renewals(
         self, holdings: Collection[Holding], now: float, me: Me, look: Look
     ) -> list[tuple[Holding, Renew]]:
-        """Return which of these leases to renew now.
+        """Return the leases to renew now, each with the action that requires the renewal.
 
         If this worker writes a bulletin, the row with the bulletin is renewed more often than the others.
         """
@@ -169,7 +174,8 @@ class Renewing:
             if holding.progress.annotation_due(now)
         ]
         if look.annotations:
-            # C4: in the same way, the row of a lease that is renewed only by checkpoints would contain no bulletin.
+            # C4: the row of a lease that is renewed only by checkpoints would not contain the bulletin, because
+            #     checkpoints write no annotations.
             without_recent_bulletin = [
                 holding for holding in holdings if now - holding.renewal_tried_at >= config.renew_seconds
             ]
@@ -181,7 +187,8 @@ class Renewing:
             )
             due_actions += [*heartbeats, *(Renew(holding.lease, "C4") for holding in without_recent_bulletin)]
         if due_actions and any(holding.groups_writes for holding in holdings):
-            # If the store groups writes, one write renews all leases, and from then on they are due at the same time.
+            # If the store groups writes, one write renews all leases. From then on, all of them are due at the same
+            # time.
             holdings_by_key = {
                 candidate.key: candidate for candidate in self._held if not self._must_wait(candidate, now)
             }
@@ -194,15 +201,18 @@ class Renewing:
 
     @property
     def parallel_renewals(self) -> int:
-        """How many renewals should be able to run in parallel: twice as many as needed, because requests may stall."""
+        """The number of renewals that should be able to run in parallel.
+
+        The number is twice as high as needed, because requests may stall.
+        """
         return math.ceil(2 * len(self._held) * self._average_seconds / self._config.renew_seconds)
 
     def due(self, now: float) -> float:
-        """Return the time of the next call."""
+        """Return the time at which `begin` must be called next."""
         while self._check_queue:
             check_at, _, holding, check_by = self._check_queue[0]
-            # The first entry may be out of date. A checkpoint may have renewed the lease, or the lease may no longer be
-            # held.
+            # The first entry of the heap may be out of date, because a checkpoint has renewed the lease, or the lease
+            # is no longer held.
             is_held = holding in self._known_holdings
             if is_held and (self._must_wait(holding, now) or min(self._check_due(holding, now), check_by) <= check_at):
                 return check_at
@@ -222,20 +232,21 @@ class Renewing:
             holding.renew(merge_annotations(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
-        # Use a moving average. A single slow request changes it little, while several of them raise it quickly.
+        # Use a moving average, because a single slow request changes it little, while several of them raise it quickly.
         seconds_taken = min(self._clock() - renewal_began, 4 * self._average_seconds + 0.02)
         self._average_seconds += (seconds_taken - self._average_seconds) / 8
 
     def _must_wait(self, holding: Holding, now: float) -> bool:
-        # If the last try failed, wait a second before the next one, so as not to add to an overload of the store.
+        # If the last attempt failed, wait a second before the next one, so that this worker does not add to an overload
+        # of the store.
         recently_failed = holding.renewal_tried_at > max(now - RETRY_SECONDS, holding.confirmed_at)
         return recently_failed or holding in self._renewals_in_progress
 
     def _check_due(self, holding: Holding, now: float) -> float:
         if self._must_wait(holding, now):
             return min(now + RETRY_SECONDS, self._drop_at(holding))
-        # C4: the lookout renews the row with the bulletin more often. The interval is slightly longer than the pause,
-        # because a look that is due at the same time also renews that row.
+        # C4: the lookout renews the row with the bulletin more often than the others. The interval is slightly longer
+        #     than the pause, because a look that is due at the same time also renews that row.
         heartbeat_interval = (
             self._pause + HEARTBEAT_DELAY_SECONDS
             if self._writes_bulletin and holding is self._bulletin_holding
@@ -252,14 +263,15 @@ class Renewing:
         try:
             if action is not None:
                 self.renew(holding, action, look)
-            # If the renewal failed or was late, other workers may have claimed the lease, according to our own clock.
+            # If the renewal failed or was late, the lease may have expired by our own clock, and other workers may have
+            # claimed it.
             if holding.expired:
                 self._drop(holding)
             elif holding.releasing and not holding.lost.is_set():
                 self._release(holding)
         finally:
-            # Remove the mark even after an exception. Otherwise the renewal would count as in progress forever and
-            # never be repeated.
+            # Remove the mark even after an exception. Otherwise, the renewal would count as in progress forever, and
+            # the lease would never be renewed again.
             self._renewals_in_progress.discard(holding)
 
     def _drop(self, holding: Holding) -> None:
@@ -268,7 +280,7 @@ class Renewing:
 
 
 class SlowPeers:
-    """Logs each worker that renews too slowly, once."""
+    """Logs which workers renew too slowly. Each worker is logged only once."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
@@ -276,7 +288,7 @@ class SlowPeers:
     def observe(self, me: Me, config: Config) -> None:
         """Log the workers whose renewals are too far apart. `plan` waits longer before it considers them dead."""
         for owner, gap in slow_owners(me, config):
-            # Log each worker only once. Otherwise it would be logged again at every full read.
+            # Log each worker only once. Otherwise, the same worker would be logged at every full read.
             if owner not in self._logged:
                 self._logged.add(owner)
                 log.warning(
@@ -291,7 +303,7 @@ class SlowPeers:
 
 
 def first_watch(config: Config, capabilities: Capabilities) -> Watch:
-    """Start the watch of the table, with bulletins if the rules have a lookout and annotations are free (C14)."""
+    """Return the initial `Watch`. It has bulletins if the rules have a lookout and annotations are free (C14)."""
     # In a store without free annotations, writing a bulletin changes the version of its row, and other workers would
     # mistake it for a renewal.
     reads_bulletins = config.rules.keeps_lookout and capabilities.free_annotations
@@ -302,19 +314,21 @@ def first_watch(config: Config, capabilities: Capabilities) -> Watch:
 
 
 def renew_pause_seconds(watch: Watch, config: Config) -> float:
-    """Return the longest wait between two calls, which is the heartbeat interval.
+    """Return the longest pause between two calls of `Renewing.begin`.
 
-    Any worker may become the lookout, and the lookout must write its bulletin this often.
+    If workers read bulletins, the pause is the heartbeat interval.
+
+    Any worker may become the lookout, and the lookout must write its bulletin at each heartbeat.
     """
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
 
 def bulletin_renewals(holdings: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
-    """Return the renewal that writes the lookout's new bulletin, which must not wait for the next heartbeat.
+    """Return the renewals that write the lookout's new bulletin, which must not wait for the next heartbeat.
 
-    If the bulletin moves to the row of a lease that the lookout has just claimed, the renewal of the former row is
-    returned, too, because other workers still read that row. In the layout `sessions`, the former row even continues to
-    change, so other workers cannot notice that the bulletin has moved.
+    Usually, the result contains one renewal. If the bulletin moves to the row of a lease that the lookout has just
+    claimed, the renewal of the former row is returned, too, because other workers still read that row. In the layout
+    `sessions`, the former row even continues to change, so other workers would not notice that the bulletin has moved.
     """
     holdings_by_key = {holding.key: holding for holding in holdings}
     leases = [holding.lease for holding in holdings_by_key.values()]

@@ -1,10 +1,10 @@
 """Notices that a stream does not respond to this worker, and chooses the leases to leave to other workers (D1 to D7).
 
-A worker whose connection to the lease table works renews its leases, even if its connection to the stream fails.
-To other workers these leases look alive, although no worker reads their shards. The rules are in `specs/lifecycle.md`.
+If a worker can reach the lease table but not the stream, it still renews its leases. To other workers, these leases
+look alive, although no worker reads their shards. The rules are in `specs/lifecycle.md`.
 
-`StreamSilence` reads no clock and sends no request. `Worker` calls it after each full read of the table and carries out
-the result.
+`StreamSilence` reads no clock and sends no requests. `Worker` calls it after each full read of the table, and releases
+the leases that it returns.
 """
 
 import logging
@@ -24,23 +24,24 @@ from leasehold.stores.printable import join_limited, make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.silence"))
 
 RESPONSE_MARGIN = 1 / 3
-"""How much later than this worker another owner must have received a response, in multiples of `lease_seconds`.
+"""By how much another owner's last response must be later than this worker's, in multiples of `lease_seconds`.
 
-With a smaller margin, we could not conclude that the stream still responds to other workers. Reads are not simultaneous
-and clocks differ, so even in an outage of the stream some owners got their last response later than others.
+With a smaller margin, a later response would not prove that the stream still responds to other workers. Reads are not
+simultaneous and clocks differ, so even in an outage of the stream, some owners got their last response later than
+others.
 """
 TRIAL_AFTER = 3
-"""How long a stream is silent before one lease is released as a trial, in multiples of `lease_seconds` (D4).
+"""How long a stream must be silent before one lease is released as a trial, in multiples of `lease_seconds` (D4).
 
 A stream that is merely slow responds within that time.
 """
 FIRST_REST = 2
-"""For how long this worker first leaves a lease or a stream to others, in multiples of `lease_seconds` (D5)."""
+"""The time for which this worker first leaves a lease or a stream to others, in multiples of `lease_seconds` (D5)."""
 REST_SECONDS_MAX = 300.0
 STOP_LISTING_SECONDS = 1.0
-"""After how many seconds without a response from a stream a worker stops listing its shards.
+"""The time without a response from a stream after which a worker stops listing the stream's shards, in seconds.
 
-Listing the shards of a silent stream would get no response either, and would block the turn.
+A request for the shards of a silent stream would get no response either, and would block the turn.
 """
 
 
@@ -58,18 +59,18 @@ class SilentLease:
 
 @define
 class _Rest:
-    """A period for which leases are left to other workers. Each rest is twice as long as the one before.
+    """A period for which leases are left to other workers. Each rest is up to twice as long as the one before.
 
     Attributes:
         seconds: The length of the next rest.
-        until: When the latest rest ends.
+        until: The end of the latest rest.
     """
 
     seconds: float
     until: float = -math.inf
 
     def begin(self, now: float) -> float:
-        """Begin a rest, and return how long it takes."""
+        """Begin a rest, and return its length in seconds."""
         seconds, self.seconds = self.seconds, min(2 * self.seconds, REST_SECONDS_MAX)
         self.until = now + seconds
         return seconds
@@ -81,10 +82,10 @@ class _StreamState:
 
     Attributes:
         rest: The period for which the stream's leases are left to other workers.
-        trial_due: When the next lease may be released as a trial.
+        trial_due: The time from which the next lease may be released as a trial.
         checkpoints: The checkpoints of other owners at the first read of the table during the current silence.
-        read_by: Another owner that has read the stream since then, or "".
-        silent_at: When the stream was last found not to respond.
+        read_by: Another owner that has read the stream during the current silence, or "".
+        silent_at: The last time at which the stream was found to be silent.
     """
 
     rest: _Rest
@@ -99,7 +100,7 @@ class StreamSilence:
 
     Args:
         me: The worker's id.
-        config: Its configuration.
+        config: The worker's configuration.
     """
 
     def __init__(self, me: str, config: Config) -> None:
@@ -113,7 +114,10 @@ class StreamSilence:
         return max(2 * self._lease_seconds, SILENT_SECONDS)
 
     def due(self, holdings: Collection[Holding], now: float) -> float:
-        """Return when to call `judge`, or infinity if no lease waits for a response. An earlier call does no harm."""
+        """Return when to call `find_leases_to_leave` next, or infinity if no response is awaited.
+
+        An earlier call of `find_leases_to_leave` does no harm.
+        """
         if now < self._next_check:
             return math.inf
         silent_since_by_stream = self._find_silent_streams(holdings, now)
@@ -125,8 +129,8 @@ class StreamSilence:
             if (called_at := holding.progress.call_began_at) is not None
         ]
         due = min(due_times, default=math.inf)
-        # A silence that begins now leads to a release after `lease_seconds` at the earliest, so more frequent checks
-        # are not needed.
+        # A silence that begins now leads to a release after `lease_seconds` at the earliest, so there is no need to
+        # check more often.
         self._next_check = now + min(max(due - now, min(1.0, self._lease_seconds / 8)), self._lease_seconds / 2)
         return due
 
@@ -135,7 +139,7 @@ class StreamSilence:
         return any(now - silent_since >= STOP_LISTING_SECONDS for silent_since in _silent_since(holdings).values())
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
-        """Return the actions, except those that take a lease which this worker leaves to others for now (D5)."""
+        """Return the actions, except those that would take a lease which this worker leaves to others for now (D5)."""
         resting_streams = {name for name, stream in self._stream_states.items() if now < stream.rest.until}
         resting_keys = {key for key, rest in self._rests_by_shard.items() if now < rest.until}
         return tuple(action for action in actions if not self._left_to_others(action, resting_streams, resting_keys))
@@ -144,7 +148,8 @@ class StreamSilence:
         is_resting = action.lease.stream in streams or action.lease.key in shards
         if not isinstance(action, Claim | Steal | RequestHandoff) or not is_resting:
             return False
-        # If no other worker has taken the lease within this time, probably none will, so this worker tries it again.
+        # If no other worker has taken the lease within this time, probably none will, so this worker tries to read the
+        # shard again.
         idle_limit = self._lease_seconds * (1 if action.lease.owner is None else 2)
         return not (isinstance(action, Claim) and action.lease.idle >= idle_limit)
 
@@ -155,7 +160,7 @@ class StreamSilence:
 
         Args:
             leases: All leases, as just read.
-            holdings: The leases held now.
+            holdings: The leases that are held now.
             now: The time by the worker's clock.
         """
         leases_to_leave = list[SilentLease]()
@@ -230,15 +235,18 @@ class StreamSilence:
             join_limited([holding.key for holding in leases_to_leave]),
             rest_seconds,
         )
-        # The lease is not left to other workers for the whole rest. If no other worker has taken it after
-        # `lease_seconds`, this worker tries it again (D5).
+        # Do not leave the leases to other workers for the whole rest. If no other worker has taken a lease after
+        # `lease_seconds`, this worker tries to read its shard again (D5).
         return [SilentLease(holding, self._lease_seconds) for holding in leases_to_leave]
 
     def _state_of(self, name: str) -> _StreamState:
         return self._stream_states.setdefault(name, _StreamState(_Rest(FIRST_REST * self._lease_seconds)))
 
     def _find_silent_streams(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
-        """Return when the silence of each silent stream began. Record the streams that have been silent for long."""
+        """Return when the silence of each silent stream began.
+
+        Also record which streams have been silent for a long time.
+        """
         silent_since_by_stream = _silent_since(holdings)
         for name, silent_since in silent_since_by_stream.items():
             if now - silent_since >= self._lease_seconds * RESPONSE_MARGIN:
@@ -246,7 +254,7 @@ class StreamSilence:
         return silent_since_by_stream
 
     def _shard_release_due(self, holding: Holding, now: float) -> float:
-        """Return when to release a lease whose shard does not respond although other shards do (D7).
+        """Return the time at which to release a lease whose shard does not respond although other shards do (D7).
 
         If the shard responds, return infinity.
         """
@@ -257,12 +265,12 @@ class StreamSilence:
             return math.inf
         # After an outage of the stream, give every shard the full time to respond again.
         silent_since = max(progress.silent_since, self._state_of(holding.lease.stream).silent_at)
-        if progress.failed_at < silent_since:  # the time at which the failed read began
+        if progress.failed_at < silent_since:  # `failed_at` is the time at which the failed read began
             return math.inf
         if progress.has_responded_within(now, self._lease_seconds):
             return silent_since + max(self._lease_seconds, 2 * progress.response_seconds)
         rest = self._rests_by_shard.get(holding.key)
-        # If no worker gets a response from the shard, this worker keeps the lease for longer each time that it takes
+        # If no worker gets a response from the shard, this worker keeps the lease longer each time that it has taken
         # it.
         return silent_since + max(TRIAL_AFTER * self._lease_seconds, rest.seconds if rest else 0.0)
 
@@ -288,7 +296,7 @@ class StreamSilence:
     def _annotating_owners(
         self, name: str, leases: Iterable[Lease], held: list[Holding], since: float, now: float
     ) -> Iterable[tuple[str, bool]]:
-        """Yield each other living owner that annotates its leases, and whether it has read the stream since `since`."""
+        """Yield the other living owners that annotate leases, and whether each read the stream after `since`."""
         last_response = held[0].progress.since_1970(since, now)
         if last_response is None:
             return

@@ -1,4 +1,4 @@
-"""Defines the places in a worker where spans begin and end. The class here is for workers that are not traced."""
+"""Defines the hooks by which the calls of a worker get spans. The class here is for workers that are not traced."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,13 +15,13 @@ NO_SPAN = nullcontext()
 
 
 class WorkerSpans:
-    """The spans of a worker that is not traced.
+    """The hooks of a worker that is not traced, which make no spans.
 
-    Each method returns its argument, or a context manager without effect.
+    Each method returns its argument unchanged, or a context manager that does nothing.
     """
 
     def span_around(self, name: str) -> AbstractContextManager[object]:  # noqa: ARG002  there is no span to name
-        """Return a context manager that makes a span of its block."""
+        """Return a context manager that makes a span for its block."""
         return NO_SPAN
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
@@ -29,13 +29,16 @@ class WorkerSpans:
         return act
 
     def store(self, store: Store) -> Store:
-        """Wrap the store so that each listing, read of rows and write is a span."""
+        """Wrap the store so that a span is made for each listing, each read of rows, and each write."""
         return store
 
     def source(self, source: Source) -> Source:
-        """Wrap the source so that each read of a shard is a span."""
+        """Wrap the source so that a span is made for each read of a shard."""
         return source
 
     def handler(self, handler: Handle) -> Handle:
-        """Wrap a handler of batches so that each call, including what it awaits, is a span."""
+        """Wrap a handler of batches so that a span is made for each call.
+
+        The span of a call of an async handler ends once the handler is done.
+        """
         return handler

@@ -1,9 +1,9 @@
 """Keeps what one worker knows about the lease table: the rows, and changes that the rows do not show.
 
-1. `Watch` keeps the rows, each with the time for which it has been unchanged. This module adds the time of the last
-   read, and tracks two kinds of changes: leases that this worker dropped although their rows still name it as owner,
-   and leases that other workers finished while this process was paused.
-2. After a failed read, the caller must read again before it plans.
+1. `Watch` keeps the rows, and how long each row has been unchanged. This module adds the time of the last read, and
+   tracks two kinds of changes: leases that this worker dropped although their rows still name it as owner, and leases
+   that other workers finished while this process was paused.
+2. After a failed read, the caller must read the table again before it plans.
 """
 
 import math
@@ -31,7 +31,7 @@ class TableView:
         clock: The worker's clock.
 
     Attributes:
-        watch: The rows that were read, each with the time for which it has been unchanged.
+        watch: The rows that were read, and how long each row has been unchanged.
     """
 
     def __init__(self, store: Store, config: Config, clock: Callable[[], float]) -> None:
@@ -46,11 +46,14 @@ class TableView:
 
     @property
     def needs_listing(self) -> bool:
-        """Whether the whole table must be read, because this worker dropped a lease whose row still names it (C17)."""
+        """Whether the whole table must be read (C17).
+
+        A full read is needed after this worker has dropped a lease whose row still names the worker as owner.
+        """
         return self._has_dropped_rows.is_set()
 
     def note_lease_dropped(self) -> None:
-        """Note that this worker dropped a lease without a write, so that its row still names this worker as owner."""
+        """Note that this worker dropped a lease without a write, so the row still names this worker as owner."""
         self._has_dropped_rows.set()
 
     def read(self, keys: tuple[str, ...] | None, *, stale_ok: bool) -> Listing:
@@ -77,7 +80,7 @@ class TableView:
         return listing
 
     def listing_seconds(self, now: float) -> float:
-        """Return for how many seconds a read of the whole table has been in progress, or 0 if none is."""
+        """Return for how many seconds a read of the whole table has been in progress, or 0 if there is no such read."""
         return max(0.0, now - self._listing_began_at)
 
     def look(
@@ -87,11 +90,11 @@ class TableView:
         keys: Collection[str] | None,
         reports: Reports = NO_REPORTS,
     ) -> Sequence[Lease]:
-        """Remember these rows. Return all known leases, with how long each has been unchanged.
+        """Remember these rows. Return all known leases, each with the time for which it has been unchanged.
 
         Args:
             rows: The rows, as read or as returned by writes.
-            began: When the read or the write began.
+            began: The time at which the read, or the first of the writes, began.
             keys: The keys that were read; None if the whole table was read.
             reports: The reports of KCL 3.x workers, which were read together with the rows.
         """
@@ -105,11 +108,14 @@ class TableView:
         return leases
 
     def remember_released(self, released_leases: Mapping[str, Lease], shards: tuple[Shard, ...] | None) -> None:
-        """Remember the leases that this worker has released, so that deleted rows can be recreated (L13)."""
+        """Remember the leases that this worker has released. If their rows are deleted, they can be recreated (L13)."""
         self.watch = self.watch.recalling(released_leases, shards)
 
     def is_outdated(self, now: float) -> bool:
-        """Return whether the last read is too old to create leases. Other workers may have finished shards since."""
+        """Return whether the last read is too old to create leases.
+
+        Other workers may have finished shards since the last read.
+        """
         return self._is_old(self._last_read_at, now)
 
     def finished_long_ago(self, now: float) -> frozenset[str]:
@@ -119,9 +125,10 @@ class TableView:
     def was_finished_long_ago(self, key: str, now: float) -> bool:
         """Return whether a lease has been finished for so long that it may be deleted.
 
-        Until then, another worker may rely on a read from before the lease's row existed. Later, that read is outdated
-        (`is_outdated`), and the worker must read the table again before it creates leases. If the row were deleted too
-        soon, that worker could create the lease again, and the shard would be read twice with the same fencing numbers.
+        If the row were deleted too soon, another worker could still rely on a read of the table from before the row
+        existed. That worker could create the lease again, and the shard would be read twice with the same fencing
+        numbers. After `lease_seconds`, such a read is outdated (`is_outdated`), and the worker must read the table
+        again before it creates leases.
         """
         return self._is_old(self._finished_since.get(key, math.inf), now)
 
@@ -131,17 +138,22 @@ class TableView:
     # Pauses of this process
 
     def note_running(self, now: float) -> None:
-        """Note that this process is running. After a pause, note the leases that other workers may have finished."""
+        """Note that this process is running.
+
+        After a pause, note which leases other workers may have finished meanwhile.
+        """
         if now - self._last_running_at > self._config.lease_seconds:
             self._keys_before_pause = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
         self._last_running_at = now
 
     def history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
-        """Return the history, with leases that others finished while this process was paused marked as finished (L13).
+        """Return the history.
 
-        If a lease was last seen before the pause and has no row now, it may have been finished and deleted meanwhile. A
-        finished lease is deleted only after its children were started (L8). Therefore, if a descendant of its shard has
-        a lease, the shard was finished, even if the descendant's lease has been reset since.
+        In the result, leases that others finished while this process was paused are marked as finished (L13).
+
+        If a lease was last seen before the pause and has no row now, it may have been finished and deleted during the
+        pause. A finished lease is deleted only after its children were started (L8). Therefore, if a descendant of its
+        shard has a lease, the shard was finished, even if the descendant's lease has been reset since.
         """
         history = self.watch.history
         if not self._keys_before_pause:

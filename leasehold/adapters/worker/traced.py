@@ -1,7 +1,7 @@
-"""Makes OpenTelemetry spans of a worker's operations: look, plan, list, get, write, read and handle.
+"""Makes OpenTelemetry spans for a worker's operations: look, plan, list, get, write, read and handle.
 
-The writes of a look are its children, each with the rule that required it. A handler's span is current while the
-handler runs, so spans that the handler makes are its children.
+The span of a look has a child span for each of its writes, with the rule that required the write. A handler's span is
+the current one while the handler runs, so the spans that the handler makes are its children.
 """
 
 import inspect
@@ -53,7 +53,7 @@ class TracedSpans(WorkerSpans):
 
     @contextmanager
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """Make a span for a block, and make it the current span inside the block. If the block raises, the span fails.
+        """Make a span, which is the current span inside the block. If the block raises, the span is marked as failed.
 
         If the tracer raises an exception, the span is lost, but the block still runs.
         """
@@ -74,14 +74,14 @@ class TracedSpans(WorkerSpans):
     def _start_span(self, name: str, attributes: dict[str, Any]) -> Span:
         try:
             return self._tracer.start_span(f"leasehold.{name}", attributes=self._attributes(attributes))
-        except Exception as fault:  # noqa: BLE001  a sampler or a processor may raise anything
+        except Exception as fault:  # noqa: BLE001  a sampler or a processor may raise any exception
             self._log_first_failure(fault)
             return INVALID_SPAN
 
     def _end_span(self, span: Span) -> None:
         try:
             span.end()
-        except Exception as fault:  # noqa: BLE001  a processor may raise anything
+        except Exception as fault:  # noqa: BLE001  a processor may raise any exception
             self._log_first_failure(fault)
 
     def _log_first_failure(self, fault: Exception) -> None:
@@ -98,7 +98,7 @@ class TracedSpans(WorkerSpans):
         return self.span(name)
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
-        # Writes run in threads of a pool, which do not inherit the current span.
+        # Pass the current span on, because writes run in the threads of a pool, which do not inherit it.
         current_context = context.get_current()
 
         def wrapped(action: Action) -> Acted:
@@ -146,7 +146,7 @@ class TracedSpans(WorkerSpans):
 
 
 class TracedStore(PassingStore):
-    """A store that records a span for each call to the service."""
+    """A store that makes a span for each call to the service."""
 
     def __init__(self, store: Store, spans: TracedSpans) -> None:
         super().__init__(store)
@@ -178,7 +178,7 @@ class TracedStore(PassingStore):
 
 
 class TracedSource(ForwardingSource):
-    """A source whose readers make spans."""
+    """A source whose readers make a span for each read."""
 
     def __init__(self, source: Source, spans: TracedSpans) -> None:
         super().__init__(source)
@@ -189,7 +189,7 @@ class TracedSource(ForwardingSource):
 
 
 class TracedReader:
-    """A reader that makes a span of each read."""
+    """A reader that makes a span for each read."""
 
     def __init__(self, reader: Reader, lease: str, spans: TracedSpans) -> None:
         self._reader, self._lease, self._spans = reader, lease, spans

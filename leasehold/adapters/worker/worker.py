@@ -1,8 +1,8 @@
-"""Runs one worker of a group: it renews leases, reads the table, plans and acts whenever a runner calls it.
+"""Runs one worker of a group. Whenever a runner calls it, the worker renews leases, or reads the table, plans and acts.
 
-1. `renew` and `turn` each do one bounded piece of work and return when to call them next. They never wait for each
+1. `renew` and `turn` each do a bounded amount of work, and return the time of the next call. They never wait for each
    other.
-2. This module starts no threads, does not sleep and reads no wall clock.
+2. This module starts no threads, does not sleep, and does not read the wall clock.
 3. A failed write never ends a worker. The next turn reads the table again and plans from its rows.
 """
 
@@ -48,7 +48,7 @@ from leasehold.stores.printable import join_limited, make_safe_logger, printable
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Store
 from leasehold.stores.writes import DeleteLease
 
-if TYPE_CHECKING:  # an extra
+if TYPE_CHECKING:  # an optional dependency
     from opentelemetry.trace import Tracer
 
 
@@ -56,13 +56,13 @@ log = make_safe_logger(logging.getLogger("leasehold.worker"))
 
 MIN_PAUSE_SECONDS = 0.05
 LOGGED_ROWS_MAX = 10
-"""The maximum number of rows that one log line names."""
+"""The maximum number of rows that are named in one log line."""
 
 
 def check_worker_id(me: object, capabilities: Capabilities) -> None:
     """Raise ValueError if a store with these capabilities cannot store the worker id `me` as an owner.
 
-    If such an id were accepted, every claim by the worker would fail later.
+    If such an id were accepted, every claim by this worker would fail later.
     """
     if not isinstance(me, str) or not me:
         raise ValueError(f"worker: {me!r} is not a worker id; use a non-empty string")
@@ -76,20 +76,22 @@ def check_worker_id(me: object, capabilities: Capabilities) -> None:
 
 
 class Worker:
-    """A worker of a fleet that shares the leases of one table.
+    """A worker of a group that shares the leases of one table.
 
     Args:
         store: The lease table.
         source: The stream whose shards the workers share.
         me: This worker's id. If it stays the same across restarts, leases are re-adopted instead of moving.
-        config: The configuration, which must be the same for the whole fleet.
-        consumer: Reads the shards of held leases. If it is None, the runner does so once it is created. Use `Unread()`
-            for a worker that reads nothing and whose `turn` and `renew` the program calls itself.
-        scheduler: Provides what differs from run to run: the clock, tasks and locks, random waits, and an id for this
-            run of the process. The default uses threads and a clock that also advances while the machine is suspended.
-        tracer: Makes the spans. If it is None, the program's own tracer provider is used, if one was set before.
-        if_recreated: Where the leases start again if the stream was deleted and recreated under its name. If it is
-            None, reading stops in that case, and a log message says what to do (L14).
+        config: The configuration, which must be the same for all workers of the group.
+        consumer: Reads the shards of held leases. If it is None, a runner that is created for this worker reads them.
+            Use `Unread()` for a worker that reads nothing, and whose `turn` and `renew` the program itself calls.
+        scheduler: Provides everything that differs from run to run: the clock, tasks and locks, random waits, and an id
+            for this run of the process. The default uses threads, and a clock that also advances while the machine is
+            suspended.
+        tracer: Makes the spans. If it is None, the program's own tracer provider is used, provided that one is already
+            set.
+        if_recreated: The position at which all leases start again if the stream was deleted and recreated under the
+            same name. If it is None, reading stops in that case, and a log message describes what to do (L14).
 
     Examples:
         >>> from leasehold import Config
@@ -129,7 +131,7 @@ class Worker:
         lease_events = LeaseEvents(
             lease_taken=self._lease_taken,
             lease_given=self._lease_given,
-            lease_taken_back=self._full_read_requested.set,  # the worker that did not claim it may request it again
+            lease_taken_back=self._full_read_requested.set,  # the next owner did not claim it, and may request it again
             lease_gone=self._lease_gone,
             row_recreated=self._row_recreated,
             release=self._release,
@@ -142,7 +144,7 @@ class Worker:
         self._creations = PendingCreations(self.config, self.source.latest)
         self._turns, self._closing = 0, False
         self.rows_remade, self._recreated_rows = 0, deque[str]()
-        # The waits are limited (C17). After an outage, every worker must have read the table before the first of them
+        # Limit the waits (C17), because after an outage every worker must have read the table before the first of them
         # considers a lease expired.
         retry_seconds_max = min(self.config.cycle_seconds, self.config.lease_seconds / 2)
         self._backoff = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
@@ -164,8 +166,8 @@ class Worker:
 
         Args:
             now: The time by the worker's clock.
-            each: Applies a function to each item. It need not wait for the calls to end. A renewal that stalls
-                then does not delay the others.
+            each: Applies a function to each item. It need not wait for the calls to end, so that a renewal that stalls
+                does not delay the others.
 
         Returns:
             When to call again.
@@ -190,18 +192,18 @@ class Worker:
             self._look_due = min(self._look_due, now)
             self.wake_runner()
         next_due = min(self._renewing.due(now), now + pause, silence_due if silence_due > now else math.inf)
-        # There must always be a pause. Otherwise, a renewal that is due but cannot be made yet would keep a core busy.
+        # Always make a pause. Otherwise, a renewal that is due but cannot be made yet would keep a core busy.
         return max(now + MIN_PAUSE_SECONDS, next_due)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
         """Read the table, plan, and carry out the plan if that is due.
 
-        Also take back leases that were given away and not claimed.
+        Leases that were given away and not claimed in time are taken back.
 
         Args:
             now: The time by the worker's clock.
             each: Applies a function to each item, one after another or concurrently. It must not use the thread pool of
-                the renewals, because renewals would then wait for a turn to end.
+                the renewals, because then the renewals would have to wait for a turn to end.
 
         Returns:
             When to call again.
@@ -219,25 +221,25 @@ class Worker:
                 "rows of the lease table were deleted while workers were running; recreated from memory: %s",
                 join_limited(recreated_rows, LOGGED_ROWS_MAX, "; "),
             )
-        # Leases that were given away are tracked even while this worker drains. If a next owner never claims its lease,
-        # no worker reads the shard.
+        # Leases that were given away must be tracked even while this worker drains, because if a next owner never
+        # claims its lease, no worker reads the shard.
         if self._closing:
             return next_call
         if not self._book.holdings.takes_paused:
             list(each(self._book.holdings.readopt, self._book.holdings.unconfirmed))  # H4
         if self._full_read_requested.is_set() or now >= self._look_due:
-            # The event must be cleared before the look, so that a request during the look leads to another one.
+            # Clear the event before the look, so that a request during the look leads to another look.
             full_read = self._full_read_requested.is_set()
             self._full_read_requested.clear()
-            # The rows of dropped leases still name this worker as owner, and only a full read is sure to return them
-            # (C17).
+            # The rows of dropped leases still name this worker as owner, and only a full read is certain to return
+            # these rows (C17).
             full_read |= self.table.needs_listing
             self._look_due = now  # if the look raises, the next turn looks again
             self._look_due = now + self._look_or_back_off(now, None if full_read else self._look.keys, each)
         self._book.holdings.check_identity()
         if self._book.holdings.unconfirmed:
-            # The rows of these leases may name this worker as owner. If they do, no worker reads the shards until this
-            # worker has claimed the leases, so try again soon.
+            # The rows of unconfirmed leases may name this worker as owner. If they do, no worker reads the shards until
+            # this worker has claimed the leases, so try again soon.
             next_call = min(next_call, now + RETRY_SECONDS)
         return now if self._full_read_requested.is_set() else min(next_call, self._look_due)
 
@@ -250,9 +252,9 @@ class Worker:
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
         """Return the parents' leases by key, as they are stored, or as last read if their rows were deleted (L13).
 
-        A finished lease is deleted only once its children have started (L8). If the given lease has not started, a
-        missing parent row therefore does not mean that the parent is finished. The parent is treated as unfinished, and
-        a read of the table is requested, which decides whether the row is recreated.
+        A finished lease is deleted only after its children have started (L8). Therefore, if the given lease has not
+        started, a missing row of a parent does not mean that the parent is finished. The parent is treated as
+        unfinished, and a read of the table is requested, after which the row is recreated if necessary.
         """
         stored_parents = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:
@@ -272,30 +274,30 @@ class Worker:
         return {**stored_parents, **{key: missing_parents[key] for key in undecided_keys}}
 
     def exclude(self, key: str, seconds: float) -> None:
-        """Do not take this lease for this many seconds, because another worker may be able to read it.
+        """Do not take this lease for the next `seconds`, because another worker may be able to read its shard.
 
-        The shards are listed, too. If the shard no longer exists, its row must be deleted (L10). Otherwise workers
-        would try to read the shard forever.
+        The shards are also listed. If the lease's shard no longer exists, the row must be deleted (L10). Otherwise,
+        workers would try to read the shard forever.
         """
         self._book.leave_alone(key, seconds)
         self.discovery.request_listing()
 
     def close(self) -> None:
         """Take no more leases, and withdraw all requests. The consumer releases the held leases."""
-        # Set the flag first. Otherwise a turn that begins in the meantime could make another request.
+        # Set the flag first. Otherwise, a turn that begins in the meantime could request another lease.
         self._closing = True
         self._book.handoffs.withdraw()
 
     def _look_or_back_off(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> float:
         if requested_keys is None:
-            self._look = evolve(self._look, keys=None)  # must be set first, in case this look fails
+            self._look = evolve(self._look, keys=None)  # set this first, in case the look fails
         try:
             with self.spans.span_around("look"):
                 self._look_and_act(now, requested_keys, each)
         except StreamRecreated:
-            raise  # the stream that this worker is bound to no longer exists
+            raise  # the stream to which this worker is bound no longer exists
         except (StoreError, SourceError) as fault:
-            # If the store or source rejects requests and has never worked, give up. If it has worked before, a
+            # If the store or the source rejects requests and has never worked, give up. If it has worked before, the
             # rejection may be temporary, for example until a role or a token is renewed.
             worked_before = self._turns and (isinstance(fault, StoreError) or self.discovery.has_listed)
             if not (worked_before or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
@@ -304,7 +306,7 @@ class Worker:
             wait_seconds, held_count = self._backoff.next(), len(self.holdings)
             consequence = f"{held_count} leases are read while they can be renewed" if held_count else "nothing is held"
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
-                self._look = evolve(self._look, keys=None)  # one row may be the cause, and a listing skips such rows
+                self._look = evolve(self._look, keys=None)  # a bad row may be the cause, and a listing skips bad rows
             log.warning(
                 "the leases could not be looked at, trying again in %.1f s; %s: %s", wait_seconds, consequence, fault
             )
@@ -317,13 +319,14 @@ class Worker:
         listing = self.discovery.without_other_streams(unfiltered_listing)
         leases = self.table.look(listing.leases, read_began, requested_keys, unfiltered_listing.reports)
         me = self._current_me()
-        # Before the first listing we don't know whether a lease that names this worker belongs to the current stream.
+        # Before the first listing, we don't know whether a lease whose row names this worker belongs to the current
+        # stream.
         is_first_listing = requested_keys is None and not self.discovery.has_listed
         shards = (
             self._first_listing(now, listing, me, leases) if is_first_listing and self._can_list_shards(now) else None
         )
-        # Use only rows that were just read, because any other lease may already have a new owner. Under the rules of
-        # KCL 2.x, finished leases are adopted, too.
+        # Adopt only leases whose rows were just read, because any other lease may already have a new owner. Under the
+        # rules of KCL 2.x, finished leases are adopted, too.
         sightings = self.table.watch.sightings
         leases_read = tuple(
             leases if requested_keys is None else (sightings[key].lease for key in requested_keys if key in sightings)
@@ -342,7 +345,8 @@ class Worker:
         missing_keys = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
         doubtful_holdings = self._book.holdings.possibly_lost(listing.leases, missing_keys)
         list(each(Holding.renew_to_find_owner, doubtful_holdings))
-        # Judge silent streams before the shards are listed, because listing takes long if the stream does not respond.
+        # Check for silent streams before the shards are listed, because a listing takes long if the stream does not
+        # respond.
         if requested_keys is None:  # only a read of the whole table shows which other workers get responses
             self._book.leave_silent(leases, now, each)
         if requested_keys is None and not is_first_listing and self._can_list_shards(now):
@@ -355,7 +359,8 @@ class Worker:
         if requested_keys is None and shards is not None:
             self._restarter.note_read(actions, leases)
         if requested_keys is not None:
-            # Leases that were not just read may have changed, so the lookout or our next full read must handle them.
+            # Do not act on leases that were not just read, because they may have changed. The lookout or our next full
+            # read will handle them.
             actions = tuple(action for action in actions if action.lease.key in requested_keys)
             adopted_leases += leases_read
         actions = self._book.holdings.without_paused_takes(
@@ -373,7 +378,7 @@ class Worker:
         )
         all_leases = self._carry_out(list(map(self._creations.with_latest_position, allowed_actions)), leases, each)
         if delayed_creations:
-            # The creations are planned again only in a turn that lists the shards.
+            # Request a listing, because delayed creations are planned again only in a turn that lists the shards.
             self.discovery.request_listing()
         if requested_keys is None and (shards is not None or self.discovery.contradictions):
             self._resolve_contradictions(leases)
@@ -390,7 +395,7 @@ class Worker:
     def _resolve_contradictions(self, leases: Sequence[Lease]) -> None:
         """Resolve contradictions, unless the last read of the table is out of date (L14)."""
         if not self.table.is_outdated(self.clock()) and self._restarter.restart_or_annotate(leases, self.holdings):
-            self.hurry()  # read the result, and list the shards
+            self.hurry()  # the next turn reads the result and lists the shards
 
     def _release_all(self) -> None:
         """Release all leases once the running batches end, because the positions belong to another stream (L14)."""
@@ -399,21 +404,24 @@ class Worker:
             self._release(holding)
 
     def _can_list_shards(self, now: float) -> bool:
-        """Return whether to list the shards. A stream that does not respond to reads would not respond to a listing."""
+        """Return whether to list the shards.
+
+        A stream that does not respond to reads would not respond to a listing either.
+        """
         return not self._book.stream_silent(now)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap = map) -> None:
         """Release the leases that are being given up while their readers are blocked in a call of the source.
 
-        Only readers that have been blocked for at least `seconds` count.
+        A lease is released only if its reader has been blocked for at least `seconds`.
         """
         self._book.leave_stuck(now, seconds, each)
 
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
         """List the shards for the first time. Raise WorkerError if the table belongs to another stream.
 
-        At the start, a table of another stream means that a setting is wrong. If rows of another stream appear later,
-        the workers wait until these rows have been removed.
+        When a worker starts, a table of another stream means that a setting is wrong. If rows of another stream appear
+        later, the workers wait until these rows have been removed.
         """
         shards = self.discovery.shards(now, listing, me, leases)
         if (other_stream_error := self.discovery.other_stream) is not None:
@@ -423,7 +431,7 @@ class Worker:
     def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
         """Carry out these actions, and return all leases, including those that this worker has just taken.
 
-        The response to a write contains the row, so the result is known without another read (C10).
+        The responses to the writes contain the rows, so the result is known without another read (C10).
         """
         writes_began = self.clock()
         taken_leases = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
@@ -434,7 +442,7 @@ class Worker:
     def _make_look_earlier(self, look: Look, delayed_creations: Mapping[Action, float]) -> Look:
         """Make the next full read of the table earlier while leases must be created or a listing is pending.
 
-        The read is also made earlier while the leases of a recreated stream are being restarted.
+        The next read is also made earlier while the leases of a recreated stream are being restarted.
         """
         wait_limits = [max(MIN_PAUSE_SECONDS, min(delayed_creations.values()))] if delayed_creations else []
         if self.discovery.listing_failed:
@@ -443,14 +451,14 @@ class Worker:
         else:
             self._listing_backoff.reset()
         if self._book.holdings.take_failed:
-            # The store can be read but not written. Look again soon. Otherwise, once writes succeed again, a lease
-            # could wait for a whole cycle until it is taken.
+            # The store can be read but not written, so look again soon. Otherwise, a lease could wait for a whole cycle
+            # after writes succeed again.
             wait_limits.append(self._take_backoff.next())
         else:
             self._take_backoff.reset()
         if self._restarter.beginning:
-            # No worker holds the leases. If all rows were deleted, a worker that joins would create them after its wait
-            # (L13).
+            # No worker holds the leases. If all rows were deleted, a worker that joins the group would create them
+            # after its wait (L13), so look again before then.
             wait_limits.append(self.config.renew_seconds)
         return evolve(look, keys=None, seconds=min(look.seconds, *wait_limits)) if wait_limits else look
 
@@ -459,11 +467,12 @@ class Worker:
 
     def _is_allowed(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         if self._closing:
-            return False  # `close` does not wait for a turn that the stream blocks, so drop the actions of such a turn
+            return False  # `close` does not wait for a turn that is blocked by the stream, so drop that turn's actions
         match action:
             case Renew():
                 return False  # `renew` renews the leases on its own schedule
-            # This worker may have taken the lease back or adopted it since the plan was made.
+            # Check whether the lease is held, because this worker may have taken it back or adopted it since the plan
+            # was made.
             case Claim() | Steal():
                 return self._book.holdings.get(action.lease.key) is None
             case Delete(lease) if lease.ended and not self.table.was_finished_long_ago(lease.key, self.clock()):
@@ -479,8 +488,8 @@ class Worker:
         holding = self._book.holdings.get(action.lease.key)
         if isinstance(action, Release) and holding is not None:
             if action.next_owner and action.next_owner == action.lease.next_owner:
-                # If the next owner has registered on the row, a single write gives the lease to it. With M14, the plan
-                # may name a next owner that has not registered.
+                # If the next owner has registered on the row, a single write gives the lease to it. Under M14, however,
+                # the plan may name a next owner that has not registered.
                 holding.note_next_owner(action.lease)
             else:
                 holding.ask_release(action.next_owner)
@@ -495,7 +504,7 @@ class Worker:
             if isinstance(action, Create) and isinstance(outcome, Done) and self.table.is_outdated(self.clock()):
                 self.store.write(
                     DeleteLease(outcome.lease)
-                )  # if the lease is still missing then, the next plan creates it again
+                )  # the next plan creates the lease again if it is still missing
                 self.hurry()
                 return None
         except StoreError as fault:
@@ -535,7 +544,7 @@ class Worker:
                 extra = _log_fields(action, "done", key) | _reason_field(action, key)
                 log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
                 if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
-                    # Only the worker that deletes the row logs the gap, so the whole group logs it only once.
+                    # Only the worker that deletes the row logs the lost records, so the group logs them only once.
                     log.warning("%s", describe_unread_records(action.lease))
             case _ as never:
                 assert_never(never)
@@ -558,22 +567,25 @@ class Worker:
     def _row_recreated(self, description: str) -> None:
         self.rows_remade += 1
         self._recreated_rows.append(description)
-        self.hurry()  # other rows may have been deleted, too, perhaps without an owner to recreate them
+        self.hurry()  # other rows may have been deleted, too, and may have no owner that recreates them
 
     def _lease_given(self, now: float) -> None:
-        # A worker that was alone rarely reads the table, but it must notice if the next owner dies right after getting
-        # the lease (C13).
+        # A worker that was alone reads the table only rarely, but it must notice if the next owner dies right after it
+        # got the lease (C13).
         self._look_due = min(self._look_due, now + scale_to_lease_seconds(LOOKOUT_LISTING_SECONDS, self.config))
         self.wake_runner()
 
 
 def _log_fields(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
-    """Return the fields of a log line about an action. `key` is the lease taken, if that is not the first choice."""
+    """Return the fields of a log line about an action.
+
+    If a lease other than the first choice was taken, pass its key as `key`.
+    """
     return {"lease": key or action.lease.key, "rule": action.rule, "outcome": outcome}
 
 
 def _reason_field(action: Action, key: str) -> dict[str, str]:
-    """Return a log field with the reason why the lease could be taken, or none if the action takes no lease."""
+    """Return a log field with the reason why the lease could be taken, or no field if the action takes no lease."""
     if not isinstance(action, Claim | Steal):
         return {}
     taken_candidate = next(candidate for candidate in (action, *action.alternates) if candidate.lease.key == key)
@@ -587,14 +599,14 @@ def _reason_field(action: Action, key: str) -> dict[str, str]:
 
 
 def wake_nothing() -> None:
-    """Do nothing. This is the default for programs that call `turn` by themselves."""
+    """Do nothing, because no runner is waiting. This is the default for programs that call `turn` by themselves."""
 
 
 def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
-    """Return an object that records this worker's spans with the given tracer, or with the program's tracer provider.
+    """Return an object that makes this worker's spans with the given tracer, or with the program's tracer provider.
 
-    If OpenTelemetry is not installed, or no tracer provider is set when a worker is created, its store, source and
-    handlers are not wrapped.
+    If OpenTelemetry is not installed, or if there is neither a tracer nor a tracer provider when the worker is created,
+    its store, source and handlers are not wrapped.
     """
     try:
         from leasehold.adapters.worker.traced import TracedSpans, program_tracer  # noqa: PLC0415  OpenTelemetry is an extra

@@ -1,1 +1,1 @@
-"""The rule sets and the code that they share."""
+"""Contains the rule sets, and the code that they share."""

@@ -1,11 +1,11 @@
 """Implements the load-balancing rules of the Azure Event Hubs SDKs (E1 to E7), with one function per dialect.
 
-In each dialect, a worker computes its share, then claims free partitions. If none is free, it steals from another
-worker.
+In each dialect, a worker computes its share, and then claims free partitions. If no partition is free, it steals one
+from another worker.
 
 Sources: the load-balancing note of the Event Processor (gist), and PartitionLoadBalancer (.NET),
-PartitionBasedLoadBalancer (Java) and OwnershipManager (Python) of the SDKs. The SDKs choose partitions at random; this
-module chooses them by digest.
+PartitionBasedLoadBalancer (Java) and OwnershipManager (Python) of the SDKs. The SDKs choose partitions at random, while
+this module chooses them by digest.
 
 Three rules are not in these functions. The census determines the active workers (E1), `_share` computes the share of
 each worker (E2), and `renewals` makes each owner renew all its partitions (E7).
@@ -49,7 +49,8 @@ class EventHubs(RuleSet):
     def variants(cls) -> Mapping[str, RuleSet]:
         """Map the name of each dialect to its rule set.
 
-        For a dialect with a greedy mode, the result also contains the name with the suffix "-greedy".
+        For a dialect with a greedy mode, the result also contains the greedy rule set, under the name with the suffix
+        "-greedy".
         """
         balanced_sets = {dialect: cls(dialect) for dialect in DIALECTS}
         greedy_sets = {f"{dialect}-greedy": cls(dialect, "greedy") for dialect in DIALECTS if dialect != "gist"}
@@ -72,7 +73,7 @@ class EventHubs(RuleSet):
         return 30.0
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        return min(20.0, lease_seconds / 3)  # the leases of peers may expire after 60 s
+        return min(20.0, lease_seconds / 3)  # the leases of other workers may expire after 60 s
 
     def expires_above(self, lease_seconds: float) -> float:
         return math.nextafter(lease_seconds, 0.0) if self.dialect in {"dotnet", "java"} else lease_seconds
@@ -82,8 +83,8 @@ class EventHubs(RuleSet):
 
         A worker takes at most one partition per turn, except in the greedy mode of the Python SDK.
 
-        In the greedy mode of .NET and Java, the next turn follows immediately until no partition is taken (see
-        `look_again`). The gist has no modes.
+        In the greedy mode of .NET and Java, each turn is immediately followed by the next one until no partition is
+        taken (see `look_again`). The gist has no modes.
         """
         match self.dialect:
             case "gist":
@@ -99,7 +100,7 @@ class EventHubs(RuleSet):
 
 
 def _share(census: Census) -> tuple[int, int]:
-    """Return the number of partitions per owner, rounded down, and how many owners may hold one more (E2)."""
+    """Return the number of partitions per owner, rounded down, and the number of owners that may hold one more (E2)."""
     return divmod(len(census.leases), len(census.counts))
 
 
@@ -107,7 +108,7 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
     """Apply the rules of the Python SDK (E3).
 
     A worker claims a free partition if it holds fewer than the share rounded up. If no partition is free, the worker
-    steals one, but only if it holds fewer than the share rounded down. Therefore counts of 4, 2 and 2 never change,
+    steals one, but only if it holds fewer than the share rounded down. Therefore, counts of 4, 2 and 2 never change,
     although 3, 3 and 2 would be even.
     """
     floor, extras = _share(census)
@@ -119,8 +120,8 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
         return tuple(Claim(lease, rule="E3") for lease in free_partitions)
     if own_count >= floor:
         return ()
-    # Steal from the owner with the most partitions. If several have the most, choose the owner of the partition with
-    # the smallest key.
+    # Steal from the owner with the most partitions. If several owners have the most, choose the owner of the partition
+    # with the smallest key.
     highest = max(census.counts.values())
     fullest = {owner for owner, count in census.counts.items() if count == highest}
     first_partition = min(census.each_held_by(fullest), key=attrgetter("key"))
@@ -130,12 +131,12 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
 def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
     """Apply the rules of the .NET SDK (E4).
 
-    The share is rounded down. A worker takes a partition if it holds fewer than the share. It also takes one if it
-    holds exactly the share and no worker holds fewer.
+    The share is rounded down. A worker takes a partition if it holds fewer than the share. It also takes a partition if
+    it holds exactly the share and no worker holds fewer.
 
-    A worker claims a free partition if there is one. Otherwise it steals from an owner that holds at least two more
-    than the share. If there is no such owner, a worker below the share steals from an owner that holds one more than
-    the share. Without this last case, the counts could stay uneven forever.
+    A worker claims a free partition if there is one. Otherwise, it steals a partition from an owner that holds at least
+    two more than the share. If there is no such owner, a worker below the share steals from an owner that holds one
+    more than the share. Without this last case, the counts could stay uneven forever.
     """
     floor, _ = _share(census)
     own_count, lowest_count = len(census.mine), min(census.counts.values())
@@ -152,8 +153,8 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
 def _java(census: Census, me: Me) -> tuple[Action, ...]:
     """Apply the rules of the Java SDK (E5).
 
-    If the counts are already even, no worker takes a partition. Otherwise a worker takes one if it holds fewer than the
-    share, or if no other worker holds fewer than it does.
+    If the counts are already even, no worker takes a partition. Otherwise, a worker takes a partition if it holds fewer
+    than the share, or if no other worker holds fewer than it does.
     """
     floor, extras = _share(census)
     own_count, counts = len(census.mine), census.counts.values()
@@ -163,7 +164,8 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E5")
-    # If several owners have the most, choose the first by name. The Java SDK chooses by the order of its hash map.
+    # If several owners have the most partitions, choose the first by name. The Java SDK chooses by the order of its
+    # hash map.
     fullest = min(census.counts, key=lambda owner: (-census.counts[owner], owner))
     return _steal_one(census, me, {fullest}, "E5")
 
@@ -172,7 +174,7 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
     """Apply the rules of the gist (E6).
 
     A worker takes a partition unless it holds more than the share rounded down. It claims a free partition if there is
-    one. Otherwise it steals from an owner that holds at least two more than the share.
+    one. Otherwise, it steals a partition from an owner that holds at least two more than the share.
     """
     floor, _ = _share(census)
     own_count = len(census.mine)
@@ -183,8 +185,8 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
     from_owners = _other_owners(census, above=floor + 1)
     if not from_owners and own_count < floor:
         # E6: according to the text of the note, a worker steals only from owners that hold at least two more than the
-        # share. But then the example in the note would fail: with 18 partitions and a fourth owner, the counts would
-        # stay at 5, 5, 5 and 3.
+        #     share. With this rule alone, the example in the note would fail: with 18 partitions and a fourth owner,
+        #     the counts would stay at 5, 5, 5 and 3.
         from_owners = _other_owners(census, above=floor)
     return _steal_one(census, me, from_owners, "E6")
 
@@ -195,7 +197,7 @@ def _other_owners(census: Census, *, above: int) -> set[str]:
 
 
 def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:
-    """Claim one available partition, drawn by worker and turn."""
+    """Claim one available partition, which is drawn by worker and turn."""
     return tuple(Claim(lease, rule=rule) for lease in draw_leases(census.available, me, 1))
 
 

@@ -1,16 +1,16 @@
 """Implements the rules of KCL 2.x (K1 to K10) and of kcl-rust (R1 to R3).
 
-A KCL worker computes its target, an equal share of the leases. It takes leases that have been idle for very long. If
-there are none, it takes free leases, and if no lease is free, it steals from one worker.
+A KCL worker computes its target, which is an equal share of the leases. It takes leases that have been idle for a very
+long time. If there are no such leases, it takes free leases, and if no lease is free, it steals leases from one worker.
 
-Source: DynamoDBLeaseTaker of the Kinesis Client Library 2.7. KCL shuffles leases, while this module sorts them by
-digest. Everything else is the same, including the imbalance that can persist under KCL (see `_steals`).
+Source: DynamoDBLeaseTaker of the Kinesis Client Library 2.7. The KCL shuffles leases, while this module sorts them by
+digest. Everything else is the same, including the imbalance that can persist with the KCL (see `_steals`).
 
 A kcl-rust worker claims as many free leases as it may. If none is free, it steals one lease from a worker that holds at
 least two more than it does.
 
 Source: the README of kcl-rust, "Spawning". If several workers hold the most leases, the README does not specify from
-which of them to steal. This module chooses by digest.
+which of them to steal, so this module chooses one by digest.
 """
 
 from attrs import field, frozen
@@ -55,7 +55,7 @@ class Kcl(RuleSet):
         very_old_leases = tuple(
             lease for lease in census.available if self.very_old_multiplier and lease.idle > idle_limit
         )
-        if very_old_leases:  # K5: take these regardless of the target, and no other lease in this turn
+        if very_old_leases:  # K5: take these regardless of the target, and take no other lease in this turn
             room = len(very_old_leases) if self.max_leases is None else self.max_leases - len(census.mine)
             return _claims(draw_leases(very_old_leases, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
@@ -67,20 +67,21 @@ class Kcl(RuleSet):
 
 
 def _target(census: Census, rules: Kcl) -> int:
-    """Return the number of leases that each worker wants: an equal share rounded up, from 1 to `max_leases` (K4)."""
+    """Return the number of leases that each worker wants, an equal share rounded up, from 1 to `max_leases` (K4)."""
     share = max(1, -(-len(census.leases) // len(census.counts)))
     return share if rules.max_leases is None else min(share, rules.max_leases)
 
 
 def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...]:
-    """Steal leases from the worker that holds the most (K8).
+    """Return steals of leases from the worker that holds the most (K8).
 
-    No worker steals from one that holds fewer than the target. From a worker that holds exactly the target, only a
-    worker that lacks two or more leases steals. Therefore an imbalance can persist under KCL. For example, if two
-    clusters of a hundred workers each share five hundred leases, 300 may stay with one cluster and 200 with the other.
+    No worker steals from a worker that holds fewer leases than the target. From a worker that holds exactly the target,
+    only a worker that lacks two or more leases steals. Therefore, an imbalance can persist with the KCL. For example,
+    if two clusters of a hundred workers each share five hundred leases, 300 may stay with one cluster and 200 with the
+    other.
     """
-    # If several workers hold the most leases, KCL chooses by the order of a Java hash map. This order is the same in
-    # every JVM, so all workers steal from the same one. Choose by name instead.
+    # If several workers hold the most leases, the KCL chooses by the order of a Java hash map. This order is the same
+    # in every JVM, so all workers steal from the same worker. Choose by name instead, which has the same effect.
     from_owner, count = min(census.counts.items(), key=lambda entry: (-entry[1], entry[0]))
     surplus = count - _target(census, rules)
     if surplus < 0:
@@ -127,10 +128,10 @@ class KclRust(RuleSet):
         return lease_seconds
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
-        """Return everything that this worker takes in one turn.
+        """Return the actions by which this worker takes leases in one turn.
 
-        kcl-rust computes no share, so the first worker may claim most of the leases (R1). The other workers then steal
-        one lease per turn from the fullest worker, until no worker holds two more than another (R2).
+        kcl-rust computes no shares, so the first worker may claim most of the leases (R1). The other workers then steal
+        one lease per turn from the fullest worker, until no worker holds two more leases than another (R2).
         """
         own_count = len(census.mine)
         room = len(census.leases) if self.max_leases is None else self.max_leases - own_count
@@ -138,7 +139,7 @@ class KclRust(RuleSet):
             leases = draw_leases(census.available, me, min(self.leases_to_acquire, room))
             return tuple(Claim(lease, rule="R1") for lease in leases)
         highest = max(census.counts.values())
-        if highest < own_count + 2 or room < 1:  # R2: if the counts differ by one, a steal would only exchange them
+        if highest < own_count + 2 or room < 1:  # R2: if counts differ by one, a steal would only swap them
             return ()
         digest = digest_under(f"{me.worker}\0{me.turn}")
         fullest = (owner for owner, count in census.counts.items() if count == highest)

@@ -1,41 +1,42 @@
 """Balances throughput by moving leases from the most loaded workers to the least loaded ones (M13).
 
-A worker with an equal share of the leases may carry nearly three times the mean load. If the throughput of nearly all
-leases (their weight) is known, the numbers of leases may differ by half a share more than usual. Within this range,
-leases are divided by load.
+A worker with an equal share of the leases may carry nearly three times the mean load. Therefore, if the throughput of
+nearly all leases (their weight) is known, the numbers of leases may differ by half a share more than usual. Within this
+range, leases are divided by load.
 
-Workers that read the same rows compute the same series of moves, and each worker carries out the moves to itself. Each
-step moves one lease from the most loaded worker to the least loaded one, and chooses the lease that evens out the two
-best.
+Workers that read the same rows compute the same series of moves, and each worker carries out only the moves to itself.
+Each step moves one lease from the most loaded worker to the least loaded one. It chooses the lease whose move makes the
+loads of these two workers most equal.
 
-If the loads of the two workers are A and B, moving a weight w lowers the sum of squared loads by 2 w (A - B - w). Every
-step lowers this sum, so the moves end if the loads stay the same (S9).
+If the loads of the two workers are A and B, moving a weight w lowers the sum of the squared loads by 2 w (A - B - w).
+Every step lowers this sum, so if the weights of the leases stay the same, the moves come to an end (S9).
 
-Measured loads fluctuate, and leases must not move because of noise. So there are four limits: No lease moves while no
+Measured loads fluctuate, and leases must not move because of noise, so there are four limits. No lease moves unless a
 worker is more than a tenth above the mean. A move leaves the taker more than a tenth of the mean below the load that
-the giver had. It gains at least (a tenth of the mean)² / 4, which is the most a lease can gain if the gap is a tenth of
-the mean. A worker that gains a lease in a series gives none away in the same series, because other workers could carry
-out the second step before the first.
+the giver had. A move gains at least (a tenth of the mean)² / 4, which is the most that a move can gain if the gap is a
+tenth of the mean. A worker that gains a lease in a series gives none away in the same series, because other workers
+could carry out the second step before the first.
 
-A lease moves at most once per cycle. It does not move if it changed its owner within the last cycle, and a lease with a
-hand-off in progress already counts for its next owner. If a worker plans from outdated rows, its write contains a
-former owner, and the store rejects it. A lease that was moved to make the counts even (M6) may move again to balance
-loads, because M6 chooses leases without regard to load.
+A lease moves at most once per cycle. It does not move if its owner has changed within the last cycle, and a lease with
+a hand-off in progress already counts for its next owner. If a worker plans from outdated rows, its write contains a
+former owner, so the store rejects the write. A lease that was moved to make the counts even (M6) may move again to
+balance loads, because M6 chooses leases without regard to load.
 
-While there is little traffic, leases are divided only by count. The limit is an average of a hundredth of a shard's
-capacity per lease. If counts already differ because of loads, the limit is half of that. Otherwise leases would move
-back and forth if the traffic fluctuates around the limit.
+While there is little traffic, leases are divided only by count. The limit is an average load per lease of a hundredth
+of a shard's capacity. If counts already differ because of loads, the limit is half as high. Otherwise, leases would
+move back and forth if the traffic fluctuated around the limit.
 
-The number of leases per worker has limits, too. Let the floor be the mean number, rounded down, and the tolerance half
-a share. No worker gets more than floor + 1 + tolerance leases, or more than `max_leases`. A worker with only floor -
-tolerance leases gives away a lease only if its load stays above the mean.
+The number of leases per worker is also limited. Let the floor be the mean number, rounded down, and let the tolerance
+be half a share. No worker gets more than floor + 1 + tolerance leases, or more than `max_leases`. A worker with only
+floor - tolerance leases gives away a lease only if its load stays above the mean.
 
-Example: a has leases of 60, 30 and 10 kB/s, b of 20, 10 and 10, c of 10, 10 and 20. The mean is 60, the band ends at
-66, and a is at 100. The gap between a and b (40) is 60, so a lease that moves must weigh less than 54. The 30 goes to
-b, because it gains 30 x 30 = 900 and the 10 would gain only 500. Now a is at 70, and c is the least loaded at 40. Of
-a's leases only the 10 is below 30 - 6, and it goes to c. The series ends with 60, 70 and 50, because b has gained and
-gives nothing. The next listing shows b above the band, and one of its tens goes to c: 60, 60, 60. That makes three
-moves.
+Example: a has leases of 60, 30 and 10 kB/s, b has leases of 20, 10 and 10, and c has leases of 10, 10 and 20. The mean
+load is 60, the band ends at 66, and the load of a is 100. The gap between a and b, whose load is 40, is 60, so a lease
+that moves must weigh less than 54. The lease of 30 goes to b, because its move gains 30 x 30 = 900, and a move of the
+lease of 10 would gain only 500. Now the load of a is 70, and c is the least loaded worker with 40. Of a's leases, only
+the one of 10 is below 30 - 6, and it goes to c. The series ends with loads of 60, 70 and 50, because b has gained a
+lease and gives none away. The next listing shows that b is above the band, and one of its leases of 10 goes to c. After
+these three moves, all loads are 60.
 """
 
 import math
@@ -51,7 +52,7 @@ LOAD_BAND = 0.1
 """How far above the mean a worker's load may be before leases move, as a fraction of the mean."""
 
 QUIET_BYTES_PER_SECOND = 10_000
-"""If the average load per lease is below this, in bytes per second, leases are divided only by count.
+"""If the average load per lease is below this value, in bytes per second, leases are divided only by count.
 
 The value is a hundredth of a shard's capacity.
 """
@@ -64,11 +65,11 @@ A few unmeasured leases are allowed because every shard split creates some.
 
 
 def count_tolerance(leases: Sequence[Lease], floor: int) -> int:
-    """Return how many leases more than usual the workers may differ by, in order to balance loads.
+    """Return by how many more leases than usual the workers may differ, so that loads can be balanced.
 
     The result is half a share if nearly all weights are known, and 0 otherwise.
 
-    The result is 0 if there is hardly any traffic. It is also 0 if there are KCL 3.x workers, because their leader
+    If there is hardly any traffic, the result is 0. If there are KCL 3.x workers, it is also 0, because their leader
     balances loads as well, and would move the same leases back.
     """
     limit = len(leases) // UNMEASURED_DIVISOR
@@ -79,8 +80,8 @@ def count_tolerance(leases: Sequence[Lease], floor: int) -> int:
     if len(leases) - measured > limit or 2 * load < QUIET_BYTES_PER_SECOND * measured:
         return 0
     counts = {owner: count for owner, count in indexed_leases.counts().items() if owner is not None and count}
-    # Between QUIET / 2 and QUIET, loads are balanced only if balancing has already made the counts differ by more than
-    # one.
+    # Between half of `QUIET_BYTES_PER_SECOND` and that value, balance loads only if balancing has already made the
+    # counts differ by more than one.
     if load < QUIET_BYTES_PER_SECOND * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
         return 0
     own_workers = indexed_leases.our_workers(math.inf)
@@ -90,7 +91,7 @@ def count_tolerance(leases: Sequence[Lease], floor: int) -> int:
 
 
 def mean_weight(leases: Sequence[Lease]) -> int:
-    """Return the mean of the known weights, rounded down, or 0 if none is known.
+    """Return the mean of the known weights, rounded down, or 0 if no weight is known.
 
     Leases that are not measured yet are assumed to have this weight.
     """
@@ -108,7 +109,8 @@ def loads_of(
 ) -> dict[str, int]:
     """Return the load of each of these workers, with hand-offs in progress counted as done.
 
-    If these leases counted for their present owners, the next owners would be given too much.
+    If leases that are being handed off counted for their present owners, their next owners would be given too much
+    load.
     """
     loads, expired_keys = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
     for lease in census.leases:
@@ -132,12 +134,12 @@ def load_takers(
     The numbers of leases must already be balanced. The result is empty if any lease is free or expired.
 
     Args:
-        census: The leases in play.
+        census: The leases that count, and their owners.
         counts: The number of leases of each worker, with hand-offs in progress counted as done.
-        floor: The number of leases that every worker should hold at least.
+        floor: The minimum number of leases that every worker should hold.
         moves_in_progress: The owner and next owner, by key, of the leases with a hand-off in progress.
-        most_leases: The most leases that one worker may hold, or None for no limit.
-        settle_seconds: How many seconds a lease must have stayed with its owner before it may move.
+        most_leases: The maximum number of leases that one worker may hold, or None for no limit.
+        settle_seconds: The number of seconds for which a lease must have stayed with its owner before it may move.
     """
     indexed_leases = index_leases(census.leases)
     tolerance = count_tolerance(indexed_leases, floor)
@@ -145,7 +147,7 @@ def load_takers(
         return {}
     default_weight = mean_weight(indexed_leases)
     if not census.moving:
-        # This function runs in every turn. Return early if no worker is above the band.
+        # Return early if no worker is above the band, because this function runs in every turn.
         loads = indexed_leases.load_by_owner(default_weight)
         if max(loads.values()) * len(counts) <= (1 + LOAD_BAND) * sum(loads.values()):
             return {}
@@ -174,8 +176,9 @@ def load_moves(
 
     Args:
         movable_leases: The leases of each worker that may move.
-        gain_limits: How many leases each worker may gain.
-        loss_limits: How many leases each worker may lose. A worker whose load stays above the mean may lose more.
+        gain_limits: The number of leases that each worker may gain.
+        loss_limits: The number of leases that each worker may lose. A worker whose load stays above the mean may lose
+            more.
         default_weight: The weight of a lease that is not measured yet.
         loads: The load of each worker, including leases that may not move. If None, the loads are computed from
             `movable_leases`.
@@ -202,15 +205,15 @@ class _LoadBalancer:
     """The loads of all workers while a series of moves is computed.
 
     Attributes:
-        held: The leases that each worker may still give.
+        givable_leases: The leases that each worker may still give away.
         loads: The load of each worker in bytes per second.
-        room: How many leases each worker may still gain.
-        spare: How many leases each worker may still lose.
+        gains_left: The number of leases that each worker may still gain.
+        losses_left: The number of leases that each worker may still lose.
         unknown: The weight of a lease that is not measured yet.
-        taken: The taker of each lease that moves, by key, as computed so far.
+        taker_by_key: The takers of the leases that move, by key, as computed so far.
         mean: The mean load.
-        full: A heap of the workers that may give, the most loaded first.
-        empty: A heap of the workers that may take, the least loaded first.
+        donor_heap: A heap of the workers that may give leases, with the most loaded worker first.
+        taker_heap: A heap of the workers that may take leases, with the least loaded worker first.
     """
 
     held: dict[str, list[Lease]]
@@ -240,9 +243,10 @@ class _LoadBalancer:
         return empty
 
     def step(self) -> bool:
-        """Make one move, or drop one worker that cannot be relieved.
+        """Make one move, or drop one overloaded worker that cannot give a lease.
 
-        Heap entries are out of date if the load of their worker has changed since they were added. They are skipped.
+        A heap entry is out of date if the load of its worker has changed since the entry was added. Such entries are
+        skipped.
 
         Returns:
             False if the series is complete, because no worker that could give a lease has a load above the band.
@@ -263,8 +267,8 @@ class _LoadBalancer:
             self.loads[worker] += sign * weight_of(lease, self.unknown)
             self.room[worker] -= sign
             self.spare[worker] += sign
-        # The taker is not added to `full` again, so it gives no lease in the same series. Different workers carry out
-        # the two moves, so the second move could happen before the first.
+        # The taker is not added to `donor_heap` again, so it gives no lease in the same series. Different workers carry
+        # out the two moves, so the second move could happen before the first.
         heappush(self.full, (-self.loads[donor], donor))
         for worker in (donor, taker):
             if self.room[worker] > 0:
@@ -272,13 +276,13 @@ class _LoadBalancer:
         return True
 
     def _best_lease(self, donor: str, gap: int) -> Lease | None:
-        """Return the lease whose move evens out two workers best, or None if no move gains enough.
+        """Return the lease whose move makes the loads of two workers most equal, or None if no move gains enough.
 
         The gain is half of the decrease in the sum of squared loads.
         """
         best_gain = gap - LOAD_BAND * self.mean
         if self.spare[donor] <= 0:
-            # The donor holds as few leases as allowed, so it may only give a lease if its load stays above the mean.
+            # The donor holds as few leases as it may, so it may give a lease only if its load stays above the mean.
             best_gain = min(best_gain, self.loads[donor] - self.mean)
         gains = [
             (weight * (gap - weight), lease.key, lease)

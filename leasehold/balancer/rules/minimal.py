@@ -1,13 +1,15 @@
-"""Implements our own rule set (M1 to M15).
+"""Implements the project's own rule set (M1 to M15).
 
-Every worker computes the same shares from the table and makes its own moves.
+Every worker computes the same shares from the table, and makes only its own moves.
 
 Shares (`shares.py`): if there are P leases and N workers, every worker gets P / N leases, rounded down. This number is
 the *floor*. The remaining leases are the *extras*. They go to workers that already hold more than the floor, and then
-to workers chosen by a digest of their ids. `favoured` and `loads.py` describe how groups and loads change this.
+to workers that are chosen by a digest of their ids. `shares.py` and `loads.py` describe how groups and loads change
+this.
 
 Moves: the free leases, followed by the surplus leases of workers above their share, form a line. Workers that lack
-leases have positions along the line in order of name. Each takes as many leases as it lacks, from its position on.
+leases have positions along this line, in order of name. Each of them takes as many leases as it lacks, starting at its
+position.
 
 Order of decisions. A turn asks these questions, and the first one that yields actions ends the turn:
     M5, M12  Do I hold nothing?  Take one lease to become visible; a successor takes as many as the others hold.
@@ -16,13 +18,13 @@ Order of decisions. A turn asks these questions, and the first one that yields a
     M14      Does a worker of a KCL 3.x leader lack a lease of mine?  Release it, so that the leader can assign it.
     M13      Are the counts right, but not the loads?  Relieve the most loaded worker.
     M9, M11  Has something been left undone for too long?  Do it in place of the worker that should have.
-While a newcomer waits for others to join, it takes nothing from living workers (C10). `plan` does not ask these
+While a newcomer waits for others to join, it takes no leases from living workers (C10). `plan` does not ask these
 questions after a read of a few rows.
 
 Why these are the fewest moves (S6). Once all workers are visible, a worker above its share only loses leases, and a
-worker below its share only gains some. Extras stay with workers that already hold more than the floor, so no other even
-division needs fewer moves. A hand-off in progress counts as done (H1), so shares stay the same while moves are carried
-out (S4). Therefore a worker's plan remains valid when other workers have carried out theirs.
+worker below its share only gains leases. Extras stay with workers that already hold more than the floor, so no other
+even division needs fewer moves. A hand-off in progress counts as done (H1), so shares stay the same while moves are
+carried out (S4). Therefore, a worker's plan remains valid when other workers have carried out their plans.
 
 Why workers do not harm each other. Workers that read the same rows never choose the same lease. If they read different
 rows, the store rejects all writes but one, because a claim is conditional on the version that was read, and a steal on
@@ -32,14 +34,15 @@ stolen, the records dispatched after its last checkpoint are delivered again.
 
 Why the moves end. Each move of M6 brings two workers closer to their shares, and a worker that has its share requests
 nothing (M3). A worker that should act may be stuck, or an expected worker may never have started. After `patience`
-cycles without a change, any other worker acts in its place (M9). It takes one lease per turn, and only from a worker
-that holds at least two more than it does, so no such move can undo another.
+cycles without a change, any other worker acts in its place (M9). The acting worker takes one lease per turn, and only
+from a worker that holds at least two leases more than it does, so no such move can undo another.
 
 Example: a holds 6 leases, b holds 4, and c joins. The floor is 3, and the one extra goes to a, so the shares are 4, 3
-and 3. The others cannot see c yet, so it takes one lease to become visible, here one of b's (M5). Now the counts are 6,
-3 and 1, c lacks two, and the line is a's surplus of two. c takes both (M6). That makes three moves, as many as c
-lacked. If d joins as well and the counts are 5, 3, 1 and 1, the shares are 3, 3, 2 and 2. The line is a's surplus of
-two again: c takes the first lease and d the second.
+and 3. The others cannot see c yet, so c takes one lease to become visible, in this case one of b's (M5). Now the counts
+are 6, 3 and 1, c lacks two leases, and the line consists of a's surplus of two. c takes both leases (M6). Altogether,
+there are three moves, as many as c lacked leases. If d joins as well and the counts are 5, 3, 1 and 1, the shares are
+3, 3, 2 and 2. Again, the line consists of a's surplus of two. c takes the first of these leases, and d takes the
+second.
 """
 
 import math
@@ -61,7 +64,7 @@ from leasehold.balancer.rules.loads import count_tolerance, load_takers
 from leasehold.balancer.rules.shares import Shares, awaits_joiners, donation_order
 
 ALTERNATES_MAX = 3
-"""How many other leases a newcomer may try if another worker takes the lease that it has chosen (M5)."""
+"""How many other leases a newcomer may try to take if another worker takes the lease that it has chosen (M5)."""
 
 
 def _check_groups(_rules: object, attribute: "Attribute[Any]", value: object) -> None:
@@ -113,8 +116,8 @@ class Minimal(RuleSet):
 
     @property
     def frees_expired(self) -> bool:
-        # Released leases are reserved for newcomers (M12), but the lease of a dead worker should be claimed
-        # immediately.
+        # If released leases are reserved for newcomers (M12), do not free expired leases. A freed lease would also be
+        # reserved, but the lease of a dead worker should be claimed immediately.
         return not self.grace_seconds
 
     @property
@@ -122,10 +125,10 @@ class Minimal(RuleSet):
         return self.max_leases
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        return 0.53 * lease_seconds  # C2: leaves time for a second attempt to renew before the lease expires
+        return 0.53 * lease_seconds  # C2: this leaves time for a second attempt to renew before the lease expires
 
     def expires_above(self, lease_seconds: float) -> float:
-        return 1.05 * lease_seconds  # C2: slightly longer, because renewals start after 0.53 x lease_seconds
+        return 1.05 * lease_seconds  # C2: slightly longer, because renewals start after 0.53 x `lease_seconds`
 
     def overdue_seconds(self, lease_seconds: float, cycle_seconds: float) -> float:
         return lease_seconds + self.grace_seconds + self.patience * cycle_seconds
@@ -134,7 +137,8 @@ class Minimal(RuleSet):
         shares, free_leases, overdue_leases = self._compute_shares(census, me, config)
         counts = shares.counts
         patience_exceeded = me.history.owners_still > self.patience * config.cycle_seconds
-        # M9: if another worker renews its leases but does not plan, act even if this worker already has its share.
+        # M9: another worker may renew its leases but not plan. In this case, act even if this worker already has its
+        #     share.
         may_take = patience_exceeded and max(counts.values()) >= counts[me.worker] + 2
         nothing_else_to_do = not (census.available or shares.tolerance or self.release or census.led or may_take)
         if counts[me.worker] > shares.floor and nothing_else_to_do:
@@ -162,17 +166,18 @@ class Minimal(RuleSet):
             lease for lease in census.available if not (lease.owner is None and lease.idle < self.grace_seconds)
         )
         overdue_limit = self.overdue_seconds(config.lease_seconds, config.cycle_seconds)
-        # M9: if a lease has been free for this long, the worker that should claim it must be missing. Leases with an
-        # infinite idle time are left out, because it is unknown how long they have been free.
+        # M9: if a lease has been free for this long, the worker that should claim it must be missing. Leave out leases
+        #     with an infinite idle time, because it is unknown how long they have been free.
         overdue_leases = tuple(lease for lease in free_leases if overdue_limit < lease.idle < math.inf)
         expected_names, expected_count = (
             ((), 0) if overdue_leases else self._expected_workers()
-        )  # M9: the expected workers are missing
+        )  # M9: if leases are overdue, the expected workers are missing
         counts = {**dict.fromkeys(expected_names, 0), **counts} if expected_names else counts
         floor, extras = divmod(len(census.leases), max(len(counts), expected_count))
         tolerance = 0 if census.led else count_tolerance(census.leases, floor)  # M14: a KCL 3.x leader balances loads
         lease_limit = len(census.leases) if self.max_leases is None else self.max_leases
-        # Workers that write no bulletin, such as KCL 2.x workers, come last, unless M11 releases leases for them.
+        # Workers that write no bulletin, such as KCL 2.x workers, come last in the line, unless M11 releases leases for
+        # them.
         non_bulletin_last = me.history.hearing is not None and not self.release
         return (
             Shares(census, config, counts, floor, extras, self.groups, lease_limit, tolerance, non_bulletin_last),
@@ -183,11 +188,11 @@ class Minimal(RuleSet):
     def calls(self, census: Census, me: Me, config: FleetSeconds) -> Mapping[str, Sequence[str]]:
         """Map each other worker that must act under M6 to the keys of the leases that it should read (C6).
 
-        A worker that will claim free leases should read these leases. An owner should read the leases that are, or will
-        be, requested from it.
+        A worker that will claim free leases should read these leases. An owner should read those of its leases that
+        have been or will be requested.
 
-        A worker that should take leases from others should read the whole table, so its sequence is empty. Newcomers
-        are left out of this, because they list the table anyway (C10).
+        A worker that should take leases from others should read the whole table, so its sequence of keys is empty. This
+        does not apply to newcomers, because they list the table anyway (C10).
         """
         shares, free_leases, _ = self._compute_shares(census, me, config)
         keys_by_worker: dict[str, list[str]] = {}
@@ -222,7 +227,7 @@ class Minimal(RuleSet):
     def _expected_workers(self) -> tuple[tuple[str, ...], int]:
         """Return the names and the number of the expected workers (M1).
 
-        If the option contains only their number, there are no names.
+        If the option `expected_workers` contains only a number, there are no names.
         """
         expected = self.expected_workers
         return (expected, len(expected)) if isinstance(expected, tuple) else ((), expected or 0)
@@ -232,8 +237,7 @@ class Minimal(RuleSet):
 class _Turn:
     """One worker's turn.
 
-    Each public method implements one of the questions in the docstring of this module, and returns the resulting
-    actions.
+    Each public method answers one of the questions in the docstring of this module, and returns the resulting actions.
     """
 
     shares: Shares
@@ -247,13 +251,14 @@ class _Turn:
     def join(self, free_leases: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take one lease if this worker holds none (M5).
 
-        The other workers see a newcomer once it owns a lease, and then include it when they compute shares.
+        The other workers see a newcomer only once it owns a lease. From then on, they include the newcomer when they
+        compute shares.
         """
         if self._own_count:
             return ()
         if self.rules.grace_seconds:
-            # M12: a newcomer may replace a worker that has just ended, so it takes as many leases as the median worker
-            # holds.
+            # M12: a newcomer may replace a worker that has just ended, so it takes as many leases as the median of the
+            #      other workers holds.
             shares = self.shares
             other_counts = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
             median_count = other_counts[(len(other_counts) - 1) // 2] if other_counts else 0
@@ -266,8 +271,8 @@ class _Turn:
                 [Claim(lease, "M5") for lease in draw_leases(free_leases, self.me, 1 + ALTERNATES_MAX)]
             )
         # Choose a few donors, and then a lease of any of them, so that workers that join at the same time rarely choose
-        # the same lease. Leave each donor at least one lease. Otherwise, the donor would have to take another lease to
-        # become visible again, which would be one more move.
+        # the same lease. Leave at least one lease to each donor. Otherwise, the donor would have to take another lease
+        # to become visible again, which would be one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         chosen_donors = nsmallest(1 + ALTERNATES_MAX, donors, key=lambda donor: (digest(donor), donor))
@@ -279,8 +284,8 @@ class _Turn:
     def fill(self, free_leases: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take as many leases from the line as this worker lacks (M6).
 
-        The line consists of the free leases and the surplus of other workers. This worker takes leases from its own
-        position on.
+        The line consists of the free leases, followed by the surplus leases of other workers. This worker takes leases
+        starting at its own position.
         """
         shares, me = self.shares, self.me
         need = shares.share(me.worker) - self._own_count
@@ -296,8 +301,8 @@ class _Turn:
         stolen_leases = (
             shares.surplus(position - len(free_leases), position + need - len(free_leases)) if may_steal else ()
         )
-        # M7: `max_steals` limits only leases taken from living workers. A claim of a free lease interrupts no other
-        # worker.
+        # M7: `max_steals` limits only the leases that are taken from living workers, because a claim of a free lease
+        #     interrupts no other worker.
         return tuple(Claim(lease, "M6") for lease in claimed_leases) + tuple(
             _request_or_steal(lease, "M6") for lease in stolen_leases[: self.rules.max_steals]
         )
@@ -324,7 +329,8 @@ class _Turn:
     def yield_to_led(self, free_leases: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Release leases so that a KCL 3.x leader can assign them to its workers (M14).
 
-        If one of its workers has too many leases, no lease is released, because the leader should first move those.
+        If one of the leader's workers has too many leases, no lease is released, because the leader should first move
+        those leases.
         """
         shares = self.shares
         if any(shares.lacking.get(worker, 0) < 0 for worker, _ in self.me.history.led):
@@ -340,8 +346,8 @@ class _Turn:
     def rebalance_load(self) -> tuple[Action, ...]:
         """Take leases from overloaded workers (M13).
 
-        Loads are balanced only when the numbers of leases are. Otherwise M6 and M13 might choose the same lease for
-        different workers.
+        Loads are balanced only if the numbers of leases are already balanced. Otherwise, M6 and M13 might choose the
+        same lease for different workers.
         """
         shares = self.shares
         some_lack_leases = shares.tolerance and max(shares.lacking.values()) > shares.tolerance
@@ -374,8 +380,8 @@ class _Turn:
         highest, fullest = max((count, worker) for worker, count in shares.counts.items())
         if not is_full and highest >= self._own_count + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
             return tuple(_request_or_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
-        # M11: workers of some libraries never steal. After twice the wait of M9, an overloaded worker releases a lease
-        # for them.
+        # M11: the workers of some libraries never steal. After twice the wait of M9, an overloaded worker releases a
+        #      lease for such workers.
         is_overloaded = self._own_count >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
         waited_long_enough = self.me.history.owners_still > 2 * self.rules.patience * shares.config.cycle_seconds
         if not (self.rules.release and is_overloaded and waited_long_enough):
@@ -394,8 +400,8 @@ def _request_or_steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
 def _with_alternates(actions: Sequence[Taking]) -> tuple[Action, ...]:
     """Return the first of these actions, with the others as its alternates.
 
-    If the first is a request, the alternates are requests as well. Otherwise, none of them is. The two kinds are not
-    mixed, because only a request has to wait for the owner.
+    If the first action is a request, all alternates are requests. Otherwise, none of them is a request. The two kinds
+    are not mixed, because only a request has to wait for the owner.
     """
     if not actions:
         return ()

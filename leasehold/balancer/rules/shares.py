@@ -1,52 +1,53 @@
 """Computes how many leases each worker should hold (its share), and which leases it takes (M1, M2, M4, M6, M7).
 
-The share is the mean number of leases, rounded down (the floor). For the workers that `workers_with_extra` returns, it
-is one more. It is never more than `max_leases`. Hand-offs in progress count as done (H1), so shares stay the same while
-moves are carried out.
+The share of a worker is the mean number of leases, rounded down (the floor). For the workers that `workers_with_extra`
+returns, the share is one more. It is never more than `max_leases`. Hand-offs in progress count as done (H1), so shares
+stay the same while moves are carried out.
 
-The line: the free leases come first, ordered by digest. Then come the surplus leases of the donors, ordered by donor
-name and, for each donor, by digest (M4). The workers that lack leases have places along the line in order of name, and
-each takes as many leases as it lacks. Workers that read the same rows see the same line and the same places, so no two
-of them choose the same lease. Workers that write no bulletin, such as KCL 2.x workers, have the last places, so that no
-other worker has to wait until they act (M15).
+In the line, the free leases come first, ordered by digest. They are followed by the surplus leases of the donors,
+ordered by donor name and, for each donor, by digest (M4). The workers that lack leases have places along the line in
+order of name, and each of them takes as many leases as it lacks. Workers that read the same rows see the same line and
+the same places, so no two of them choose the same lease. Workers that write no bulletin, such as KCL 2.x workers, have
+the last places, so that no other worker has to wait until they act (M15).
 
-Example: a holds s-1 to s-5, b holds s-6 to s-8, c and d hold one each, and s-11 is free. With eleven leases and four
-workers, the floor is 2 and there are three extras. They go to a and b, which already hold more than the floor, and to c
-or d by digest. If c gets the third, the shares are 3, 3, 3 and 2. The line is s-11, then a's surplus of two, say s-2
-and s-4. c lacks two and takes s-11 and s-2; d lacks one and takes s-4.
+Example: a holds s-1 to s-5, b holds s-6 to s-8, c and d hold one lease each, and s-11 is free. With eleven leases and
+four workers, the floor is 2 and there are three extras. Two of them go to a and b, which already hold more than the
+floor, and the third goes to c or d by digest. If c gets the third extra, the shares are 3, 3, 3 and 2. The line
+consists of s-11, followed by a's surplus of two leases, say s-2 and s-4. c lacks two leases and takes s-11 and s-2, and
+d lacks one lease and takes s-4.
 
-A division is even if workers, and groups of workers, differ as little as possible (M2). Then every worker holds the
-mean number of leases, rounded down or up. Likewise, every group holds its proportional number of leases, rounded down
-or up, at every level of the tree of groups (S8). Among all even divisions, this module chooses one that needs the
-fewest moves. The choice does not change while the moves are in progress (S4).
+A division of the leases is even if workers, and groups of workers, differ as little as possible (M2). In an even
+division, every worker holds the mean number of leases, rounded down or up. Likewise, every group holds its proportional
+number of leases, rounded down or up, at every level of the tree of groups (S8). Among all even divisions, this module
+chooses one that needs the fewest moves. The choice does not change while the moves are in progress (S4).
 
 Without groups, the only question is which workers get an extra. Workers that already hold more than the floor come
-first, because they keep a lease without a move. The others are chosen by a digest of their ids, which is the same on
-every worker.
+first, because they keep a lease without a move. The other workers are chosen by a digest of their ids, which every
+worker computes in the same way.
 
 Moves do not change the choice. A worker above the floor that gets an extra stays above the floor. A worker that is
 chosen by digest rises to floor + 1 when it takes its extra, and from then on it is among the workers that come first.
 
-With groups, the extras are passed down the tree. A group of n workers, of N in all, is entitled to extras x n / N of
-them. It always gets the whole part of this number, its *least*. The remaining fractions add up to whole extras, which
+With groups, the extras are passed down the tree. If a group has n of all N workers, it is entitled to n / N of all
+extras. It always gets the whole part of this number, its *least*. The remaining fractions add up to whole extras, which
 the parent group hands out one by one, at most one to each of its parts, and none to a part without a fraction. Parts in
-which one more extra saves a move come first. The others follow by decreasing fraction, and parts with equal fractions
-by name.
+which one more extra saves a move come first. The other parts follow by decreasing fraction, and parts with equal
+fractions by name.
 
-Example, with prefixes as groups: x-1, x-2 and x-3 hold 3, 3 and 2 leases, y-1 and y-2 hold 2 each. With twelve leases
-and five workers, the floor is 2 and there are two extras. Group x is entitled to 2 x 3 / 5 extras, that is 1 and a
-fraction of 1/5; group y to 2 x 2 / 5, that is 0 and a fraction of 4/5. Group x gets one extra in any case, and one is
-left. By fractions alone, it would go to y, and a lease would move from x to y. But x has two workers above the floor,
-which is more than its least of one, so a second extra saves this move: x gets it, and nothing moves. Both divisions are
-even, because 8 for x and 4 for y are the ceiling and the floor of 7.2 and 4.8, as 7 and 5 would be the floor and the
-ceiling.
+Example, with prefixes as groups: x-1, x-2 and x-3 hold 3, 3 and 2 leases, and y-1 and y-2 hold 2 each. With twelve
+leases and five workers, the floor is 2 and there are two extras. Group x is entitled to 2 x 3 / 5 extras, which is 1
+and a fraction of 1/5. Group y is entitled to 2 x 2 / 5 extras, which is 0 and a fraction of 4/5. Group x gets one extra
+in any case, and one extra is left. By fractions alone, it would go to y, and a lease would move from x to y. However, x
+has two workers above the floor, which is more than its least of one, so a second extra saves this move. Therefore, x
+gets the extra, and no lease moves. Both divisions are even: 8 leases for x and 4 for y are 7.2 rounded up and 4.8
+rounded down, and 7 and 5 would be 7.2 rounded down and 4.8 rounded up.
 
-If groups are nested, the parent must know whether one more extra for a group would save a move. That depends on the
-part of the group that would get the extra. To find this part, distribute the group's least among its parts in the order
-above. The first part that gets no additional extra would get the next one. Parts in which an extra saves a move come
-first, so if it saves none in this part, it saves none in any later part.
+If groups are nested, the parent must know whether one more extra for a group would save a move. The answer depends on
+the part of the group that would get the extra. To find this part, distribute the group's least among its parts in the
+order above. The first part that gets no additional extra would get the next one. Parts in which an extra saves a move
+come first, so if an extra saves no move in this part, it saves none in any later part.
 
-A newcomer waits for others that are joining before it takes leases from living workers (C10).
+Before a newcomer takes leases from living workers, it waits for other workers that are joining (C10).
 """
 
 from collections import Counter
@@ -71,11 +72,11 @@ _digest = digest_under("minimal")
 
 
 def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
-    """Return the groups that a worker belongs to according to its id, outermost first.
+    """Return the groups to which a worker belongs according to its id, outermost first.
 
-    If `groups` is "prefix", the only group is named by the part of the id before the last "-". Otherwise `groups`
-    contains a separator for each level, and the name of the group is the part of the id before it. If the separator
-    does not occur, the name is empty. All workers without the separator form one group.
+    If `groups` is "prefix", there is one level of groups, named by the part of the id before the last "-". Otherwise,
+    `groups` contains a separator for each level, and the name of the group is the part of the id before this separator.
+    If the separator does not occur, the name is empty, so all workers without the separator form one group.
     """
     if groups is None:
         return ()
@@ -92,7 +93,7 @@ def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
 def workers_with_extra(counts: Mapping[str, int], floor: int, extras: int, groups: Groups) -> frozenset[str]:
     """Return the workers whose share is one more than `floor` (M2).
 
-    The result contains `extras` workers, or all workers if there are fewer.
+    The result contains `extras` workers, or all workers if there are not so many.
     """
     if not extras:
         return frozenset()
@@ -106,7 +107,7 @@ def workers_with_extra(counts: Mapping[str, int], floor: int, extras: int, group
 def _members_with_extra(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
     """Return the workers of one group that get its extras.
 
-    Workers above the floor keep their extra lease. The others are chosen by digest.
+    Workers above the floor come first, because they keep their extra lease. The others are chosen by digest.
     """
     workers_above = [worker for worker in workers if counts[worker] > floor]
     chosen_workers = _first_by_digest(workers_above, extras)
@@ -115,7 +116,7 @@ def _members_with_extra(workers: Iterable[str], counts: Mapping[str, int], floor
 
 
 def _first_by_digest(workers: list[str], count: int) -> list[str]:
-    """Return the first `count` workers in order of digest, or all if there are no more."""
+    """Return the first `count` workers in order of digest, or all workers if there are not so many."""
     if len(workers) <= count:
         return workers
     return nsmallest(count, workers, key=lambda worker: (_digest(worker), worker)) if count > 0 else []
@@ -127,9 +128,9 @@ class _Group:
 
     Attributes:
         least: The number of extras that the group gets in any case: its proportional part of all extras, rounded down.
-        fraction: The remainder of that division, in units of one extra divided by the number of all workers. If it is
+        fraction: The remainder of this division, in units of one extra divided by the number of all workers. If it is
             0, the group gets no further extra.
-        would_save_move: Whether the group would save a move if it got one extra more than `least`.
+        would_save_move: Whether a move would be saved if the group got one extra more than `least`.
         parts: The subgroups, in the order in which they get further extras.
     """
 
@@ -143,12 +144,12 @@ class _Group:
 
 @frozen
 class _Tree:
-    """The numbers from which all groups are computed.
+    """Computes the groups, and the workers that get an extra.
 
     Attributes:
         counts: The number of leases of each worker.
         floor: The share of a worker without an extra.
-        extras: How many leases remain after every worker got the floor.
+        extras: The number of leases that remain after every worker got the floor.
         size: The number of workers.
         depth: The number of group levels.
     """
@@ -172,8 +173,8 @@ class _Tree:
         members_by_part = groupby(members, key=lambda member: member[0][level])
         parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in members_by_part]
         parts.sort(key=lambda part: (not part.fraction, not part.would_save_move, -part.fraction, part.name))
-        # The parts before this index get one lease more than their `least`. The part at this index would be the next to
-        # get one.
+        # The parts before this index get one extra more than their `least`. The part at this index would get the next
+        # extra.
         next_part = least - sum(part.least for part in parts)
         return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].would_save_move, tuple(parts))
 
@@ -193,11 +194,11 @@ class _Tree:
 
 
 def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups: Groups = None) -> int:
-    """Return the minimum number of leases that must leave living workers to make the division even.
+    """Return the minimum number of leases that living workers must give up so that the division becomes even.
 
     Groups may have at most one level.
 
-    `owners` maps leases to their owners. If the owner is not in `workers`, the lease is free (L1).
+    `owners` maps leases to their owners. If an owner is not in `workers`, its leases count as free (L1).
     """
     lease_counts = Counter(owner for owner in owners.values() if owner is not None)
     counts = {worker: lease_counts[worker] for worker in workers}
@@ -225,7 +226,7 @@ def describe_imbalance(
 
     Args:
         counts: The number of leases of each worker.
-        takers: The workers that could take one more lease. If there are none, the division counts as even.
+        takers: The workers that could take one more lease. If there are no such workers, the division counts as even.
         lease_count: The number of all leases, including those without an owner.
         groups: How workers form groups.
     """
@@ -251,7 +252,7 @@ def describe_imbalance(
 
 
 donation_order = order_under("minimal")
-"""The donation order of leases: the order in which owners give them up and workers claim free ones (M4)."""
+"""The donation order of leases, in which owners give up leases and workers claim free ones (M4)."""
 
 
 @frozen
@@ -259,15 +260,15 @@ class Shares:
     """The share of each worker, computed from one read of the table.
 
     Attributes:
-        census: The leases in play and their owners.
-        config: The times that rules need.
+        census: The leases that count, and their owners.
+        config: The times that the rules need.
         counts: The number of leases of each worker, with hand-offs in progress counted as done (H1).
-        floor: The number of leases that every worker should hold at least.
-        extras: How many leases remain after every worker got the floor.
+        floor: The minimum number of leases that every worker should hold.
+        extras: The number of leases that remain after every worker got the floor.
         groups: How workers form groups.
-        limit: The most leases that one worker may hold (M7).
-        tolerance: How far counts may differ in order to balance loads (M13).
-        non_bulletin_last: Whether workers that write no bulletin come last (M15).
+        limit: The maximum number of leases that one worker may hold (M7).
+        tolerance: The number of leases by which counts may additionally differ in order to balance loads (M13).
+        non_bulletin_last: Whether workers that write no bulletin come last in the line (M15).
     """
 
     census: Census
@@ -282,7 +283,7 @@ class Shares:
 
     @cached_property
     def lacking(self) -> dict[str, int]:
-        """How many leases each worker lacks to reach its share. A negative number is a surplus."""
+        """The number of leases that each worker lacks to reach its share. A negative number is a surplus."""
         normal_share, larger_share, favoured = (
             min(self.floor, self.limit),
             min(self.floor + 1, self.limit),
@@ -311,7 +312,7 @@ class Shares:
         return other_workers - our_workers(self.census.leases) if other_workers else other_workers
 
     def line_position(self, worker: str) -> int:
-        """Return a worker's position in the line: how many leases the workers before it lack.
+        """Return a worker's position in the line, which is the number of leases that the workers before it lack.
 
         Workers that write no bulletin come last.
         """
@@ -324,7 +325,7 @@ class Shares:
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
         """Return the surplus leases at the positions from `start` to `stop` (exclusive) in the line.
 
-        The surplus leases are sorted by the names of their owners. Positions do not count the free leases.
+        The surplus leases are sorted by the names of their owners. The free leases are not counted in the positions.
         """
         surplus = {worker: -lack for worker, lack in self.lacking.items() if lack < 0}
         start, offset = max(start, 0), 0
@@ -369,9 +370,9 @@ class Shares:
     def loaded(self, worker: str) -> bool:
         """Return whether a worker has about the mean load or more (M13).
 
-        Nine tenths of the mean are enough, because measurements fluctuate.
+        A load of nine tenths of the mean is enough, because measurements fluctuate.
 
-        The result is False if loads are unknown.
+        If loads are unknown, the result is False.
         """
         if not self.tolerance:
             return False
@@ -388,24 +389,24 @@ JOIN_WAIT = 0.5
 LEASE_SECONDS_MAX = 10.0
 """If workers write no bulletins, a newcomer's wait is computed with at most this many `lease_seconds`.
 
-Longer leases are usually configured to save renewals. That is no reason for a newcomer to wait longer.
+Longer leases are usually configured to save renewals, which is no reason for a newcomer to wait longer.
 """
 
 
 def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> bool:
     """Return whether this worker is a newcomer that must not take leases from living workers yet (C10).
 
-    A newcomer first waits for other workers that are joining.
+    A newcomer first waits for other workers that are also joining.
 
     If a newcomer took its share before other new workers are visible, it would take too many leases and lose some of
-    them again. The wait ends one cycle after the newcomer got its first lease, at the latest.
+    them again. The wait ends at the latest one cycle after the newcomer got its first lease.
     """
     history = me.history
-    # The first 0.8 means that a worker that reads the table about once per cycle need not wait, because a cycle passes
-    # before its next read.
+    # With the first factor of 0.8, a worker that reads the table about once per cycle need not wait, because a cycle
+    # passes before its next read.
     reads_rarely = history.hearing is None and history.full_apart >= 0.8 * config.cycle_seconds
-    # The second 0.8 means that four of the five seconds are enough, because the measured time is always a little less
-    # than the actual time.
+    # With the second factor of 0.8, four of the five seconds are enough, because the measured time is always a little
+    # less than the actual time.
     if reads_rarely or history.fleet_still >= 0.8 * JOIN_WAIT * _wait_lease_seconds(history, config):
         return False
     longest_held = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
@@ -415,9 +416,9 @@ def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> boo
 def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     """Return the seconds until a newcomer lists the table again (C10).
 
-    If the last listing showed that a worker has joined or left, the next one follows soon. Otherwise it follows at the
-    end of the wait. Without the early listing, workers that start together would first see each other at the end of the
-    wait, and would have to wait again.
+    If the last listing showed that a worker has joined or left, the next listing follows soon. Otherwise, it follows at
+    the end of the wait. Without the early listing, workers that start together would first see each other at the end of
+    the wait, and would have to wait again.
     """
     scaled_lease_seconds = _wait_lease_seconds(history, config)
     wait_seconds, waited_seconds = JOIN_WAIT * scaled_lease_seconds, history.fleet_still - history.full_still

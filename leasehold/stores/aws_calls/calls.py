@@ -1,21 +1,23 @@
 """Makes the calls of a boto3 client directly, by imitating requests that the client sent before.
 
-boto3 makes the first call of each operation. Later calls copy its request. They use the same URL, the same headers, and
-the same region and service in the signature, so boto3 still chooses the endpoint and all other details. If a direct
-call does not return a plain response, for example because of another status or a connection error, boto3 makes the call
-again. boto3 treats the result of the direct call as its own first attempt, so it raises the right error or retries.
+boto3 makes the first call of each operation, and later calls copy the request of this call. They use the same URL, the
+same headers, and the same region and service in the signature, so boto3 still chooses the endpoint and all other
+details. If a direct call does not return a plain response, for example because of another status or a connection error,
+boto3 makes the call. It treats the result of the direct call as its own first attempt, so it raises the right error or
+retries.
 
-1. A request becomes a pattern only if this module supports all of it. It must be a POST to the root with known headers,
-   and signing it here must produce the same signature. There must be no proxy and no client certificate, and server
-   certificates must be verified. Only boto3 and this package may have registered handlers for the call. Otherwise, and
-   if the internals of boto3 are not as expected, boto3 makes every call.
-2. A pattern is valid only for the credentials that signed it. If the credentials change or are refreshed, boto3 makes
-   the next call.
+1. A request becomes a pattern only if this module supports all of its properties. The request must be a POST to the
+   root with known headers, and signing it here must produce the same signature. There must be no proxy and no client
+   certificate, and server certificates must be verified. Only boto3 and this package may have registered handlers for
+   the call. If one of these conditions does not hold, or if the internals of boto3 are not as expected, boto3 makes
+   every call.
+2. A pattern is valid only for the credentials with which its request was signed. If the credentials change or are
+   refreshed, boto3 makes the next call.
 3. A request that may have been carried out is not sent again, unless boto3 itself would retry it.
 
-`RequestSigner` computes Signature Version 4 for requests that differ only in their time and body. The rest of the
-canonical request is computed once, and the signing key once per day. Each request then needs only two digests and one
-HMAC.
+`RequestSigner` computes signatures (Signature Version 4) for requests that differ only in their time and body. The rest
+of the canonical request is computed once, and the signing key once per day. A request then needs only two digests and
+one HMAC.
 """
 
 import hashlib
@@ -116,7 +118,7 @@ class RequestSigner:
         secret_key: The secret key.
         region: The region.
         service: The service's name for signing.
-        headers: The headers to sign, except for the time. Their names are in lower case.
+        headers: The headers to sign, except for the header with the time. Their names are in lower case.
         method: The HTTP method.
     """
 
@@ -144,7 +146,7 @@ class RequestSigner:
         self._day_and_signing_key = "", b""
 
     def authorization_header(self, time: str, body: bytes) -> str:
-        """Return the Authorization header for this body and time (in the form 20150830T123600Z)."""
+        """Return the Authorization header for this body and this time (such as 20150830T123600Z)."""
         day, (key_day, key) = time[:8], self._day_and_signing_key
         if day != key_day:
             key = f"AWS4{self._secret_key}".encode()
@@ -163,15 +165,15 @@ class RequestSigner:
 
 @frozen
 class RequestPattern:
-    """The parts that are the same in all calls of an operation.
+    """The parts of a request that are the same in all calls of an operation.
 
     Attributes:
-        credentials: The credentials.
+        credentials: The credentials with which requests are signed.
         content_type: The content type of the requests and responses.
         url: The URL.
         head: The request line and the headers that are the same in all calls.
         signer: Signs the requests.
-        connections: The connections.
+        connections: The connections to the URL's host.
     """
 
     credentials: object
@@ -182,7 +184,7 @@ class RequestPattern:
     connections: HostConnections
 
     def send(self, body: bytes, *, repeatable: bool) -> CompleteResponse:
-        """Make a call. Raises the exceptions of `HostConnections.send`."""
+        """Make a call, and return the response. Raises the exceptions of `HostConnections.send`."""
         now = time.strftime(_TIME_FORMAT, time.gmtime())
         head = (
             f"{self.head}amz-sdk-invocation-id: {uuid4()}\r\nX-Amz-Date: {now}\r\n"
@@ -192,10 +194,10 @@ class RequestPattern:
 
 
 class DirectCalls:
-    """The direct calls of a boto3 client.
+    """Makes direct calls in place of a boto3 client.
 
     Args:
-        client: The client, on which handlers are registered.
+        client: The boto3 client. Handlers are registered on it.
         operations: The names of the operations to call directly.
     """
 
@@ -281,7 +283,10 @@ class DirectCalls:
             return error_class(**url, error=fault.__cause__)
 
     def _before_send(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
-        """Return or raise the outcome of the direct call, if any. Otherwise, keep the request that boto3 sends."""
+        """Return or raise the outcome of the direct call, if there was one.
+
+        If there was no direct call, keep the request that boto3 sends.
+        """
         outcome: DirectOutcome | None = getattr(self._thread_state, "outcome", None)
         self._thread_state.outcome, self._thread_state.request = None, None
         if outcome is None:
@@ -292,13 +297,13 @@ class DirectCalls:
         raw_response = HTTPResponse(BytesIO(outcome.body), outcome.headers, outcome.status, preload_content=False)
         return AWSResponse(
             request.url, raw_response.status, cast("Any", raw_response.headers), raw_response
-        )  # as boto3 itself does
+        )  # boto3 itself creates its responses like this
 
     def _after_response(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
         """Keep the request of a successful call by boto3 as the pattern for later direct calls."""
         request, self._thread_state.request = getattr(self._thread_state, "request", None), None
-        # If boto3 sent no request over its own connections, a test or another library supplied the response, so ignore
-        # it.
+        # Ignore a response for which boto3 sent no request over its own connections, because a test or another library
+        # supplied it.
         if request is None or response is None or response[0].status_code != OK:
             return
         name = operation.name
@@ -316,7 +321,7 @@ class DirectCalls:
         if (
             self._service,
             reason,
-        ) not in _LOGGED_FALLBACKS:  # log a reason once, although every operation and client may have it
+        ) not in _LOGGED_FALLBACKS:  # several operations and clients may have the same reason, so log it only once
             _LOGGED_FALLBACKS.add((self._service, reason))
             log.warning("%s calls go through boto3, which takes more processor time: %s", self._service, reason)
 
@@ -379,8 +384,8 @@ class DirectCalls:
                 tls_context: ssl.SSLContext | None = None
                 if scheme == "https":
                     tls_context = ssl.create_default_context(cafile=where() if verify is True else str(verify))
-                    # Newer Python versions reject certificates of private authorities that lack some extensions. boto3
-                    # accepts such certificates, so accept them here too.
+                    # Newer Python versions reject certificates of private authorities if some extensions are missing.
+                    # boto3 accepts such certificates, so accept them here, too.
                     tls_context.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 self._connections[address] = HostConnections(
                     host,
@@ -400,8 +405,8 @@ def _check_handler_is_known(handler: Any) -> None:  # noqa: ANN401  any callable
     """
     while isinstance(handler, partial):
         handler = handler.func
-    # Find the module by the function's globals. Its `__module__` is unreliable, because a wrapper may copy that
-    # attribute from the function that it wraps.
+    # Determine the module from the function's globals. The function's `__module__` is unreliable, because a wrapper may
+    # copy this attribute from the function that it wraps.
     function = getattr(handler, "__func__", handler)
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:

@@ -1,4 +1,4 @@
-"""Makes a boto3 client of DynamoDB send its frequent calls directly. The callers of the client need no change."""
+"""Makes a boto3 client for DynamoDB send its frequent calls directly. The client's callers need no change."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,10 +15,10 @@ if TYPE_CHECKING:  # the stubs are not installed with the package
 
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 BINARY = (b'"B"', b'"BS"')
-"""The names of the binary types, whose values are strings in JSON.
+"""The names of the binary types, whose values are encoded as strings in JSON.
 
-If a response contains one of these names, boto3 parses the response. This is slower, but correct even if the name is
-only part of a string.
+If a response contains one of these names, boto3 parses the response. Its parser is slower, but the result is correct,
+even if the name is only part of a string.
 """
 OPERATIONS: Mapping[str, bool] = {
     "BatchGetItem": True,
@@ -27,8 +27,8 @@ OPERATIONS: Mapping[str, bool] = {
     "UpdateItem": False,
     "DeleteItem": False,
 }
-"""The operations that are called directly, and whether each may be repeated. A conditional write must not be repeated.
-If the first attempt was applied, its condition no longer holds and the second attempt would fail.
+"""The operations that are called directly, and whether each of them may be repeated. A conditional write must not be
+repeated, because if the first attempt was applied, its condition no longer holds, and the second attempt would fail.
 """
 
 
@@ -39,7 +39,7 @@ def call_directly(client: "DynamoDBClient") -> None:
     def call(operation: str, may_repeat: bool, boto3_call: Any, **arguments: Any) -> Any:  # noqa: ANN401  as boto3
         try:
             body = orjson.dumps(arguments)
-        except TypeError:  # a value that JSON cannot represent
+        except TypeError:  # JSON cannot represent one of the values
             return boto3_call(**arguments)
         parse = _parse_listing_page if operation == "Scan" else _parse_response
         return direct_calls.call(

@@ -2,8 +2,8 @@
 
 An item contains the row's name as its key, a unique version, and the fields of the row. The fields are stored as a
 readable map, or as compressed JSON if the map would cost another write unit. The attribute `entityType` shows other
-programs that the item is not a lease. If there is a prefix, many applications share the table, and these items belong
-to one of them.
+programs that the item is not a lease. If there is a prefix, many applications share the table, and the items with this
+prefix belong to one of them.
 """
 
 import json
@@ -45,7 +45,7 @@ _FIELDS_BYTES_MAX = 1 << 22
 
 @frozen
 class Clients:
-    """A client for reads, which retries, and one for writes, which sends each request once. Both are thread-safe."""
+    """Two DynamoDB clients. The one for reads retries, and the one for writes sends each request once. Thread-safe."""
 
     reads: "DynamoDBClient"
     writes: "DynamoDBClient"
@@ -60,11 +60,11 @@ class DynamoCells:
     """The rows of layout `sessions` in one table.
 
     Args:
-        clients: The clients.
+        clients: The clients with which to call the service.
         table: The name of the table.
         call: Calls the service, and turns its errors into StoreError or OutcomeUnknown.
         prove: Checks that the service honors the conditions of writes.
-        prefix: The prefix of one application, if many share the table.
+        prefix: The prefix of one application, if many applications share the table; otherwise "".
     """
 
     page_leases = PAGE_LEASES
@@ -94,22 +94,22 @@ class DynamoCells:
             request["ExclusiveStartKey"] = last_key
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
-        """Return the rows with these names that exist. With `stale_ok`, the read costs half as much."""
+        """Return those rows with these names that exist. If `stale_ok` is true, the read costs half as much."""
         keys = [item_key(name, self._prefix) for name in dict.fromkeys(names)]
         get = partial(self._call, self._clients.reads.batch_get_item)
         items = read_items(get, self._table, keys, consistent=not stale_ok, attempts=_READ_ATTEMPTS)
         return {row.name: row for row in (_parse_row(self._table, item) for item in items)}
 
     def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
-        """Create a row by PutItem, unless it exists."""
+        """Create a row by PutItem, unless the row exists."""
         return self._put(name, fields, {"ConditionExpression": f"attribute_not_exists({KEY})"}, None)
 
     def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Replace a row by PutItem, if it still has this version."""
+        """Replace a row by PutItem, if the row still has this version."""
         return self._put(name, fields, _version_condition(version), version)
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete a row by DeleteItem, if it still has this version."""
+        """Delete a row by DeleteItem, if the row still has this version."""
         try:
             request = {
                 "TableName": self._table,
@@ -199,7 +199,7 @@ def _encode_fields(name: str, fields: ObjectFields) -> Item:
     plain_fields: Item = {_FIELDS: {"M": {field: string_attribute(value) for field, value in fields.items()}}}
     if (
         _value_size_bytes(plain_fields[_FIELDS]) + len(name) < WRITE_UNIT_BYTES - 100
-    ):  # 100 bytes are left for the key, the type and the version
+    ):  # 100 bytes are reserved for the key, the type and the version
         return plain_fields
     return {_COMPRESSED: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
 
@@ -234,17 +234,17 @@ def read_items(
     consistent: bool,
     attempts: int,
 ) -> list[Item]:
-    """Return the items with these keys that exist.
+    """Return those items with these keys that exist.
 
     Args:
         call_batch_get: Calls BatchGetItem, and turns the service's errors into StoreError or OutcomeUnknown.
         table: The name of the table.
-        keys: The keys.
+        keys: The keys of the items.
         consistent: Whether to read consistently.
         attempts: The maximum number of attempts at reading each batch of keys.
 
     Raises:
-        OutcomeUnknown: If the service still has not read some of the keys after these attempts.
+        OutcomeUnknown: If some of the keys have not been read after this number of attempts.
     """
     items: list[Item] = []
     for start in range(0, len(keys), BATCH_KEYS_MAX):

@@ -1,15 +1,16 @@
 """Converts a lease to a DynamoDB item and back.
 
-The layout is that of the Kinesis Client Library (2.x and 3.x), so that its Java workers can share the table.
+The layout is the same as in the Kinesis Client Library (2.x and 3.x), so that its Java workers can share the table.
 
-1. Every item that we create is a complete lease. If an item is incomplete, Java 2.x stops taking leases.
-2. An item whose `entityType` is not LEASE belongs to Java 3.5, and is not a lease.
-3. Our own attributes are `handoffOwner`, `handoffTo`, `checkpointToken` and `lh_<name>` for annotations. Java preserves
-   them.
+1. Every item that we create is a complete lease. If the table contains an incomplete lease, Java workers of version 2.x
+   stop taking leases.
+2. An item whose `entityType` is not LEASE was written by a Java worker of version 3.5, and is not a lease.
+3. Our own attributes are `handoffOwner`, `handoffTo`, `checkpointToken`, and `lh_<name>` for annotations. Java workers
+   preserve these attributes.
 
 If the checkpoint is AT_TIMESTAMP, `checkpointSubSequenceNumber` contains the time in milliseconds, as in kcl-rust. Java
-reads only the sentinel and starts at the time in its configuration. Leases created by Java contain 0 instead of a time,
-which means the time in the configuration.
+workers read only the sentinel, and start at the time in their configuration. Leases that they create contain 0 instead
+of a time, which means the time in the configuration.
 """
 
 import json
@@ -45,12 +46,12 @@ try:
     _as_json = dumps
 except ImportError:
 
-    def _as_json(item: Mapping[str, Any]) -> bytes:  # ten times as slow as orjson
+    def _as_json(item: Mapping[str, Any]) -> bytes:  # orjson is ten times as fast
         return json.dumps(item).encode()
 
 
 AttributeValue = Mapping[str, Any]
-"""The value of an attribute, by the letter of its type."""
+"""The value of an attribute. It is the only value in a mapping, and its key is the letter of the attribute's type."""
 
 Item = Mapping[str, AttributeValue]
 
@@ -66,10 +67,10 @@ Each annotation has an attribute of its own, so the entry for annotations is a p
 KEY = ATTRIBUTES["key"]
 
 APPLICATION = "application"
-"""The partition key of a table that many applications share. It contains the prefix in the URL.
+"""The name of the partition key in a table that many applications share. Its value is the prefix in the URL.
 
-`KEY` is the sort key of such a table, so a query reads the rows of one application. Java workers reject the table,
-because they expect a simple key.
+`KEY` is the sort key of such a table, so one query can read the rows of one application. Java workers reject such a
+table, because they expect a table without a sort key.
 """
 
 _COMPOSITE_FIELDS = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "annotations"})
@@ -95,7 +96,10 @@ def string_attribute(value: str) -> AttributeValue:
 
 
 def item_key(key: str, prefix: str) -> Mapping[str, AttributeValue]:
-    """Return the key of a lease's item. If many applications share the table, the key includes the prefix."""
+    """Return the key of a lease's item.
+
+    If many applications share the table, the key includes the application's prefix.
+    """
     return {**({APPLICATION: string_attribute(prefix)} if prefix else {}), KEY: string_attribute(key)}
 
 
@@ -108,7 +112,7 @@ def application_query(prefix: str) -> Mapping[str, Any]:
 
 
 def number_attribute(value: float) -> AttributeValue:
-    """Return an attribute value of type N. Floats get six decimals, as in KCL."""
+    """Return an attribute value of type N. Floats are written with six decimals, as in the KCL."""
     return {"N": str(value) if isinstance(value, int) else f"{value:.6f}"}
 
 
@@ -123,7 +127,7 @@ def _stream_key_prefix(key: str, stream: str, shard: str) -> str:
 
 
 def attributes_for_fields(lease: Lease, *names: str) -> Item:
-    """Return the attributes for these fields. A field without a value has no attribute, as Java expects."""
+    """Return the attributes for these fields. Java workers expect that a field without a value has no attribute."""
     values = lease_to_cells(lease)
     parent_attributes = (
         {"parentShardId": shard_ids_attribute(lease, lease.parents)} if lease.parents and "parents" in names else {}
@@ -147,7 +151,7 @@ def to_item(lease: Lease) -> Item:
         item |= {
             "streamName": string_attribute(lease.stream),
             "shardId": string_attribute(lease.shard),
-        }  # a shard id needs its stream
+        }  # a shard id is stored only together with its stream
     return item | {ANNOTATION_PREFIX + name: string_attribute(value) for name, value in lease.annotations}
 
 
@@ -159,7 +163,7 @@ def to_lease(item: Item) -> Lease | Malformed | None:
 
 
 ComparedRow = tuple[tuple[str, ...], bytes]
-"""The sorted names of a row's annotation attributes, and the JSON of all its other attributes except the counter.
+"""The sorted names of a row's annotation attributes, and the JSON of all its other attributes, except for the counter.
 
 The JSON is b"" if the row cannot be represented in JSON.
 """
@@ -172,7 +176,7 @@ _KEY_PREFIX, _COUNTER_PREFIX = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNTER_FIELD.i
 
 @frozen
 class ParsedListing:
-    """A parsed listing, with its leases, its malformed rows, and the rows that are not leases."""
+    """The three parts of a parsed listing: the leases, the malformed rows, and the rows that are not leases."""
 
     leases: list[Lease] = field(factory=list)
     malformed: list[Malformed] = field(factory=list)
@@ -196,7 +200,7 @@ class RowDecoder:
     unparsed JSON and only the counter of a row has changed, not even its JSON is parsed.
 
     The cache is updated row by row. If it were rebuilt for each listing, the garbage collector would have to visit all
-    the new objects.
+    of its new objects.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -232,7 +236,7 @@ class RowDecoder:
         cache, leases = self._cached_json_rows, rows.leases
         for row_json in page.texts:
             # A key that contains a quote is cut off at the quote. This does no harm, because the whole row is compared
-            # with the cached one before the cached one is used.
+            # with the cached row before the cached lease is used.
             start = row_json.find(_KEY_PREFIX) + len(_KEY_PREFIX)
             key = row_json[start : row_json.find(b'"', start)]
             cached_row = cache.get(key)
@@ -263,7 +267,8 @@ class RowDecoder:
         if row is None:
             return
         rows.leases.append(row)
-        # Without escapes, every quote begins or ends a string, so the only match must be the name of the counter.
+        # If there are no escapes, every quote begins or ends a string, so a single match must be the name of the
+        # counter.
         if b"\\" not in row_json and row_json.count(f'"{_COUNTER_FIELD.item}"'.encode()) == 1:
             head, _, tail = row_json.partition(_COUNTER_PREFIX)
             digits, quote, tail = tail.partition(b'"')
@@ -333,9 +338,9 @@ def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
 def parse_reports(items: Iterable[Item]) -> Reports:
     """Parse the rows that KCL 3.5 stores in addition to leases.
 
-    They contain the leader and the last report of each worker.
+    KCL 3.5 stores the name of the leader in one row, and the last report of each worker in a row of its own.
 
-    The time of a report comes from the clock of the worker that wrote it. The time is therefore used only to see
+    The time of a report comes from the clock of the worker that wrote it. Therefore, the time is used only to determine
     whether the report is new. Rows of any other form are ignored.
     """
     rows = {_key_for_messages(item): item for item in items if item.get("entityType", _LEASE_TYPE) != _LEASE_TYPE}
@@ -395,7 +400,10 @@ def _parse_lease(item: Item) -> Lease:
 
 
 def _field_text(item: Item, field: RowField) -> str | None:
-    """Return the stored value, or None if it is missing. The counter is required, as every lease has one (rule 1)."""
+    """Return the stored value, or None if it is missing.
+
+    A missing counter is an error, because every lease has one (rule 1).
+    """
     if _TYPE_LETTERS[field.kind] == "S":
         return _string_or_none(item, field.item)
     return (

@@ -4,18 +4,18 @@
 `check_conditions_honored` checks that the service honors the conditions of writes. `create_clients` creates the
 clients, and `translate_errors` turns their errors into StoreError or OutcomeUnknown.
 
-1. A conditional write is sent once. If a client repeated a write whose response was lost, the second would conflict
-   with the first, and the client would conclude that another worker had taken the lease. So if a response is lost, the
-   outcome is unknown, and the caller's next consistent read shows it.
+1. A conditional write is sent only once. If a client repeated a write whose response was lost, the second attempt would
+   conflict with the first, and the client would conclude that another worker had taken the lease. So if a response is
+   lost, the outcome is unknown, and the caller's next consistent read shows what happened.
 2. A throttled request has certainly not been applied, so it is sent again.
-3. Reads may be repeated. botocore's standard retry mode does so.
+3. Reads may be repeated. botocore's standard retry mode repeats them.
 
-If a write is rejected, the result contains the lease as stored. It comes from the response or, if the response does not
-contain it, from a consistent read.
+If a write is rejected, the result contains the lease as it is stored. The lease comes from the response or, if the
+response does not contain it, from a consistent read.
 
-`parse_listings_with_orjson` lets orjson parse the rows of a scan, because boto3 takes seven times as long. boto3 still
-parses the rest of the response. If a response has binary values, which are base64 strings in JSON, boto3 parses the
-whole response.
+`parse_listings_with_orjson` makes orjson parse the rows of a scan, because boto3 would take seven times as long. boto3
+still parses the rest of the response. If a response has binary values, which are base64 strings in JSON, boto3 parses
+the whole response.
 """
 
 import logging
@@ -87,13 +87,13 @@ try:
 
     from leasehold.stores.aws_calls.tables import BINARY, call_directly
 except ImportError:  # without orjson, boto3 makes all calls and parses their responses
-    orjson = None  # type: ignore[assignment]  # slower
+    orjson = None  # type: ignore[assignment]  # optional; without it, parsing is slower
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
     from types_boto3_dynamodb.type_defs import TableDescriptionTypeDef
 
-_ERROR_STATUS = 300  # and above
+_ERROR_STATUS = 300  # this HTTP status, and every higher one, is an error
 
 
 def parse_listings_with_orjson(client: "DynamoDBClient") -> None:
@@ -111,8 +111,8 @@ def _parse_listing(response_dict: dict[str, Any], customized_response_dict: dict
         page = parse_page(body, orjson.loads) or orjson.loads(body)
         items = page.pop("Items", None) if isinstance(page, dict) else None
         body_without_items = orjson.dumps(page)
-    except (ValueError, TypeError):  # TypeError if nested too deeply
-        return  # boto3 raises the error
+    except (ValueError, TypeError):  # orjson raises TypeError if the JSON is nested too deeply
+        return  # boto3 then parses the response and raises the error
     if isinstance(items, list | UnparsedRows):
         customized_response_dict["Items"] = items
         response_dict["body"] = body_without_items
@@ -122,7 +122,8 @@ T = TypeVar("T")
 
 ATTEMPTS = 3
 TIMEOUTS = Timeouts(connect_seconds=2, read_seconds=5, attempts=ATTEMPTS)
-"""Timeouts that allow several attempts within the duration of a lease, but suffice for a page of a scan (1 MB)."""
+"""Timeouts that allow several attempts within the duration of a lease, and are long enough for a page of a scan (1
+MB)."""
 SEGMENT_ROWS, SEGMENTS_MAX = 10_000, 4
 """The minimum number of rows per segment of a scan (about five pages), and the maximum number of segments."""
 
@@ -159,7 +160,7 @@ def create_clients(
         region: The region, or None for the session's.
         endpoint: The endpoint, or None for the region's.
         timeouts: The timeouts and retries.
-        bypass_boto3: Bypass boto3 for the calls that allow it.
+        bypass_boto3: Whether to bypass boto3 for the calls that allow it.
 
     Raises:
         StoreError: If no region is set anywhere.
@@ -189,7 +190,8 @@ def create_clients(
 def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
     """Turn errors of boto3 into OutcomeUnknown, or into StoreError if a retry cannot help.
 
-    If `writing`, a throttled request raises NotWritten, because the service has rejected it without doing anything.
+    If `writing` is true, NotWritten is raised for a throttled request, because the service has rejected the request
+    without writing anything.
     """
     try:
         yield
@@ -239,7 +241,7 @@ def retry_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
 
 
 TABLE_WAIT_SECONDS = 600
-"""How long to wait for a new table to become usable, in seconds. The Kinesis Client Library waits for the same time."""
+"""How long to wait for a new table to become usable, in seconds. The Kinesis Client Library waits equally long."""
 
 
 def prepare_table(
@@ -305,8 +307,8 @@ def check_conditions_honored(client: "DynamoDBClient", table: str, prefix: str =
     """Check that the service honors the conditions of writes. Raises StoreError if it ignores them.
 
     Each probe is conditional on a row that does not exist, so a service that honors conditions writes nothing that a
-    Java worker could read. The deletion is probed first. If the service ignores conditions, this probe fails without
-    leaving a row.
+    Java worker could read. The deletion is probed first, because if the service ignores conditions, this probe fails
+    without leaving a row.
     """
     for probe in condition_probes(client, table, prefix).values():
         probe()
@@ -326,7 +328,7 @@ def condition_probes(client: "DynamoDBClient", table: str, prefix: str = "") -> 
             except ClientError as error:
                 if error_code(error) != "ConditionalCheckFailedException":
                     raise
-                return  # rejected, as it should be
+                return  # the service has rejected the write, as it should
             client.delete_item(**row_arguments)
             raise StoreError(
                 f"{table}: the service ignores the conditions of writes, so two workers could own one lease; "
@@ -395,13 +397,14 @@ def read_pages(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]
     """
 
     def fetch(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
-        # Retry here, because a client for short leases does not retry, and a single throttled page would fail the whole
-        # listing.
+        # Retry here, because a client for short leases does not retry, so a single throttled page would make the whole
+        # listing fail.
         page = retry_throttled(read_page, request)
         last_key = page.get("LastEvaluatedKey")
         return page["Items"], {**request, "ExclusiveStartKey": last_key} if last_key else None
 
-    # Keep at most one page of each request in memory, because an item takes ten times as much memory as a parsed lease.
+    # Keep at most one page of each request in memory, because an item takes up ten times as much memory as a parsed
+    # lease.
     if len(requests) == 1:
         next_request: dict[str, Any] | None = requests[0]
         while next_request is not None:
@@ -444,12 +447,12 @@ class DynamoStore:
             table: The name of the table.
             region: The region, or None for the session's.
             endpoint: The endpoint, or None for the region's.
-            create: Create the table if it does not exist, and again if it is deleted later.
+            create: Whether to create the table if it does not exist, and again if it is deleted later.
             session: A boto3 session with the credentials. By default boto3 finds them.
-            request_seconds: The time limit of a request with all its retries.
+            request_seconds: The time limit for a request with all its retries.
             prefix: The prefix of one application, if many share the table.
-            protect: Create the table with deletion protection and point-in-time recovery.
-            bypass_boto3: Bypass boto3 for calls that allow it.
+            protect: Whether to create the table with deletion protection and point-in-time recovery.
+            bypass_boto3: Whether to bypass boto3 for the calls that allow it.
         """
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
         self._decoder, self._last_listed_count = RowDecoder(prefix), 0
@@ -463,7 +466,10 @@ class DynamoStore:
         return Capabilities()
 
     def list(self) -> Listing:
-        """Return every lease. If any page fails, the listing fails. A deleted table is created again."""
+        """Return every lease.
+
+        If any page cannot be read, the listing fails. A deleted table is created again if the store may create it.
+        """
         try:
             return self._scan_table()
         except StoreError as error:
@@ -492,7 +498,7 @@ class DynamoStore:
         return Listing(tuple(leases), tuple(parsed_listing.malformed), parse_reports(parsed_listing.others))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Return these leases in the given order, if they exist. With `stale_ok`, the read costs half as much."""
+        """Return these leases in the given order, if they exist. If `stale_ok` is true, the read costs half as much."""
         requested, leases = tuple(keys), dict[str, Lease]()
         unique_keys = [item_key(key, self._prefix) for key in dict.fromkeys(requested)]
 
@@ -518,7 +524,7 @@ class DynamoStore:
             case _:
                 response = self._send(self._clients.writes.update_item, {**request, "ReturnValues": "ALL_NEW"})
         if isinstance(response, ClientError):
-            # Most services include the stored row in the error response. If this one does not, read the row.
+            # Most services include the stored row in the error response. If the row is missing there, read it.
             item: Any = response.response.get("Item")
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
@@ -567,7 +573,7 @@ class DynamoStore:
         self._clients.close()
 
     def _send(self, call: Callable[..., Any], request: Request) -> Mapping[str, Any] | ClientError:
-        """Send a write. Return the response, or the error if the write's condition failed."""
+        """Send a write. Return the response, or the service's error if the condition of the write did not hold."""
         if self._prefix:
             key_parameter = "Item" if "Item" in request else "Key"
             request = {
@@ -623,7 +629,8 @@ def open_url(
 PREFIX_LENGTH_MAX = 255
 """The maximum length of a prefix, in characters.
 
-A character takes at most four bytes, so a prefix takes at most half of the 2,048 bytes allowed in a partition key.
+A character takes up at most four bytes, so a prefix takes up at most half of the 2,048 bytes that are allowed in a
+partition key.
 """
 
 

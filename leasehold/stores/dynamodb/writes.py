@@ -1,8 +1,8 @@
-"""Converts each write to DynamoDB expressions, with the conditions of `leasehold.stores.writes`. Makes no requests.
+"""Converts the writes of `leasehold.stores.writes` and their conditions to DynamoDB expressions. Makes no requests.
 
 1. Every change of owner, renewal and checkpoint has `ADD leaseCounter :one`. The counter is never set.
 2. Existing items are only updated, so attributes that we do not know survive. An update never creates an item, because
-   the new item would be an incomplete lease.
+   such an item would be an incomplete lease.
 3. During a KCL 3.x hand-off, `checkpointOwner` is the owner and `leaseOwner` the next owner. Every condition on the
    owner tests both attributes.
 """
@@ -31,7 +31,7 @@ from leasehold.stores.fields import convert_to_kilobytes
 from leasehold.stores.writes import new_row
 
 AttributeValues = Mapping[str, AttributeValue]
-"""The values used in an expression, by name. The names have no colon."""
+"""The values that are used in an expression, by name. The names do not include the colon."""
 
 Request = Mapping[str, Any]
 """The arguments of put_item, update_item or delete_item, without the name of the table."""
@@ -79,10 +79,10 @@ _ASSIGNMENT_PATTERN = re.compile(r"([#\w]+) = (:\w+)")
 
 
 def check_response_row(request: Request, response: Mapping[str, Any]) -> None:
-    """Raise LookupError if the response is about another row, or lacks the values that the request has written.
+    """Raise LookupError if the response is about another row, or does not contain the values that were written.
 
-    A connection may deliver a response twice. Without this check, the second copy would be taken for the response to
-    the next request.
+    The check is needed because a connection may deliver a response twice. Without it, the second copy would be mistaken
+    for the response to the next request.
     """
     row: Mapping[str, Any] = response.get("Attributes") or {}
     if not (update := request.get("UpdateExpression")):
@@ -135,8 +135,8 @@ def _next_owner_condition(lease: Lease) -> str:
 def _checkpoint_condition(position: Position, comparison: str) -> tuple[str, AttributeValues]:
     """Return the condition that the stored checkpoint is before this one, in the order of `Position.order`.
 
-    Numbers are decimal without leading zeros, so they are compared by length first. Sentinels are recognized by name,
-    not by length, because "17" is shorter than "LATEST".
+    Sequence numbers are decimal and have no leading zeros, so the condition compares their lengths first. It recognizes
+    sentinels by name and not by length, because "17" is shorter than "LATEST".
 
     Args:
         position: The new checkpoint.
@@ -166,7 +166,7 @@ def _checkpoint_clauses(position: Position) -> tuple[tuple[str, ...], tuple[str,
 
 
 def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a case for each write
-    """Return the request for this write, or None if the lease in the write shows that the condition cannot hold."""
+    """Return the request for this write, or None if the lease in the write shows that its condition cannot hold."""
     lease = write.lease
     owner_condition, owner_values = _owner_condition(lease)
     match write:
@@ -258,7 +258,7 @@ def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a
 def _build_take_request(
     lease: Lease, me: str, annotations: Annotations, condition: str, values: AttributeValues
 ) -> Request:
-    # KCL reports `ownerSwitchesSinceCheckpoint` in its metrics.
+    # Count the change of owner, because the KCL reports `ownerSwitchesSinceCheckpoint` in its metrics.
     switch_count = ", ownerSwitchesSinceCheckpoint :one" if lease.owner not in (None, me) else ""
     set_clause = _set_clause("leaseOwner = :me", "handoffOwner = :me", annotations=annotations)
     update = f"{set_clause}{_INCREMENT_COUNTER}{switch_count} REMOVE handoffTo, checkpointOwner"
@@ -266,7 +266,10 @@ def _build_take_request(
 
 
 def _weight_clauses(lease: Lease) -> tuple[tuple[str, ...], AttributeValues]:
-    """Return the clauses and values that set the throughput, if it is known, as KCL 3.x does in its renewals."""
+    """Return the clauses and values that set the throughput if it is known.
+
+    KCL 3.x also sets the throughput when it renews a lease.
+    """
     if lease.weight is None:
         return (), {}
     return ("throughputKBps = :throughput",), {"throughput": number_attribute(convert_to_kilobytes(lease.weight))}
@@ -324,8 +327,8 @@ def _build_give_request(lease: Lease, position: Position) -> Request | None:
 def _build_reset_request(write: writes.ResetLease) -> Request:
     unowned_condition, _ = _owner_condition(evolve(write.lease, owner=None))
     assignments, stale_names, checkpoint_values = _checkpoint_clauses(write.position)
-    # If the new position is SHARD_END, keep the child shards, because KCL reads them. Otherwise, remove them. The
-    # checkpoint at the end of the shard will write them again.
+    # If the new position is SHARD_END, keep the child shards, because the KCL reads them. Otherwise, remove them,
+    # because the checkpoint at the end of the shard will write them again.
     children = () if write.position.ended else ("childShardIds",)
     family_values = attributes_for_fields(write.lease, *_FAMILY_FIELDS)
     missing_attributes = tuple(ATTRIBUTES[name] for name in _FAMILY_FIELDS if ATTRIBUTES[name] not in family_values)

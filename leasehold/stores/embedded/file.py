@@ -1,7 +1,7 @@
-"""Stores leases in a file of JSON lines, one per lease. It is a backup of a table, for one command at a time.
+"""Stores leases in a file of JSON lines, one per lease. Such a file is a backup of a table, for one command at a time.
 
 1. Workers cannot use such a file, because there is no compare-and-swap between processes.
-2. The file is replaced as a whole when the store is closed. If a command ends earlier, the previous backup remains.
+2. The file is replaced atomically when the store is closed. If a command ends before that, the previous backup remains.
 
 Each line has the names and values of the SQLite store's columns (`leasehold.stores.embedded.sqlite`). The leases in a
 new backup have no owners.
@@ -24,7 +24,7 @@ from leasehold.stores.writes import CreateLease, Write
 
 
 class FileStore(PassingStore):
-    """A store that keeps the leases of a file in memory. If anything was written, `close` replaces the file."""
+    """A store that keeps the leases of a file in memory. If a lease was written, `close` replaces the file."""
 
     def __init__(self, path: str, *, create: bool = True) -> None:
         super().__init__(MemoryStore())
@@ -35,7 +35,7 @@ class FileStore(PassingStore):
         except FileNotFoundError:
             if not create:
                 raise StoreError(f"there is no file {path}; name a backup that is there") from None
-            if not self._path.parent.is_dir():  # fail now rather than on `close`, after writes have succeeded
+            if not self._path.parent.is_dir():  # fail now, and not in `close` after writes have succeeded
                 raise StoreError(f"there is no folder {self._path.parent}; make it first") from None
             return
         except (OSError, UnicodeDecodeError) as error:
@@ -58,13 +58,14 @@ class FileStore(PassingStore):
         return self._store.write(write)
 
     def close(self) -> None:
-        """Replace the file if anything was written (rule 2). Raises StoreError if that fails."""
+        """Replace the file if a lease was written (rule 2). Raises StoreError if the file cannot be written."""
         if not self._changed:
             return
         self._changed = False
         lines = "".join(f"{format_line(lease)}\n" for lease in self._store.list().leases)
         try:
-            # The file may contain annotations and worker names, so only its owner may read it, as with SQLite files.
+            # Only the file's owner may read it, as with SQLite files, because it may contain annotations and worker
+            # names.
             with NamedTemporaryFile("w", encoding="utf-8", dir=self._path.parent, delete=False) as temporary_file:
                 temporary_file.write(lines)
                 temporary_file.flush()
@@ -97,7 +98,10 @@ def open_url(
     create: bool,
     request_seconds: float | None,  # noqa: ARG001  it never waits
 ) -> FileStore:
-    """Open the store in this file. Its path is relative after two slashes, and absolute after three."""
+    """Open the store in this file.
+
+    After two slashes in the URL, the path is relative, and after three, it is absolute.
+    """
     if not location.strip("/"):
         raise ValueError("store URL: file:// wants the path of a file")
     return FileStore(location, create=create)

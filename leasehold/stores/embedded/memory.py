@@ -1,9 +1,9 @@
 """Stores leases in memory, in both layouts.
 
-These are the reference stores. They reject conflicting writes as any other store does.
+The stores in this module are the reference stores. They reject conflicting writes as any other store does.
 
-Workers of one process that open the same name share a table. A store without a name has a table of its own. To inject
-faults, a simulator wraps the store or overrides `write`.
+Workers in one process that open the same name share a table. A store without a name has a table of its own. To inject
+faults, a simulator wraps a store or overrides its `write`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -71,7 +71,7 @@ class MemoryStore:
         return _has_cells(self._name), bool(self._table.rows)
 
     def close(self) -> None:
-        """Do nothing: a named table lives as long as its process."""
+        """Do nothing, because a named table exists until its process ends."""
 
 
 @frozen
@@ -85,7 +85,7 @@ _shared_cells: dict[str, _SharedCells] = {}
 
 
 class MemoryCells:
-    """Rows of layout `sessions` in the memory of this process. Instances with the same name share their rows."""
+    """The rows of layout `sessions` in the memory of this process. Instances with the same name share their rows."""
 
     page_leases = PAGE_LEASES
 
@@ -98,20 +98,20 @@ class MemoryCells:
             return tuple(row for name, row in sorted(self._table.rows.items()) if name.startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:  # noqa: ARG002  never stale
-        """Return the rows with these names that exist."""
+        """Return those rows with these names that exist."""
         with self._table.lock:
             return {name: self._table.rows[name] for name in names if name in self._table.rows}
 
     def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
-        """Create a row, unless it exists."""
+        """Create a row, unless a row with this name exists."""
         return self._put(name, fields, None)
 
     def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Replace a row, if it still has this version."""
+        """Replace a row, if the row still has this version."""
         return self._put(name, fields, version)
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete a row, if it still has this version."""
+        """Delete a row, if the row still has this version."""
         with self._table.lock:
             stored = self._table.rows.get(name)
             if stored is not None and stored.etag == version:
@@ -119,10 +119,10 @@ class MemoryCells:
             return name not in self._table.rows
 
     def prove(self) -> None:
-        """Do nothing, because conditional writes of a locked dictionary are reliable."""
+        """Do nothing, because writes to a locked dictionary always honor their conditions."""
 
     def close(self) -> None:
-        """Do nothing: a named table lives as long as its process."""
+        """Do nothing, because a named table exists until its process ends."""
 
     def _put(self, name: str, fields: ObjectFields, version: str | None) -> str | None:
         with self._table.lock:

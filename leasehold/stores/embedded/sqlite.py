@@ -1,12 +1,12 @@
-"""Stores leases in an SQLite file, which several processes of one machine can share. Nothing needs to be installed.
+"""Stores leases in an SQLite file, which several processes on one machine can share. Nothing needs to be installed.
 
-The row of a lease has one column per field, so any SQLite tool can show it.
+The row of a lease has one column per field, so that any SQLite tool can show the leases.
 
 1. Every write is one BEGIN IMMEDIATE transaction that reads the row, checks the condition, and replaces the row.
-2. Only our own columns are written, so columns added by others survive.
-3. Rows contain no times. `Watch` measures how long each lease has not changed.
-4. If the file was removed or replaced, it is opened again. Otherwise, two groups of workers could process every shard
-   at the same time, because a process can still use a removed file that it has open.
+2. Only our own columns are written, so columns that others have added survive.
+3. Rows contain no times. `Watch` measures for how long each lease has not changed.
+4. If the file was removed or replaced, the file at the path is opened again. A process can still use a removed file
+   that it has open, so otherwise two groups of workers could process every shard at the same time.
 """
 
 import json
@@ -123,8 +123,8 @@ class SqliteStore:
 
         Args:
             path: The path of the file.
-            create: Create the file and its table if they do not exist.
-            busy_seconds: How long a write waits for other processes.
+            create: Whether to create the file and its table if they do not exist.
+            busy_seconds: The maximum time for which a write waits for other processes.
         """
         if not create and not Path(path).exists():
             raise StoreError(f"there is no file {path}, and it is not created here; check the name")
@@ -134,10 +134,10 @@ class SqliteStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._create and self._path != ":memory:":
-            # Create a new file so that only its owner can read it and the files that SQLite adds, because they contain
-            # annotations and worker names. Do not open an existing file here, because closing it would release the
-            # locks that this process holds on it.
-            with suppress(OSError):  # it exists, or SQLite raises the error
+            # Create a new file in such a way that only its owner can read it and the files that SQLite adds, because
+            # they contain annotations and worker names. Do not open an existing file here, because closing it would
+            # release the locks that this process holds on the file.
+            with suppress(OSError):  # the file exists, or SQLite will raise the error
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with self._translate_errors():
             inode = _file_inode(self._path)
@@ -147,8 +147,8 @@ class SqliteStore:
             connection.row_factory = sqlite3.Row
             connection.text_factory = _decode_text
             if self._create:
-                # With WAL, readers and the writer do not wait for each other. synchronous=FULL is SQLite's default, so
-                # a checkpoint that returned Done survives a power failure.
+                # With a write-ahead log (WAL), readers and the writer do not wait for each other. Because
+                # synchronous=FULL is SQLite's default, a checkpoint that returned Done survives a power failure.
                 (journal_mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
                 if journal_mode != "wal":
                     connection.close()
@@ -165,7 +165,7 @@ class SqliteStore:
     def current_connection(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection to the file that is now at the path (rule 4).
 
-        The file at the path is checked before and after the connection is used, because a write to a file that was
+        The file at the path is checked before and after the connection is used, because a write to a file that has been
         replaced would be lost.
         """
         with self._lock, self._translate_errors():
@@ -180,9 +180,9 @@ class SqliteStore:
                 raise OutcomeUnknown(f"{self._path}: the file was removed or replaced in the meantime")
 
     def _is_replaced(self) -> bool:
-        # An inode of None means that the file did not exist when the database was opened. Ignore such files, because
-        # SQLite may have created its write-ahead log since. A write-ahead log that did exist is kept while it is open,
-        # so a different inode means that the database was replaced.
+        # An inode of None means that the file did not exist when the database was opened. Ignore such a file, because
+        # SQLite may have created its write-ahead log since then. A write-ahead log that did exist is kept while it is
+        # open, so a different inode means that the database was replaced.
         return any(
             old_inode not in (None, inode)
             for old_inode, inode in zip(self._inodes, _file_inodes(self._path), strict=True)
@@ -240,7 +240,10 @@ class SqliteStore:
         return tuple(lease for lease in leases if lease)
 
     def write(self, write: Write) -> Outcome:
-        """Read, check and replace the row in one transaction. Children are not stored, because nothing reads them."""
+        """Read, check and replace the row in one transaction.
+
+        The children of a shard are not stored, because nothing reads them.
+        """
         key = write.lease.key
         with self.current_connection() as connection:
             try:
@@ -267,7 +270,7 @@ class SqliteStore:
 _NOT_WRITTEN_CODES = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE}
 )
-"""The errors of transactions that were not committed, because another process has the lock or the disk is full."""
+"""The errors of transactions that were not committed. Another process has the lock, or the disk is full."""
 
 
 def _file_inodes(path: str) -> tuple[_Inode | None, ...]:
@@ -292,7 +295,7 @@ def _decode_text(raw: bytes) -> str | bytes:
 
 
 class SqliteCells:
-    """Rows of layout `sessions`, in a separate table of the same file."""
+    """The rows of layout `sessions`, which are in a separate table of the same file."""
 
     page_leases = PAGE_LEASES
 
@@ -306,13 +309,13 @@ class SqliteCells:
         return tuple(parse_cell(row) for row in rows if str(row["name"]).startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:  # noqa: ARG002  never stale
-        """Return the rows with these names that exist."""
+        """Return those rows with these names that exist."""
         with self._connection_with_table() as connection:
             rows = [connection.execute(f"{_SELECT_CELLS} WHERE name = ?", (name,)).fetchone() for name in names]
         return {row["name"]: parse_cell(row) for row in rows if row is not None}
 
     def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
-        """Insert a row, unless it exists."""
+        """Insert a row, unless a row with this name exists."""
         version = token_hex(8)
         insert = "INSERT OR IGNORE INTO cells (name, version, fields) VALUES (?, ?, ?)"
         with self._connection_with_table() as connection:
@@ -320,7 +323,7 @@ class SqliteCells:
         return version if count else None
 
     def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Update a row, if it still has this version."""
+        """Update a row, if the row still has this version."""
         new_version = token_hex(8)
         update = "UPDATE cells SET version = ?, fields = ? WHERE name = ? AND version = ?"
         with self._connection_with_table() as connection:
@@ -328,7 +331,7 @@ class SqliteCells:
         return new_version if count else None
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete a row, if it still has this version."""
+        """Delete a row, if the row still has this version."""
         with self._connection_with_table() as connection:
             connection.execute("DELETE FROM cells WHERE name = ? AND version = ?", (name, version))
             return connection.execute("SELECT 1 FROM cells WHERE name = ?", (name,)).fetchone() is None
@@ -359,7 +362,10 @@ _SELECT_CELLS = "SELECT name, version, fields FROM cells"
 
 
 def parse_cell(row: Row | Mapping[str, Any]) -> StoredObject:
-    """Parse a stored row. If its fields are invalid, return it without any; the caller then reports a missing field."""
+    """Parse a stored row.
+
+    If the fields of the row are invalid, return the row without fields, so that the caller reports a missing field.
+    """
     try:
         fields = json.loads(row["fields"])
     except ValueError:
@@ -374,7 +380,10 @@ def open_url(
     create: bool,
     request_seconds: float | None,
 ) -> SqliteStore:
-    """Open the store in this file. Its path is relative after two slashes, and absolute after three."""
+    """Open the store in this file.
+
+    After two slashes in the URL, the path is relative, and after three, it is absolute.
+    """
     if not location.strip("/"):
         raise ValueError("store URL: sqlite:// wants the path of a file")
     busy_seconds = BUSY_SECONDS if request_seconds is None else min(BUSY_SECONDS, request_seconds)
@@ -384,6 +393,6 @@ def open_url(
         path = Path(location)
         if not path.is_absolute() or (len(path.parts) > 2 and path.parent.is_dir()):  # noqa: PLR2004  the root and a file
             raise
-        # The user may have meant a relative path, because in SQLAlchemy a path after three slashes is relative.
+        # The user may have meant a relative path, because SQLAlchemy treats a path after three slashes as relative.
         hint = f"after sqlite:/// a path is absolute: the file of this folder is sqlite://{location.lstrip('/')}"
         raise StoreError(f"{error}; {hint}") from error

@@ -1,9 +1,9 @@
 """Stores leases in small objects with ETags.
 
-Each service has an implementation of `Objects`. `EtagStore` supports both layouts.
+There is an implementation of `Objects` for each service. `EtagStore` works with both layouts.
 
 A lease consists of two or three objects. No service can write two objects in one step, so the order of the writes
-determines the state after a crash and what other workers can see. The objects are:
+determines the state after a crash, and the states that other workers can see. The objects are:
 
     ownership   The owner, the counter, the next owner and the weight. Its ETag is the version of the lease, so each
                 renewal changes the version.
@@ -13,9 +13,9 @@ determines the state after a crash and what other workers can see. The objects a
                 the ownership, so an annotation changes the version there.
 
 When a worker requests a lease (H2) or withdraws its request, it writes the ownership object, whose ETag changes
-although the owner has not renewed the lease. The requesting worker therefore stores the previous ETag in the ownership,
-and readers use the stored ETag as the version. The service rejects the owner's next write because of the new ETag.
-`EtagStore` then reads the ownership, finds that the version is unchanged, and writes again.
+although the owner has not renewed the lease. Therefore, the requesting worker stores the previous ETag in the ownership
+object, and readers use the stored ETag as the version. The service rejects the owner's next write because of the new
+ETag. `EtagStore` then reads the ownership object, finds that the version is unchanged, and writes again.
 
 The order of writes, and the state after a crash between two of them
 --------------------------------------------------------------------
@@ -42,22 +42,23 @@ delete            The ownership, the checkpoint and the notes, each if its ETag 
                   ends the pass. A crash leaves a lease without an owner, or only notes, which are not a lease.
 
 A claim may be written while a deletion is in progress. In the generic layout, the worker that claims the lease then
-finds no checkpoint, removes the ownership that it has just written, and returns `Lost`. In the Azure SDKs' layout, an
-ownership alone is a lease, which starts at the position that the layout specifies.
+finds no checkpoint, removes the ownership object that it has just written, and gets the result `Lost`. In the Azure
+SDKs' layout, an ownership alone is a lease, which starts at the position that the layout specifies.
 
 Why nothing is skipped
 ----------------------
 1. Each write of a checkpoint object is conditional on the object's own ETag. If another write came first, the write is
-   repeated only while the stored position is not past the new one, and never over SHARD_END. Only a reset may move the
-   checkpoint back, and only while the lease has no owner.
+   repeated only while the stored position is not past the new one, and never if the stored position is SHARD_END. Only
+   a reset may move the checkpoint back, and only while the lease has no owner.
 2. A worker that has lost its lease does not write a checkpoint, because a conditional write or a read of the ownership
-   comes first and fails. If the lease is stolen after that step, the checkpoint is still written. It moves forward over
-   records that the former owner has processed. The new owner may have read the older checkpoint, so it repeats records
-   but skips none. Its own checkpoints are rejected until they reach the stored one.
-3. A new owner reads the checkpoint after writing its ownership. It therefore sees everything that the former owner
-   wrote while it owned the lease, except for the write in point 2.
+   object comes first, and shows the loss. If the lease is stolen after that step, the checkpoint is still written. It
+   moves forward only past records that the former owner has processed. The new owner may have read the older
+   checkpoint, so it repeats records but skips none. The new owner's checkpoints are rejected until they reach the
+   stored one.
+3. A new owner reads the checkpoint after writing its ownership object. Therefore, it sees every checkpoint that the
+   former owner wrote while it owned the lease, except for the late one in point 2.
 
 If a response is lost, `OutcomeUnknown` is raised and no second request is sent, because the first one may have been
-carried out and would make the second fail. In that case, the next write with the old version is rejected, and the
-result of that write contains the lease as stored.
+carried out and would make the second fail. If it was carried out, the next write with the old version is rejected, and
+the result of that write contains the lease as it is stored.
 """

@@ -1,8 +1,8 @@
 """Stores leases in an Azure Blob container, in the metadata of empty block blobs.
 
-Blobs are created by Put Blob with `If-None-Match: *`, never by Set Metadata, for which the service does not honor that
-condition. Every later write is Set Metadata with `If-Match`, which leaves no soft-deleted copies. A blob is not
-rewritten if it does not change, and only the method `delete` deletes blobs.
+Blobs are created by Put Blob with `If-None-Match: *`, and never by Set Metadata, for which the service does not honor
+this condition. Every later write is a Set Metadata with `If-Match`, which leaves no soft-deleted copies. A blob is not
+rewritten if its content does not change, and only the method `delete` deletes blobs.
 """
 
 import os
@@ -41,7 +41,7 @@ from leasehold.stores.requests import (
 from leasehold.stores.urls import check_endpoint, parse_date_header, reject_credentials
 
 CONNECTION_STRING_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
-"""The environment variable with the connection string, which contains the account's key."""
+"""The environment variable that contains the connection string, which includes the account's key."""
 
 _START_POSITIONS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATEST}
 _REJECTION_CODES = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
@@ -66,31 +66,31 @@ _CLIENT_RETRY_OPTIONS: Mapping[str, Any] = {"initial_backoff": 0.2, "increment_b
 PAGE_LEASES = 20
 """The maximum number of leases in a session row of layout `sessions`.
 
-The metadata of a blob is limited to 8 KB, and the annotations of a lease need some 300 bytes.
+The metadata of a blob is limited to 8 KB, and the annotations of a lease take up about 300 bytes.
 """
 
 TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _POOLED_CONNECTIONS = 64
 """The number of connections to keep open.
 
-A worker claims leases with twenty threads. By default, the SDK keeps ten connections, so the other threads would have
-to connect for each request.
+A worker claims leases with twenty threads. By default, the SDK keeps only ten connections open, so ten of the threads
+would have to connect for each request.
 """
 
 
 def open_url(location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
     """Open the store at `account/container`.
 
-    The account's key comes from the connection string in the environment. If there is no connection string, the
+    The account's key is taken from the connection string in the environment. If there is no connection string, the
     identity of this machine or user is used.
 
     Args:
         location: The account and the container.
         options: If `eventhub=<namespace>/<hub>` and perhaps `group` (default $Default) are set, the blobs are in the
-            layout of the Azure SDKs. `start` is then the position where reading starts if a partition had an owner but
-            has no checkpoint. Otherwise, leases of any source are stored below `prefix`.
-        create: Create the container if it does not exist.
-        request_seconds: The time limit of a request with all its retries.
+            layout of the Azure SDKs. In this case, `start` is the position at which reading starts if a partition had
+            an owner but has no checkpoint. Otherwise, leases of any source are stored below `prefix`.
+        create: Whether to create the container if it does not exist.
+        request_seconds: The time limit for a request with all its retries.
 
     Raises:
         ValueError: If the URL is invalid.
@@ -105,7 +105,10 @@ def open_url(location: str, options: Mapping[str, str], *, create: bool, request
 def open_container(
     location: str, endpoint: str | None, *, create: bool, request_seconds: float | None = None
 ) -> ContainerClient:
-    """Return a client of `account/container`, and create it if necessary. Raises ValueError or StoreError."""
+    """Return a client of `account/container`.
+
+    The container is created if necessary. Raises ValueError or StoreError.
+    """
     client = create_client(location, endpoint, request_seconds)
     _ensure_container(client, create=create)
     return client
@@ -123,7 +126,8 @@ def create_client(location: str, endpoint: str | None, request_seconds: float | 
         session=session, connection_timeout=timeouts.connect_seconds, read_timeout=timeouts.read_seconds
     )
     options: dict[str, Any] = {**_CLIENT_RETRY_OPTIONS, "retry_total": timeouts.attempts - 1, "transport": transport}
-    # A variable set from a file may end with a newline, which would become part of the host name or the signature.
+    # A variable that was set from a file may end with a newline, which would become part of the host name or the
+    # signature.
     connection_string = os.environ.get(CONNECTION_STRING_VARIABLE, "").strip()
     if not connection_string.isprintable():
         raise StoreError(f"{CONNECTION_STRING_VARIABLE}: it contains a line break or another control character")
@@ -180,8 +184,8 @@ def parse_hub_options(options: Mapping[str, str]) -> tuple[str, str, str]:
 def _ensure_container(client: ContainerClient, *, create: bool) -> None:
     """Check that the container exists, or create it.
 
-    Whether the container exists is checked by listing its blobs, because an identity that may use a container might not
-    be allowed to read its properties.
+    The check lists the container's blobs, because an identity that may use a container might not be allowed to read the
+    container's properties.
     """
     with translate_errors(client):
         try:
@@ -196,7 +200,7 @@ def _ensure_container(client: ContainerClient, *, create: bool) -> None:
 
 
 class BlobObjects:
-    """The blobs in one container."""
+    """Implements `Objects` by the blobs in one container."""
 
     def __init__(self, container: ContainerClient, skew: SkewWarning | None = None) -> None:
         self._container = container
@@ -229,7 +233,7 @@ class BlobObjects:
             return _parse_blob(blob, clock.now)
 
     def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
-        """Create a blob by Put Blob, the only operation that honors If-None-Match: * everywhere."""
+        """Create a blob by Put Blob, which is the only operation that honors If-None-Match: * on every service."""
         return self._put(
             lambda: self._blob_client(name).upload_blob(
                 b"", metadata=dict(fields), overwrite=False, **_SEND_ONCE_OPTIONS
@@ -246,8 +250,8 @@ class BlobObjects:
     def delete(self, name: str, etag: str) -> bool:
         """Delete a blob by Delete Blob with If-Match.
 
-        Some services respond that the condition failed if the blob does not exist. Therefore, the blob is read after a
-        failure.
+        If the blob does not exist, some services respond that the condition failed. Therefore, the blob is read after
+        such a response.
         """
         condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
         with translate_errors(self._container):
@@ -293,7 +297,7 @@ class _ServerClock:
 
 
 def _parse_blob(blob: BlobProperties, service_now: float) -> StoredObject:
-    # The names of metadata are not case-sensitive. In listings, empty values are None.
+    # The names of metadata fields are not case-sensitive. In listings, empty values are None.
     fields = {field.lower(): text or "" for field, text in (blob.metadata or {}).items()}
     return StoredObject(
         blob.name, unquote_etag(blob.etag), fields, object_age_seconds(service_now, blob.last_modified.timestamp())
@@ -307,7 +311,7 @@ def _error_code(error: HttpResponseError) -> str:
 
 @contextmanager
 def translate_errors(container: ContainerClient) -> Iterator[None]:
-    """Turn the SDK's errors into StoreError or OutcomeUnknown. Their messages contain neither key nor signature."""
+    """Turn the SDK's errors into StoreError or OutcomeUnknown, without a key or signature in the message."""
     name = container.container_name
     try:
         yield
@@ -325,9 +329,10 @@ def translate_errors(container: ContainerClient) -> Iterator[None]:
             raise StoreError(f"container {name!r}: it does not exist; create it, or allow it to be created") from error
         raise StoreError(f"container {name!r}: the service refused: {_error_code(error)} (HTTP {status})") from error
     except AzureError as error:
-        # Drop the cause, which contains the whole URL. If the account is opened with a signature, the URL includes it.
+        # Drop the cause, because it contains the whole URL. If the account is opened with a signature, the URL includes
+        # the signature.
         cause = type(error).__name__
         raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({cause})") from None
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # The response has an unexpected form, for example that of a proxy's error page.
+        # The response has an unexpected form. It may be a proxy's error page, for example.
         raise OutcomeUnknown(f"container {name!r}: a response cannot be parsed: {error_summary(error)}") from error

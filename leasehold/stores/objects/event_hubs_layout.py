@@ -5,8 +5,8 @@ owner. `<namespace>/<hub>/<group>/checkpoint/<partition>` contains `offset` and 
 case, and the data is in the metadata of empty blobs.
 
 Fields that the SDKs do not know are stored as additional metadata (`handoffowner`, `handoffto`, `handoffversion`,
-`throughputkbps`, `notes`, `position`, `had`). When a worker of an SDK writes a blob, it omits this metadata, which is
-then lost.
+`throughputkbps`, `notes`, `position`, `had`). When a worker of an SDK writes a blob, it omits the additional metadata,
+which is then lost.
 """
 
 import json
@@ -30,7 +30,7 @@ from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import ObjectFields, Part, Parts, decode_owner_fields, encode_owner_fields
 
 BEGINNING_OFFSET = "-1"
-"""The offset and the sequence number just before the first event of a partition."""
+"""The offset, and also the sequence number, that stands for the position before the first event of a partition."""
 
 END_OF_STREAM = "@latest"
 """The offset of the end of a partition. Reading starts with the next event that arrives."""
@@ -38,7 +38,8 @@ END_OF_STREAM = "@latest"
 NO_OFFSET = frozenset({"", "no offset"})
 """The values that some SDKs write if they do not know the offset."""
 DEDUPLICATION_FIELD, DEDUPLICATION_LENGTH_MAX = "had", 6000
-"""The name of our own checkpoint field, and its maximum length. The metadata of a blob is limited to 8 KiB in total."""
+"""The name of our own checkpoint field, and the maximum length of its value. The metadata of a blob is limited to 8
+KiB."""
 
 
 def qualified_namespace(namespace: str) -> str:
@@ -47,9 +48,9 @@ def qualified_namespace(namespace: str) -> str:
 
 
 def stream_name(namespace: str, hub: str, group: str) -> str:
-    """Return the name of the stream that a consumer group's leases belong to.
+    """Return the name of the stream to which the leases of a consumer group belong.
 
-    This name is the path of the folder with the group's blobs.
+    The name is also the path of the folder that contains the group's blobs.
     """
     return f"{namespace}/{hub}/{group}".lower()
 
@@ -62,7 +63,7 @@ class EventHubLayout:
         namespace: The fully qualified namespace, with its port if it has one.
         hub: The event hub.
         group: The consumer group.
-        start: Where to start a partition that has an owner but no checkpoint yet.
+        start: The position at which to start a partition that has an owner but no checkpoint yet.
     """
 
     namespace: str
@@ -84,7 +85,7 @@ class EventHubLayout:
     def prefix(self, part: Part) -> str:
         """Return the folder of this kind of blob, in lower case.
 
-        The name of the folder ends with a slash, so that a blob `ownership-old/0` does not match.
+        The name of the folder ends with a slash, so that the name of a blob `ownership-old/0` does not match.
         """
         return f"{self._stream}/{part}/"
 
@@ -100,7 +101,10 @@ class EventHubLayout:
         return partition if _is_partition(partition) else None
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
-        """Parse the blobs of a lease. Either blob alone is a lease. A lease with only a checkpoint has no owner."""
+        """Parse the blobs of a lease.
+
+        Either blob alone suffices for a lease. A lease without an ownership blob has no owner.
+        """
         if not parts.existing:
             return None
         fields = parts.fields("ownership")
@@ -116,7 +120,7 @@ class EventHubLayout:
     def ownership(self, stored_fields: ObjectFields, old_lease: Lease, new_lease: Lease) -> ObjectFields:
         """Return the new metadata of the ownership.
 
-        `ownerid` is always present, even if empty, because the Python SDK cannot list a blob without it.
+        `ownerid` is always present, even if it is empty, because the Python SDK cannot list a blob without this field.
         """
         our_fields = {
             **encode_owner_fields(old_lease, new_lease, _check_ascii),
@@ -135,8 +139,9 @@ class EventHubLayout:
             new_lease.checkpoint,
         )
         if new_position.numbered:
-            # The token of a position is its offset, perhaps followed by data with which our Spark sinks detect repeated
-            # rows. If a worker of an SDK writes the checkpoint, these data are lost and repeated rows are not detected.
+            # The token of a position is its offset, perhaps followed by data with which rows that our Spark sink has
+            # repeated are detected. If a worker of an SDK writes the checkpoint, these data are lost, and repeated rows
+            # are not detected.
             offset, _, written_rows = new_position.token.partition(" ")
             other_fields |= (
                 {DEDUPLICATION_FIELD: _check_ascii(DEDUPLICATION_FIELD, written_rows)}
@@ -150,8 +155,8 @@ class EventHubLayout:
             return {**other_fields, "offset": _check_ascii("offset", offset), "sequencenumber": new_position.sequence}
         if new_position == LATEST:
             return {**other_fields, "offset": END_OF_STREAM, "sequencenumber": BEGINNING_OFFSET}
-        # The SDKs know neither sub-sequences nor times. At such a position, their workers start at the beginning of the
-        # partition, so they repeat records but skip none.
+        # The SDKs support neither sub-sequence numbers nor times. If a checkpoint has one, their workers start at the
+        # beginning of the partition, so they repeat records but skip none.
         beginning_fields = {**other_fields, "offset": BEGINNING_OFFSET, "sequencenumber": BEGINNING_OFFSET}
         return (
             beginning_fields
@@ -172,7 +177,10 @@ class EventHubLayout:
 
 
 def _is_partition(key: str) -> bool:
-    """Return whether this is the id of a partition, a number without leading zeros. A blob `007` is not partition 7."""
+    """Return whether this is the id of a partition, which is a number without leading zeros.
+
+    `007` is not partition 7.
+    """
     return key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
 
 
@@ -183,7 +191,7 @@ def _check_ascii(field: str, value: str) -> str:
 
 
 def parse_checkpoint(fields: ObjectFields, default_position: Position) -> Position:
-    """Parse the checkpoint, from its offset if possible.
+    """Parse a checkpoint. The position is determined by the offset, if there is one.
 
     Some SDKs omit the offset or write a placeholder in its place. Other SDKs omit the sequence number or write a
     placeholder for it.

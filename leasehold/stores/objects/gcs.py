@@ -1,10 +1,10 @@
 """Stores leases in a bucket of Google Cloud Storage, as small objects that are written conditionally.
 
-The generation of an object serves as its ETag. It is a number that the service assigns to each new content of the
-object, and 0 means that there is no object. Objects are empty, because the fields of a lease are in the object's
-metadata. Listings include metadata, so listing the leases does not read any object. The service accepts about one write
-per second and object. A write that it rejects for this reason (429) has certainly not been applied, so it is sent again
-after a pause.
+The generation of an object serves as its ETag. The generation is a number that the service assigns to each new content
+of the object, and 0 means that there is no object. Objects are empty, because the fields of a lease are stored in the
+object's metadata. Listings include metadata, so leases can be listed without reading their objects. The service accepts
+about one write per second for each object. If it rejects a write for this reason (429), the write has certainly not
+been applied, so it is sent again after a pause.
 """
 
 import os
@@ -34,17 +34,17 @@ from leasehold.stores.urls import check_endpoint, parse_date_header
 
 T = TypeVar("T")
 
-# Keep Google's library from looking up the bucket's location for its traces. The lookup runs in another thread, and
-# requires rights that workers lack.
+# Prevent Google's library from looking up the bucket's location for its traces. The lookup runs in another thread, and
+# requires permissions that workers do not have.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
 OAUTH_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
-"""The environment variable with the URL of an emulator, which Google's own libraries read too."""
+"""The environment variable that contains the URL of an emulator. Google's own libraries also read this variable."""
 PAGE_LEASES = 20
 """The maximum number of leases in a session row of layout `sessions`.
 
-The metadata of an object is limited to 8 KiB, and the annotations of a lease need some 300 bytes.
+The metadata of an object is limited to 8 KiB, and the annotations of a lease take up about 300 bytes.
 """
 TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _ADVICE: Mapping[int, str] = {
@@ -80,7 +80,7 @@ def split_location(location: str) -> tuple[str, str]:
 
 
 class GcsObjects:
-    """The objects in one bucket. The service must honor ifGenerationMatch for inserts and deletions."""
+    """Implements `Objects` by one bucket. The service must honor ifGenerationMatch for inserts and deletions."""
 
     def __init__(
         self,
@@ -112,11 +112,14 @@ class GcsObjects:
                 self._project, credentials, _http=self._session, client_options=client_options
             )
         self._bucket = self._client.bucket(bucket)
-        # The library must not repeat writes by itself (rule 3 of `leasehold.stores.requests`).
+        # Do not let the library repeat writes by itself (rule 3 of `leasehold.stores.requests`).
         self._request_options: Any = {"timeout": (timeouts.connect_seconds, timeouts.read_seconds), "retry": None}
 
     def ensure_bucket(self, *, create: bool) -> None:
-        """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
+        """Create the bucket if it does not exist and `create` is true.
+
+        Raises StoreError if the bucket cannot be used.
+        """
 
         def list_one() -> None:
             next(self._iterate_listing(max_results=1), None)
@@ -177,18 +180,18 @@ class GcsObjects:
         return self._read(get_one)
 
     def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
-        """Create an object if none exists, which is the case if its generation is 0."""
+        """Create an object if its generation is 0, which means that it does not exist."""
         return self._put(name, fields, 0)
 
     def put_if_match(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Replace an object if it still has this generation."""
+        """Replace an object if it still has the generation `etag`."""
         return self._put(name, fields, int(etag)) if etag.isdecimal() else None
 
     def delete(self, name: str, etag: str) -> bool:
-        """Delete an object if it still has this generation."""
+        """Delete an object if it still has the generation `etag`."""
         if etag.isdecimal():
-            # Pass the generation to `blob` too. The tests use fake-gcs-server, which supports no other condition on a
-            # deletion.
+            # Also pass the generation to `blob`, because the tests use fake-gcs-server, which supports no other
+            # condition on a deletion.
             blob = self._bucket.blob(name, generation=int(etag))
             with self._translate_errors():
                 try:
@@ -226,13 +229,13 @@ class GcsObjects:
         return StoredObject(blob.name, str(blob.generation), fields, age_seconds)
 
     def _update_clock(self, response: requests.Response, **_arguments: object) -> None:
-        """Store the time from the Date header of a response, for the thread that waits for the response."""
+        """Store the time in the Date header of a response, for use by the thread that waits for the response."""
         self._thread_clock.now = now = parse_date_header(response.headers.get("date"))
         if now is not None:
             self._skew.observe(now)
 
     def _read(self, send_request: Callable[[], T]) -> T:
-        """Send a read, and repeat it if its outcome is unknown."""
+        """Send a read, and repeat it if there was no usable response."""
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, OutcomeUnknown)),
             stop=stop_after_attempt(self._timeouts.attempts),
@@ -279,7 +282,7 @@ class GcsObjects:
                 ) from error
             raise StoreError(f"{self._bucket_description}: {printable(limited_error_text(error, 200))}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # The response has an unexpected form, for example that of a proxy's error page.
+            # The response has an unexpected form. It may be a proxy's error page, for example.
             raise OutcomeUnknown(
                 f"{self._bucket_description}: a response cannot be parsed: {error_summary(error)}"
             ) from error

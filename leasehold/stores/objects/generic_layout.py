@@ -1,10 +1,10 @@
-"""Converts a lease to three objects of our own layout, which suits any source, and back.
+"""Converts a lease to three objects in our own layout, which suits any source, and back.
 
 The objects are `<prefix>/ownership/<key>`, `<prefix>/checkpoint/<key>` and `<prefix>/notes/<key>`. A lease exists while
 its checkpoint object exists. The checkpoint is written first and also contains the fields that never change (parents,
-hash range). A late checkpoint or an annotation does not change the ownership's ETag, so the owner's next renewal still
-succeeds. Every ownership contains a counter that each write increments, because an S3 ETag is a digest of the content.
-Without the counter, a renewal would not change the ETag.
+hash range). A late checkpoint or an annotation does not change the ownership object's ETag, so the owner's next renewal
+still succeeds. Every ownership object contains a counter that each write increments, because an ETag in S3 is a digest
+of the content. Without the counter, a renewal would not change the ETag.
 """
 
 from typing import ClassVar
@@ -47,7 +47,10 @@ _CHECKPOINT_FIELDS = tuple(field for field in FIELDS if field.object and field.n
 
 @frozen
 class ObjectLayout:
-    """The layout of objects below the prefix `folder`. An empty prefix means the whole container or bucket."""
+    """The layout of the objects below the prefix `folder`.
+
+    If the prefix is empty, the objects are at the top level of the container or bucket.
+    """
 
     folder: str = ""
 
@@ -89,7 +92,7 @@ class ObjectLayout:
             for field in _CHECKPOINT_FIELDS
         }
         ownership_fields = parts.fields("ownership")
-        if "weight" in ownership_fields:  # the owner has measured it after the lease was created
+        if "weight" in ownership_fields:  # the owner has measured the weight after the lease was created
             values["weight"] = parse_weight("weight", ownership_fields["weight"])
         # If several objects contain an annotation, use the value with the highest counter. If the counters are equal,
         # use the value of the object that comes later in this tuple.

@@ -63,7 +63,7 @@ TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _RETRY_TORN_READS = Retrying(
     retry=retry_if_exception_type(FlexibleChecksumError), stop=stop_after_attempt(8), reraise=True
 )
-"""Repeats a read whose body does not match its checksum, because some services let a read overlap a write."""
+"""Repeats a read if the body does not match its checksum, because some services let a read overlap with a write."""
 
 
 def open_url(
@@ -88,7 +88,10 @@ def open_url(
 
 
 class S3Objects:
-    """The objects in one bucket. The service must honor If-Match and If-None-Match for PutObject and DeleteObject."""
+    """Implements `Objects` by one bucket.
+
+    The service must honor If-Match and If-None-Match in PutObject and DeleteObject.
+    """
 
     def __init__(
         self,
@@ -102,14 +105,18 @@ class S3Objects:
     ) -> None:
         self.bucket = bucket
         self._skew = skew or SkewWarning()
-        # Reads may be repeated. A write must not be sent twice, because its first attempt could make the second fail.
+        # Use two clients, because reads may be repeated, but a write must not be sent twice: its first attempt could
+        # make the second fail.
         with self._translate_errors():
             self._read_client = _create_client(region, endpoint, timeouts, session)
             self._write_client = _create_client(region, endpoint, evolve(timeouts, attempts=1), session)
         self._cached_objects: dict[str, StoredObject] = {}
 
     def ensure_bucket(self, *, create: bool) -> None:
-        """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
+        """Create the bucket if it does not exist and `create` is true.
+
+        Raises StoreError if the bucket cannot be used.
+        """
         with self._translate_errors():
             try:
                 _check_listing(self._read_client.list_objects_v2(Bucket=self.bucket, MaxKeys=1), "")
@@ -198,10 +205,10 @@ class S3Objects:
                 return True
         return self.get(name) is None
 
-    # The next methods are for objects with arbitrary content. The name of such an object identifies its content.
+    # The following methods are for objects with arbitrary content. The name of such an object identifies its content.
 
     def missing(self) -> bool:
-        """Return whether the bucket is missing. Return False if these credentials may not check it."""
+        """Return whether the bucket is missing. Return False if these credentials do not allow the check."""
         with self._translate_errors():
             try:
                 self._read_client.head_bucket(Bucket=self.bucket)
@@ -227,14 +234,18 @@ class S3Objects:
         return None if response_and_body is None else response_and_body[1]
 
     def put_body(self, name: str, body: bytes) -> None:
-        """Store an object unless one with this name exists. The client may retry, because the write is idempotent."""
+        """Store an object unless one with this name exists.
+
+        The client may retry the write, because it is idempotent.
+        """
         request: dict[str, Any] = {"Bucket": self.bucket, "Key": name, "Body": body, "ContentType": "application/json"}
         with self._translate_errors():
             try:
                 self._read_client.put_object(**request, IfNoneMatch="*")
             except ClientError as error:
                 if _error_code(error) in _NO_CONDITIONS_CODES:
-                    # The name identifies the content, so a second write stores the same content.
+                    # Write without a condition. The name identifies the content, so a second write would store the same
+                    # content.
                     self._read_client.put_object(**request)
                 elif _error_code(error) not in _ALREADY_EXISTS_CODES:
                     raise
@@ -263,7 +274,10 @@ class S3Objects:
         return unquote_etag(response["ETag"])
 
     def _service_time(self, response: Mapping[str, Any]) -> float:
-        """Return the time in the Date header of a response, or 0 if there is none. Object ages are then 0."""
+        """Return the time in the Date header of a response.
+
+        If the response has no Date header, return 0, so that the ages of objects become 0.
+        """
         now = parse_date_header(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         if now is None:
             return 0.0
@@ -301,7 +315,7 @@ class S3Objects:
                 f"{bucket_description}: the service cannot be reached{connection_failure_hint(error)}"
             ) from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
-            # The response has an unexpected form, for example that of a proxy's error page.
+            # The response has an unexpected form. It may be a proxy's error page, for example.
             raise OutcomeUnknown(
                 f"{bucket_description}: a response cannot be parsed: {error_summary(error)}"
             ) from error

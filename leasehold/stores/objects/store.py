@@ -1,23 +1,24 @@
-"""Stores each lease in objects with ETags, which are the ownership, the checkpoint and, in some layouts, the notes.
+"""Stores each lease in objects with ETags: the ownership, the checkpoint and, in some layouts, the notes.
 
-The conditions are those of `leasehold.stores.writes`. This module orders the writes of a lease's objects. The docstring
-of `leasehold.stores.objects` explains the order, and the state after a crash between two writes.
+The conditions of writes are those of `leasehold.stores.writes`. This module determines the order in which a lease's
+objects are written. The docstring of `leasehold.stores.objects` explains this order, and the state after a crash
+between two writes.
 
 1. An ordinary checkpoint first renews the ownership on the condition that its ETag has not changed, so a worker that
-   has lost its lease cannot move the checkpoint. The only exception is a steal between the two writes. The checkpoint
-   then still moves forward, but only past records that were processed. After a request, which also changes the
-   ownership, the owner reads the ownership instead of renewing it and writes the checkpoint. The write that gives the
-   lease to the next owner then renews it.
-2. At the end of a shard, and in a write that gives the lease and moves the checkpoint, the checkpoint is written first.
-   The next owner therefore starts where the last owner stopped. The write of the checkpoint does not depend on the
-   ownership's ETag, so the ownership is read just before.
-3. The result of a write that takes a lease contains the checkpoint as read after that write. A checkpoint read earlier
-   could miss the former owner's last one.
-4. If the first write is rejected, nothing has changed. The write is therefore retried after a read, as long as its
-   condition holds for the lease that was read. If the second write is rejected, the result contains the lease as
+   has lost its lease cannot move the checkpoint. The only exception is a steal between the two writes. In this case,
+   the checkpoint still moves forward, but only past records that were processed. After a request, which also changes
+   the ownership, the owner reads the ownership instead of renewing it, and then writes the checkpoint. The ownership is
+   renewed by the write that gives the lease to the next owner.
+2. At the end of a shard, and when the lease is given away and its checkpoint moves, the checkpoint is written first.
+   Therefore, the next owner starts where the last owner stopped. The write of the checkpoint does not depend on the
+   ownership's ETag, so the ownership is read just before this write.
+3. The result of a write that takes a lease contains the checkpoint as it was read after that write. If the checkpoint
+   were read earlier, it might not be the last one that the former owner wrote.
+4. If the first of two writes is rejected, nothing has changed. Therefore, it is retried after a read, as long as its
+   condition holds for the lease that was read. If the second write is rejected, the result contains the lease as it is
    stored.
-5. Reads fetch the ownership before the checkpoint. A write that gives the lease stores them in the reverse order, so if
-   the next owner reads that it is the owner, it also reads the last checkpoint of the old owner.
+5. Reads fetch the ownership before the checkpoint. A write that gives the lease away stores the two in the reverse
+   order. Therefore, if the next owner reads that it is the owner, it also reads the last checkpoint of the old owner.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -42,18 +43,19 @@ from leasehold.stores.requests import (
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, lease_after_write, new_row
 
 _OBJECTS_PER_LISTING_COST = 8
-"""Listing this many objects costs the client and the service about as much as a request for a single object."""
+"""The number of objects whose listing costs the client and the service about as much as a request for a single
+object."""
 
 _CONCURRENT_READS = 8
 """The number of objects to read concurrently."""
 
 _OWNERSHIP_FIELDS = ("owner", "epoch", "next_owner", "yields")
-"""If one of these fields changes, the ownership object is written. The weight is written along with them."""
+"""If one of these fields changes, the ownership object is written. It also contains the weight."""
 
 _NO_OBJECTS = Parts()
 
 _CHECKPOINT_FIELDS = ("checkpoint", "parents", "hash_range")
-"""If one of these fields changes, the checkpoint object is written. Only a reset changes the last two."""
+"""If one of these fields changes, the checkpoint object is written. Only a reset changes `parents` and `hash_range`."""
 
 
 Layout = ObjectLayout | EventHubLayout
@@ -67,18 +69,18 @@ without a checkpoint object is a lease.
 
 
 class EtagStore:
-    """A store of leases in one layout, in one container or bucket. Thread-safe.
+    """A store of leases that are kept in one container or bucket, in one layout. Thread-safe.
 
-    The store caches the objects of each lease as last read, so a renewal takes one conditional write and no read. If
-    the cache is stale, the write is rejected and the lease is read again.
+    The store caches the objects of each lease as they were last read, so a renewal takes one conditional write and no
+    read. If the cache is stale, the write is rejected, and the lease is read again.
     """
 
     def __init__(self, objects: Objects, layout: Layout, *, page_leases: int = PAGE_LEASES) -> None:
-        """Create a store of these objects.
+        """Create a store that keeps leases in these objects.
 
         Args:
             objects: The container or bucket.
-            layout: The layout of leases in it.
+            layout: The layout of the leases in the container or bucket.
             page_leases: The maximum number of leases in one session row, if the table is in layout `sessions`.
         """
         self._page_leases = page_leases
@@ -109,8 +111,8 @@ class EtagStore:
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order. Raises StoreError if one of them cannot be parsed.
 
-        With `stale_ok`, read only the ownerships, one by one or in a listing. If the owner of a lease is still the
-        cached one, its checkpoint and annotations come from the cache.
+        If `stale_ok` is true, read only the ownerships, one by one or in a listing. If the owner of a lease is still
+        the cached one, the checkpoint and the annotations are taken from the cache.
         """
         leases = [self._lease(key, parts) for key, parts in self._read(keys, stale_ok=stale_ok).items()]
         return tuple(lease for lease in leases if lease)
@@ -122,7 +124,8 @@ class EtagStore:
                 key, lease = lease.key, new_row(lease)
                 if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
                     return self._outcome(key, None)
-                # The checkpoint comes first, so that a worker that takes the lease finds where to start.
+                # Write the checkpoint first, so that a worker that takes the lease finds the position at which to
+                # start.
                 parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
                 stores_annotations = bool(lease.annotations) and "notes" not in self._layout.parts
                 stores_counter = lease.epoch > 0 and self.capabilities.counts_owners
@@ -135,7 +138,8 @@ class EtagStore:
                     stored = self._lease(lease.key, parts)
                     if lease_after_write(write, stored) is None:
                         return Lost(lease.key, stored)
-                    # The ownership comes first because its ETag is the version. The first rejection ends the deletion.
+                    # Delete the ownership first, because its ETag is the version. The first rejection ends the
+                    # deletion.
                     if stored is None or all(self._objects.delete(part.name, part.etag) for part in parts.existing):
                         with self._cache_lock:
                             self._cached_parts.pop(lease.key, None)
@@ -152,8 +156,8 @@ class EtagStore:
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:
         """Return whether there are rows of layout `sessions`, and whether there are rows of this layout.
 
-        If there are no rows of layout `sessions` and the user has not requested that layout, the second value is False
-        without a check.
+        If there are no rows of layout `sessions`, and the user has not requested that layout, the second value is False
+        without having been checked.
         """
         if not isinstance(self._layout, ObjectLayout):
             return False, True  # the Azure SDKs' layout is never in layout sessions
@@ -175,8 +179,8 @@ class EtagStore:
         if parts and (outcome := self._attempt(write, parts, just_read=False)):
             return outcome
         for _ in range(ATTEMPTS):
-            # First read only the ownership, the only object that changes if another worker has requested the lease. If
-            # the write's condition does not hold, read the whole lease, which becomes part of the result.
+            # First read only the ownership, because it is the only object that changes if another worker requests the
+            # lease. If the write's condition does not hold, read the whole lease, which becomes part of the result.
             parts = self._fetch({key: parts}, ("ownership",))[key] if parts else None
             if parts is None or not self._condition_holds(write, parts):
                 parts = self._read_one(key)
@@ -200,7 +204,7 @@ class EtagStore:
             return None
         owner_changed = any(getattr(old_lease, name) != getattr(new_lease, name) for name in _OWNERSHIP_FIELDS)
         checkpoint_changed = any(getattr(old_lease, name) != getattr(new_lease, name) for name in _CHECKPOINT_FIELDS)
-        # The equality of positions ignores tokens.
+        # Compare the tokens separately, because the equality of positions ignores them.
         checkpoint_changed = checkpoint_changed or old_lease.checkpoint.token != new_lease.checkpoint.token
         checkpoint_first = checkpoint_changed and (new_lease.ended or new_lease.owner != old_lease.owner)
         ownership_fields = layout.ownership(parts.fields("ownership"), old_lease, new_lease)
@@ -210,7 +214,7 @@ class EtagStore:
             layout.checkpoint(parts.fields("checkpoint"), new_lease)
         if just_read and old_lease.next_owner and checkpoint_changed and not checkpoint_first:
             # Another worker has requested the lease, so write only the checkpoint (rule 1). The ownership was just
-            # read, and is renewed when the lease is given to the other worker.
+            # read, and will be renewed when the lease is given to the other worker.
             return self._outcome(key, self._advance(key, parts, new_lease))
         if owner_changed and not checkpoint_first:
             renewed_parts = self._put(key, "ownership", parts, ownership_fields)
@@ -279,11 +283,11 @@ class EtagStore:
         return self._read([key])[key]
 
     def _read(self, keys: Iterable[str], *, stale_ok: bool = False) -> dict[str, Parts]:
-        """Read the objects of these leases, the ownership before the checkpoint (rule 5)."""
+        """Read the objects of these leases. The ownerships are read before the checkpoints (rule 5)."""
         ownership_kind, *other_kinds = self._layout.parts
         cached = {key: self._cached_parts.get(key, _NO_OBJECTS) for key in keys}
         if stale_ok and len(self._cached_parts) < _OBJECTS_PER_LISTING_COST * (len(cached) - 1):
-            # Unless only a few of the leases are requested, one listing is cheaper than a request for each ownership.
+            # So many of the leases are requested that one listing is cheaper than a request for each ownership.
             listed_ownerships = {
                 ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(ownership_kind))
             }
@@ -297,13 +301,16 @@ class EtagStore:
         for key, parts in cached.items() if stale_ok else ():
             cached_lease, current_lease = self._lease(key, parts), self._lease(key, current_parts[key])
             if parts.ownership and cached_lease and current_lease and cached_lease.owner == current_lease.owner:
-                del outdated_parts[key]  # same owner: use the cached checkpoint
+                del outdated_parts[key]  # the owner is the same, so use the cached checkpoint
         current_parts |= self._fetch(outdated_parts, other_kinds)
         self._cache(cached, current_parts)
         return current_parts
 
     def _fetch(self, cached: Mapping[str, Parts], kinds: Iterable[Part]) -> dict[str, Parts]:
-        """Read the objects of these kinds concurrently, and return the leases' objects with them replaced."""
+        """Read the objects of these kinds concurrently.
+
+        Return all objects of the leases. Those that were read replace the ones in `cached`.
+        """
         key_and_kind_pairs = [(key, part) for part in kinds for key in cached]
         names = [self._layout.name(key, part) for key, part in key_and_kind_pairs]
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
@@ -316,7 +323,7 @@ class EtagStore:
         """Cache the objects that were read, except for leases that were written since `parts_before_read` was copied.
 
         The objects of such a lease may have been read before the write. If they were cached, the owner's next result
-        could contain an older checkpoint than the one it wrote last.
+        could contain an older checkpoint than the one that it wrote last.
         """
         with self._cache_lock:
             for key, parts in parts_read.items():
@@ -327,7 +334,7 @@ class EtagStore:
                         self._cached_parts.pop(key, None)
 
     def _read_if_unchanged(self, key: str, parts: Parts) -> bool:
-        """Return whether the ownership still has the same ETag."""
+        """Return whether the stored ownership still has the same ETag as in `parts`."""
         current_ownership = self._objects.get(self._layout.name(key, "ownership"))
         return current_ownership is not None and current_ownership.etag == parts.etag
 
@@ -339,7 +346,7 @@ class EtagStore:
         return require_valid_lease(row) if row else None
 
     def _outcome(self, key: str, parts: Parts | None) -> Outcome:
-        """Return `Done` with the lease as written, or `Lost` with the stored one if `parts` is None."""
+        """Return `Done` with the lease as written, or `Lost` with the stored lease if `parts` is None."""
         if parts is None:
             return Lost(key, self._lease(key, self._read_one(key)))
         with self._cache_lock:
@@ -349,7 +356,7 @@ class EtagStore:
 
 
 class ObjectCells:
-    """Rows of layout `sessions` as objects below a prefix."""
+    """The rows of layout `sessions`, each of which is an object below a prefix."""
 
     def __init__(self, objects: Objects, folder: str, *, page_leases: int = PAGE_LEASES) -> None:
         self.page_leases = page_leases

@@ -1,11 +1,11 @@
-"""Writes a page of a process's session. One conditional write renews and checkpoints all leases of the page.
+"""Writes a page, which is a session of a process. One conditional write renews and checkpoints all leases of the page.
 
 To renew or checkpoint a lease, a caller submits a ticket. One of the callers then writes the changes of all waiting
 tickets. A patient ticket waits up to `gather_seconds` for tickets of the other leases that were written in the previous
 round. A ticket that is not patient is written immediately, together with all waiting tickets (G2).
 
 1. A group write replaces the row that was last written or read here, and never creates a row (G3).
-2. If a write is rejected or its response is lost, the page is read before it is written again. That read returns the
+2. If a write is rejected or its response is lost, the page is read before it is written again. The read returns the
    stored page, and the next write makes every pending write fail (G8).
 3. A ticket is evaluated when it is written, based on the page and the row of the lease at that moment.
 4. An entry is removed from the page only after the row of its lease was read with a later epoch (G5).
@@ -39,7 +39,7 @@ from leasehold.stores.sessions.rows import (
 )
 
 GATHER_SECONDS = 0.2
-"""How long a patient ticket waits for others, in seconds.
+"""How long a patient ticket waits for other tickets, in seconds.
 
 Lease readers poll at this interval, so checkpoints that become due at the same moment are submitted within this time.
 """
@@ -47,8 +47,8 @@ Lease readers poll at this interval, so checkpoints that become due at the same 
 QUIET_SECONDS = 0.05
 """How long a group waits for another ticket if the previous group timed out, in seconds.
 
-There may be fewer threads than leases, so the threads that would submit the missing tickets may all be waiting for this
-group to be written.
+The timeout is needed because there may be fewer threads than leases, so the threads that would submit the missing
+tickets may all be waiting for this group to be written.
 """
 
 
@@ -62,16 +62,19 @@ class VersionedRows(Protocol):
     page_leases: int
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:
-        """Return all rows whose names begin with one of these prefixes. If `consistent`, the read is consistent."""
+        """Return all rows whose names begin with one of these prefixes.
+
+        The read is consistent if `consistent` is true.
+        """
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
-        """Return the rows with these names that exist, by name."""
+        """Return those rows with these names that exist, by name."""
 
     def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
-        """Create a row if there is none with this name. Return its version, or None if the write was rejected."""
+        """Create a row if there is no row with this name. Return its version, or None if the write was rejected."""
 
     def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Replace a row if it still has this version. Return the new version, or None if the write was rejected."""
+        """Replace a row if it still has this version. Return its new version, or None if the write was rejected."""
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row if it still has this version.
@@ -81,7 +84,7 @@ class VersionedRows(Protocol):
         """
 
     def prove(self) -> None:
-        """Check that the service honors these conditions. Raises StoreError if it does not."""
+        """Check that the service honors the conditions of these writes. Raises StoreError if it does not."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -94,7 +97,7 @@ class Tickets(Protocol):
         """Add a ticket."""
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
-        """Remove and return the next ticket. Wait for one until this time, then return None."""
+        """Remove and return the next ticket. If there is none until the time `until`, return None."""
 
 
 class SyncPrimitives(Protocol):
@@ -117,10 +120,10 @@ class ThreadPrimitives:
     lock = staticmethod(threading.Lock)
 
     class TicketQueue(SimpleQueue[Any]):
-        """A queue whose method `get` waits until a given time."""
+        """A queue whose method `get` waits until a given time at most."""
 
         def get(self, until: float = math.inf) -> Any:  # type: ignore[override]  # noqa: ANN401
-            """Remove and return the next ticket. Wait for one until this time, then return None."""
+            """Remove and return the next ticket. If there is none until the time `until`, return None."""
             try:
                 return super().get(timeout=max(0.0, until - monotonic()))
             except Empty:
@@ -131,7 +134,10 @@ class ThreadPrimitives:
 
 @frozen
 class EntryChange:
-    """A change to one lease's entry on a page. `entry` replaces the lease's entry; None removes it."""
+    """A change to the entry of one lease on a page.
+
+    `entry` replaces the lease's entry. If `entry` is None, the lease's entry is removed.
+    """
 
     entry: SessionEntry | None
     remark: Remark | None = None
@@ -143,8 +149,8 @@ class Ticket:
 
     Attributes:
         key: The key of the lease.
-        make: Computes the change when the ticket is written, or returns None to reject it.
-        patient: Whether the ticket may wait for others.
+        make: Computes the change when the ticket is written, or returns None to reject the ticket.
+        patient: Whether the ticket may wait for other tickets.
         done: Whether the ticket has been processed.
         change: The change that was written, or None if the ticket was rejected.
         fault: The error to raise to the ticket's caller.
@@ -168,14 +174,15 @@ class Page:
     Attributes:
         id: The id of the session.
         session: The session as last written or read.
-        settled: Whether `session` certainly equals the stored row.
-        ended: Whether another worker has ended the session, or its row no longer exists. Nothing is written afterwards.
+        settled: Whether `session` is certain to equal the stored row.
+        ended: Whether another worker has ended the session, or its row no longer exists. In this case, nothing more is
+            written.
         vanished: Whether the row no longer exists although leases may still name the session. `session` then contains
             the last known positions (G14).
         last_counts: For each lease, the count of the last group write that contained one of its tickets.
-        superseded: The epoch of each entry that the next group write removes, by lease. The row of each such lease was
-            read with a later epoch.
-        remarks: The remarks as last written.
+        superseded: The epochs of the entries that the next group write removes, by lease. The row of each of these
+            leases was read with a later epoch.
+        remarks: The remarks as they were last written.
     """
 
     def __init__(
@@ -211,10 +218,10 @@ class Page:
         return len(self.session.entries) >= self._versioned_rows.page_leases
 
     def begin(self) -> bool:
-        """Create the session row. Its id is new, so no other write can be under way to a row with this id (G1).
+        """Create the session row. Its id is new, so no other write to a row with this id can be in progress (G1).
 
         Returns:
-            False if there is a row with this id.
+            False if a row with this id already exists.
         """
         fields = encode_session(self.session)
         version = self._versioned_rows.put_if_absent(SESSIONS + self.id, fields)
@@ -223,7 +230,7 @@ class Page:
         return version is not None
 
     def commit(self, ticket: Ticket) -> EntryChange | None:
-        """Write the change of this ticket in one group write with those of all waiting tickets.
+        """Write the change of this ticket together with the changes of all waiting tickets, in one group write.
 
         Returns:
             The change, or None if the ticket was rejected or the session has ended.
@@ -235,8 +242,8 @@ class Page:
         with self._lock:
             if not ticket.done:
                 tickets: list[Ticket] = []
-                # Until the write succeeds, assume that it was interrupted, because an exception such as
-                # KeyboardInterrupt can occur even in the except clauses below.
+                # Until the write succeeds, assume that it was interrupted. An exception such as KeyboardInterrupt can
+                # occur even in the except clauses below.
                 group_error: StoreError | None = OutcomeUnknown(f"session {self.id}: its group write was interrupted")
                 try:
                     self._gather_into(tickets)
@@ -244,7 +251,7 @@ class Page:
                     group_error = None
                 except StoreError as error:
                     group_error = error
-                except Exception as error:  # noqa: BLE001  raised to every caller in the group
+                except Exception as error:  # noqa: BLE001  it is raised for every caller in the group
                     group_error = OutcomeUnknown(f"session {self.id}: {error_summary(error)}")
                 finally:
                     self.settled = self.settled and not isinstance(group_error, OutcomeUnknown)
@@ -257,7 +264,10 @@ class Page:
         return ticket.change
 
     def settle(self) -> None:
-        """Read the session row again. Call this after a write with an unknown outcome, or if the row was not found."""
+        """Read the session row again.
+
+        Call this method after a write with an unknown outcome, or if the row was not found.
+        """
         with self._lock:
             if not self.ended:
                 self._read_session()
@@ -274,8 +284,8 @@ class Page:
         """Add the tickets of one group to `group_tickets`. At least one ticket is in the queue.
 
         Tickets are collected in rounds. A round is complete when it has a ticket for each lease of the previous round.
-        A new round starts with the first ticket after a complete round, or with a second ticket for a lease that
-        already has one in the current round.
+        A new round starts with the first ticket after a complete round, or with a ticket for a lease that already has
+        one in the current round.
         """
         deadline = self._sync.clock() + self._gather_seconds
         patient_keys: set[str] = set()
@@ -284,8 +294,8 @@ class Page:
         while (ticket := self._tickets.get(wait_until)) is not None:
             group_tickets.append(ticket)
             key = ticket.key
-            # If `gather_seconds` is 0, no ticket waits for others. Rounds are then not recorded, because their sets
-            # would multiply the number of states that the model checker has to visit.
+            # If `gather_seconds` is 0, no ticket waits for others. In this case, rounds are not recorded, because their
+            # sets would multiply the number of states that the model checker has to visit.
             if ticket.patient and self._gather_seconds:
                 if starts_round or key in self._round_keys:
                     self._previous_round_keys, self._round_keys = self._round_keys - patient_keys, patient_keys.copy()
@@ -321,7 +331,7 @@ class Page:
                 self._read_session()
             if self.ended:
                 for ticket in tickets:
-                    ticket.change = None  # it may be set by an earlier attempt, which was rejected
+                    ticket.change = None  # an earlier attempt, which was rejected, may have set it
                 return
             if self.session.touched:
                 self._reread(self.session.touched)
@@ -330,7 +340,7 @@ class Page:
                     return
             except OutcomeUnknown:
                 unknown_outcomes += 1
-                # Retry once. The retry reads the session row once for all its leases. If there were no retry, the next
+                # Retry once, because the retry reads the session row once for all its leases. Without a retry, the next
                 # write of each lease would have to read the row.
                 if unknown_outcomes > 1:
                     raise
@@ -357,7 +367,7 @@ class Page:
         self._write_remarks(remarks)
         new_session = evolve(old_session, count=count, entries=entries, touched=frozenset())
         fields, stored = encode_session(new_session), old_session.stored
-        self.settled = False  # until the response arrives
+        self.settled = False  # the outcome is unknown until the response arrives
         version = self._versioned_rows.put_if_match(stored.name, fields, stored.etag)
         if version is None:
             return False
@@ -372,8 +382,8 @@ class Page:
     def _write_remarks(self, remarks: Remarks) -> None:
         """Write the remarks if they have changed.
 
-        The remarks must be written before the session row, so that a reader that sees the new session row also sees the
-        new remarks.
+        The remarks must be written before the session row, so that a worker that reads the new session row also finds
+        the new remarks.
         """
         if remarks == self.remarks:
             return

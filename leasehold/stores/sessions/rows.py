@@ -1,13 +1,13 @@
 """Encodes and parses the rows of layout `sessions`, and joins them into leases.
 
-The row of a lease contains its owner, and its checkpoint at the time when that owner took the lease. The session row of
+The row of a lease contains its owner, and its checkpoint at the time when this owner took the lease. The session row of
 the owner shows that the owner is alive, and contains the current checkpoint of each of its leases. A third row, the
 session's remarks, contains annotations and throughput. No decision depends on the remarks. They are in a separate row
-because every group write would otherwise be longer.
+because otherwise every group write would be longer.
 
 1. An entry of a session counts for a lease only if it has the epoch of the lease's row (G6).
 2. If the owner of a lease was stopped, the lease has no owner (G4). Its version no longer changes, and its checkpoint
-   is the later of the checkpoints in row and entry.
+   is the later one of the checkpoints in its row and its entry.
 3. The version of a lease is its epoch. Once the owner has accepted the lease, the count of the session's group writes
    is appended.
 """
@@ -47,7 +47,7 @@ from leasehold.stores.requests import (
 )
 
 LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
-"""The name prefixes of the three kinds of rows. In the key of a row, they follow the prefix of the table."""
+"""The name prefixes of the three kinds of rows. In the key of a row, such a prefix follows the prefix of the table."""
 
 _NAMES = {row_field.name: row_field.object for row_field in FIELDS}
 _FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "annotations")
@@ -55,7 +55,7 @@ _PERCENT_ENCODED_KINDS = frozenset({"text", "worker"})
 
 
 NOT_STORED = StoredObject("", "", {})
-"""The value of the attribute `stored` of a lease or session whose row has not been written yet."""
+"""The value of the attribute `stored` of a `LeaseRow` or `Session` that has not been written yet."""
 
 
 @frozen
@@ -65,7 +65,7 @@ class SessionEntry:
     Attributes:
         epoch: The epoch of the lease's row when the owner accepted the lease.
         position: The checkpoint.
-        frozen: "" unless the owner was stopped. Otherwise, "held" if the owner had accepted the lease before, and
+        frozen: "" unless the owner was stopped. If it was stopped, "held" if it had accepted the lease before, and
             "given" if it had not.
     """
 
@@ -79,13 +79,13 @@ class LeaseRow:
     """The row of a lease.
 
     Attributes:
-        lease: The lease as of its last change of owner, without version and idle time.
+        lease: The lease as it was at its last change of owner, without version and idle time.
         stamps: The stamps of the annotations. If the row and the remark have different values, the one with the higher
             stamp is used.
         session: The session of the lease's owner, or "" if the lease has no owner or its owner has no session.
         next_owners: The session of the next owner, or "".
-        writes: How often the row has been written. Because of this number, no two versions of the row have the same
-            content.
+        writes: The number of times that the row has been written. Because of this number, no two versions of the row
+            have the same content.
         stored: The row as stored.
     """
 
@@ -105,9 +105,9 @@ class Session:
         worker: The worker.
         count: The number of group writes by the session's owner. It does not change when another worker stops the
             session.
-        ended: Whether the session has ended. Nothing in it changes afterwards.
+        ended: Whether the session has ended. A session that has ended never changes again.
         entries: The entries by lease.
-        touched: The leases whose rows another worker has changed, so that the session's owner should read these rows.
+        touched: The leases whose rows another worker has changed. The session's owner should read these rows again.
         stored: The row as stored.
     """
 
@@ -126,7 +126,7 @@ class Session:
 
 @frozen
 class Remark:
-    """The annotations and the throughput that the owner of a lease has written in this epoch."""
+    """The annotations and the throughput that the owner of a lease has written during the epoch `epoch`."""
 
     epoch: int
     annotations: StampedAnnotations = Factory(dict)
@@ -137,7 +137,7 @@ Remarks = Mapping[str, Remark]
 
 
 def encode_lease_row(row: LeaseRow) -> ObjectFields:
-    """Encode the row of a lease, including the stored fields that we do not understand."""
+    """Encode the row of a lease. Stored fields that we do not understand are preserved."""
     lease = row.lease
     values = lease_to_cells(lease) | {
         "shard": lease.shard if lease.shard != lease.key else "",
@@ -253,7 +253,10 @@ def encode_remarks(remarks: Remarks) -> ObjectFields:
 
 
 def parse_remarks(stored: StoredObject | None) -> Remarks:
-    """Parse the row of a session's remarks. Return no remarks if it is invalid, because no decision depends on them."""
+    """Parse the row of a session's remarks.
+
+    If the row is invalid, return no remarks, because no decision depends on them.
+    """
     remarks: dict[str, Remark] = {}
     try:
         rows = parse_json_field("told", stored.fields.get("told", "{}")) if stored else {}
@@ -288,8 +291,8 @@ class JoinedLease:
         lease: The lease as the store returns it.
         row: The row of the lease.
         session: The session of its owner, or None if there is no owner or the session no longer exists.
-        named: The lease with the owner that the row names, even if that owner was stopped.
-        stamps: The stamps of the annotations of the lease.
+        named: The lease with the owner that is named in the row, even if this owner was stopped.
+        stamps: The stamps of the lease's annotations.
     """
 
     lease: Lease
@@ -307,7 +310,8 @@ class JoinedLease:
     def stopped(self) -> bool:
         """Whether the owner's writes have no effect on the lease any more.
 
-        The owner then has no session, its session has ended, or the session's entry for the lease is frozen.
+        The owner was stopped if it has no session, if its session has ended, or if the session's entry for the lease is
+        frozen.
         """
         entry = self.entry
         return self.session is None or self.session.ended or (entry is not None and entry.frozen != "")
@@ -322,9 +326,9 @@ class JoinedLease:
 def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
     """Join the row of a lease with the session of its owner and that session's remarks.
 
-    If the session was not found, the joined lease keeps the owner named by its row. Other workers then have to wait
-    until the lease expires. They must not claim it earlier for two reasons: the two rows may have been read at
-    different moments, and an owner whose session row was deleted may still write its positions (G14).
+    If the session was not found, the joined lease keeps the owner that is named in its row. Other workers must then
+    wait until the lease expires. There are two reasons why they must not claim it earlier: the two rows may have been
+    read at different moments, and an owner whose session row was deleted may still write its positions (G14).
     """
     entry = session.entry(row) if session else None
     lease, epoch = row.lease, row.lease.epoch
@@ -357,7 +361,7 @@ def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> Join
 
 
 def increment_stamps(joined_lease: JoinedLease, new_annotations: Annotations) -> dict[str, int]:
-    """Return the stamps of these annotations. The stamp of an annotation is incremented when its value changes."""
+    """Return the stamps of these annotations. If the value of an annotation has changed, its stamp is incremented."""
     return {
         name: joined_lease.stamps.get(name, 0)
         + (joined_lease.named.annotation(name) != value and name in joined_lease.stamps)

@@ -1,12 +1,12 @@
 """Stores leases in layout `sessions`. Each write of the protocol becomes an ordered series of row writes.
 
 Comments refer to the rules in `specs/sessions.md` by number. To renew or checkpoint a lease, the store submits a ticket
-to the lease's page (`group`). To change the owner, it reads the row of the lease and the session of its owner, stops
-the owner in that session, and then replaces the row that it read.
+to the lease's page (`group`). To change the owner of a lease, it reads the row of the lease and the session of its
+owner, stops the owner in this session, and then replaces the row of the lease.
 
-Every write of a lease's row is conditional on the version that the worker read. A rejected write has therefore changed
-nothing, and is evaluated again on the stored row. A write that arrives late fails if the row has been written again
-(G8).
+Every write of a lease's row is conditional on the version that the worker read. Therefore, a rejected write has changed
+nothing, and is evaluated again on the stored row. A write that arrives late fails if the row has been written again in
+the meantime (G8).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -55,13 +55,13 @@ from leasehold.stores.sessions.rows import (
 from leasehold.stores.writes import lease_after_write, new_row
 
 IDLE_SECONDS = 3600.0
-"""If no lease names a session and its row has not changed for this many seconds, any worker that lists the table ends
-the session (G11).
+"""If no lease names a session, and the session's row has not changed for this many seconds, any worker that lists the
+table ends the session (G11).
 """
 
 _MARK_ATTEMPTS = 4
-"""The maximum number of attempts to mark a lease as changed in its owner's session. If all attempts fail, the owner
-still finds the change when it next reads the lease's row.
+"""The maximum number of attempts to mark a lease as changed in its owner's session. If all of these attempts fail, the
+owner still finds the change when it next reads the lease's row.
 """
 
 
@@ -70,9 +70,10 @@ class SessionStore:
 
     Args:
         versioned_rows: The rows of the table.
-        sync: The clock, locks and queues. The default is those of Python's threads.
-        gather_seconds: How long a renewal or checkpoint waits, in seconds, to be written together with others.
-        make_session_id: Returns the id of a new session, which must be unique.
+        sync: The clock, locks and queues. By default, those of Python's threads are used.
+        gather_seconds: The maximum time, in seconds, for which a renewal or checkpoint waits to be written together
+            with others.
+        make_session_id: Returns a unique id for a new session.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class SessionStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The store's capabilities. A former owner's checkpoints are rejected once the lease has a new owner (G10)."""
+        """The store's capabilities. Late checkpoints are rejected, because the lease already has a new owner (G10)."""
         return Capabilities(late_checkpoints=False, groups_writes=True)
 
     # Reading
@@ -163,7 +164,7 @@ class SessionStore:
         """End the sessions of this process, so that other workers need not wait for their expiry, and close."""
         try:
             for page in tuple(self._pages.values()):
-                with suppress(Exception):  # the session expires instead
+                with suppress(Exception):  # if the write fails, the session expires later
                     page.end()
         finally:
             self._versioned_rows.close()
@@ -171,7 +172,7 @@ class SessionStore:
     def _read_joined(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, JoinedLease]:
         """Return the leases with these keys, joined from rows and sessions as stored now."""
         # Most leases keep their owner, so the session that a row named last time is probably still the right one. Read
-        # it together with the row to save a second read.
+        # this session together with the row, to save a second read.
         likely_sessions = {last_session for key in keys if (last_session := self._last_sessions.get(key))}
         stored_rows = self._versioned_rows.read(
             [*map(lease_row_name, keys), *_session_row_names(likely_sessions)], stale_ok=stale_ok
@@ -183,8 +184,8 @@ class SessionStore:
             for key, row in rows.items()
             if not row.session or row.session in likely_sessions
         }
-        # The session may have been read before the row, and may therefore be older than the row. Use it only if it has
-        # an entry with the epoch of the row (G13). Read the sessions of all other rows again.
+        # The session may have been read before the row, and may therefore be older than the row. Use such a session
+        # only if it has an entry with the epoch of the row (G13). Read the sessions of all other rows again.
         rows = {
             key: row
             for key, row in rows.items()
@@ -198,8 +199,8 @@ class SessionStore:
             )
             for key, row in rows.items():
                 joined_leases[key] = self._join_row(row, *_find_session(stored_rows, row.session))
-            # If a session has no entry for a lease, the entry may have been removed after the lease's row was read,
-            # because the lease has a new owner. Read the row again. Otherwise, the lease would be returned with an old
+            # If a session has no entry for a lease, read the lease's row again. The entry may have been removed after
+            # the row was read, because the lease has a new owner. In this case, the lease would be returned with an old
             # position (G5).
             keys_without_entry = [key for key in rows if not joined_leases[key].entry and not stale_ok]
             reread_rows = self._read_rows(keys_without_entry) if keys_without_entry else {}
@@ -240,17 +241,17 @@ class SessionStore:
                     return self._read_lost_outcome(lease.key)
                 return Done(join_lease(created_row, None, {}).lease)
             case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _is_ended_without_owner(write):
-                # Find the page of this lease from its cached row, to save a read.
+                # Determine the page of this lease from the cached row, to save a read.
                 row = self._cached_rows.get(lease.key)
                 page = self._pages.get(row.session) if row else None
                 if page is not None and not page.ended and lease.key not in self._unsettled_etags:
                     # The group write checks the condition of this write. If the condition does not hold for the cached
-                    # rows, read the stored rows below and try again.
+                    # rows, the stored rows are read below, and the write is tried again.
                     commit_outcome = self._commit_to_page(write, page)
                     if commit_outcome is not None:
                         return commit_outcome
         key = write.lease.key
-        # A lease that had no owner when it was last read is claimed without another read. If another worker has taken
+        # Claim a lease that had no owner when it was last read without reading it again. If another worker has taken
         # the lease since then, the claim fails, because it is conditional on the version of the row.
         unowned_lease = (
             self._unowned_leases.pop(key, None)
@@ -274,9 +275,9 @@ class SessionStore:
     def _are_writes_settled(self, joined_lease: JoinedLease) -> bool:
         """Return whether all writes by this process to the lease's row and to its own session are settled (G8).
 
-        A write is settled once its outcome is known. If the outcome is unknown and the row still has the version on
-        which the write depends, the write could still be applied. The row is therefore written again unchanged. Its new
-        version makes the pending write fail.
+        A write is settled once its outcome is known. If the outcome is unknown, and the row still has the version on
+        which the write depends, the write could still be applied. Therefore, the row is written again unchanged,
+        because its new version makes the pending write fail.
         """
         row, key = joined_lease.row, joined_lease.row.lease.key
         page = self._pages.get(row.session)
@@ -290,7 +291,10 @@ class SessionStore:
         return True
 
     def _try_write(self, write: writes.LeaseChange | writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
-        """Try the write once on the rows that were just read. Return None if another worker wrote in the meantime."""
+        """Try the write once on the rows that were just read.
+
+        Return None if another worker wrote one of these rows in the meantime.
+        """
         lease_as_read, key, row = write.lease, write.lease.key, joined_lease.row
         self._drop_cached(key, row)
         page = self._pages.get(row.session)
@@ -319,9 +323,9 @@ class SessionStore:
             case writes.RenewLease() | writes.CheckpointLease() if own_page is None and not (
                 session_vanished and _is_ended_without_owner(write)
             ):
-                # There are two ways to get here. If another process with the same worker name has the lease, this
-                # process takes it back, as in other layouts. If our session row was deleted, this process takes the
-                # lease again in a new session (G14).
+                # There are two possible reasons. If another process with the same worker name has the lease, this
+                # process takes the lease back, as in other layouts. If our session row was deleted, this process takes
+                # the lease again in a new session (G14).
                 return self._take_lease(joined_lease, new_lease, lease_as_read.owner or "", "frozen")
             case writes.CheckpointLease() if _is_ended_without_owner(write):
                 return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, new_lease, ""))
@@ -339,8 +343,8 @@ class SessionStore:
             case writes.StealLease(me=me) | writes.TakeBackLease(me=me):
                 return self._take_lease(joined_lease, new_lease, me, "frozen")
             case writes.GiveLease() | writes.ReleaseLease():
-                # If the owner's session belongs to another process, or its owner has not accepted the lease yet, stop
-                # the owner before replacing the row.
+                # If the owner's session belongs to another process, or if the owner has not accepted the lease yet,
+                # stop the owner before the row is replaced.
                 if not (own_page is not None and joined_lease.accepted) and not self._stop_owner(
                     joined_lease, "frozen"
                 ):
@@ -362,7 +366,7 @@ class SessionStore:
                     joined_lease, evolve(row, lease=evolve(row.lease, next_owner=None), next_owners="")
                 )
             case writes.AnnotateLease(name=name, value=value):
-                # The annotation gets a higher stamp than the previous one.
+                # Give the annotation a higher stamp than its previous value has.
                 annotations = tuple(sorted({**dict(row.lease.annotations), name: value}.items()))
                 stamps = {old_name: row.stamps.get(old_name, 0) for old_name, _ in row.lease.annotations}
                 stamps |= increment_stamps(joined_lease, ((name, value),))
@@ -380,8 +384,8 @@ class SessionStore:
     def _is_fresh(self, page: Page, joined_lease: JoinedLease, lease: Lease) -> bool:
         """Return whether `lease` is as recent as the page's last group write with a ticket for it.
 
-        The page's count also grows with group writes for other leases, which do not make `lease` stale. Comparing it
-        with the page's current count would therefore reject valid writes.
+        The page's count also grows with group writes for other leases, which do not make `lease` stale. Therefore, a
+        comparison with the page's current count would reject valid writes.
         """
         epoch, count = split_version(lease.version)
         return (
@@ -393,7 +397,7 @@ class SessionStore:
     # The owner's own writes
 
     def _commit_to_page(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
-        """Write the renewal or checkpoint through the page. Return None if it was rejected."""
+        """Write the renewal or checkpoint through the page. Return None if the write was rejected."""
         lease_as_read, key = write.lease, write.lease.key
         row: LeaseRow | None = None
 
@@ -420,19 +424,19 @@ class SessionStore:
 
         if page.commit(Ticket(key, compute_change, patient=write.patient)) is None or row is None:
             return None
-        # Use the row that `compute_change` read from the cache. Do not look it up again, because a stale listing may
-        # have dropped it from the cache since then.
+        # Use the row that `compute_change` read from the cache. Do not look the row up again, because a stale listing
+        # may have dropped it from the cache since then.
         return Done(join_lease(row, page.session, page.remarks).lease)
 
     def _accept_lease(
         self, joined_lease: JoinedLease, new_lease: Lease, page: Page, lease_as_read: Lease
     ) -> Outcome | None:
-        """Accept a lease whose row names our session. Until then, the giver may take the lease back (G7)."""
+        """Accept a lease whose row names our session. Until it is accepted, the giver may take the lease back (G7)."""
         self._cache_row(joined_lease.row)
         count = split_version(lease_as_read.version)[1]
 
         def is_unclaimed(old_entry: SessionEntry | None) -> bool:
-            # Another thread of this worker may have accepted the lease since it was read.
+            # Check this, because another thread of this worker may have accepted the lease since it was read.
             return old_entry is None if count < 0 else page.last_counts.get(lease_as_read.key, 0) <= count
 
         if not self._write_entry(joined_lease.row, new_lease, page, is_unclaimed):
@@ -474,7 +478,8 @@ class SessionStore:
         if old_entry is not None and old_entry.epoch > joined_lease.row.lease.epoch:
             # Our session has an entry with a later epoch than the row. If another thread of this process took the lease
             # after the row was read, the row has changed, so start again with a new read. Otherwise, the row was
-            # deleted and recreated with a lower epoch. Remove the old entry, because the new row could reach its epoch.
+            # deleted and recreated with a lower epoch. In this case, remove the old entry, because the new row could
+            # reach the entry's epoch.
             current_row = self._read_rows([key]).get(key)
             if current_row is None or current_row.stored.etag != joined_lease.row.stored.etag:
                 return None
@@ -486,18 +491,19 @@ class SessionStore:
             return None
         self._cache_row(written_row)
         if not self._write_entry(written_row, written_row.lease, page):
-            return self._read_lost_outcome(key)  # another worker has stopped us before we could accept the lease
+            return self._read_lost_outcome(key)  # another worker stopped us before we accepted the lease
         return Done(join_lease(written_row, page.session, page.remarks).lease)
 
     def _stop_owner(self, joined_lease: JoinedLease, stopped_state: str) -> bool:
         """Stop the owner by making its next group write fail, so that the positions just read are final (G4).
 
-        The write replaces the version of the session that was read, so it fails if the owner has written since.
+        The write is conditional on the version of the session that was read, so it fails if the owner has written since
+        then.
 
         Args:
-            joined_lease: The lease as read.
-            stopped_state: "ended" to end the whole session, which has expired, or "frozen" to freeze the entry of
-                this lease.
+            joined_lease: The lease as it was read.
+            stopped_state: "ended" to end the whole session, which must have expired, or "frozen" to freeze only the
+                entry of this lease.
 
         Returns:
             Whether the owner is stopped.
@@ -510,7 +516,7 @@ class SessionStore:
         else:
             old_entry = session.entries.get(key)
             if old_entry is not None and old_entry.epoch > row.lease.epoch:
-                return False  # the row as read is older than the session
+                return False  # the row was read before the session got a later entry
             frozen_state = "held" if joined_lease.accepted else "given"
             entry = SessionEntry(row.lease.epoch, joined_lease.named.checkpoint, frozen_state)
             stopped_session = evolve(session, entries={**session.entries, key: entry})
@@ -543,7 +549,7 @@ class SessionStore:
             session = require_valid_row(parse_session(stored)) if stored else None
 
     def _open_page(self, worker: str) -> Page:
-        """Return a session of this worker with room for another lease. Begin a new one if necessary (G1)."""
+        """Return a session of this worker that has room for another lease. Begin a new session if necessary (G1)."""
         with self._begin_lock:
             for page in self._pages.values():
                 if page.session.worker == worker and not page.ended and not page.is_full:
@@ -574,7 +580,7 @@ class SessionStore:
     # Rows of leases
 
     def _replace_row(self, joined_lease: JoinedLease, row: LeaseRow) -> Outcome | None:
-        """Replace the row in `joined_lease`. Return None if another worker wrote first."""
+        """Replace the row in `joined_lease` by `row`. Return None if another worker wrote the row first."""
         written_row = self._put_row(row)
         if written_row is None:
             return None
@@ -585,13 +591,13 @@ class SessionStore:
             annotations = {name: (value, joined_lease.stamps.get(name, 0)) for name, value in named_lease.annotations}
             remarks = {named_lease.key: Remark(joined_lease.row.lease.epoch, annotations, named_lease.weight)}
             return Done(join_lease(written_row, joined_lease.session, remarks).lease)
-        # The session is a new owner that has not accepted the lease yet, so it has no entry for the lease. Join the row
-        # with an empty session instead of reading the real one.
+        # The row's session belongs to a new owner that has not accepted the lease yet, so it has no entry for the
+        # lease. Join the row with an empty session instead of reading the real one.
         session = Session(written_row.lease.owner or "") if written_row.session else None
         return Done(join_lease(written_row, session, {}).lease)
 
     def _put_row(self, row: LeaseRow) -> LeaseRow | None:
-        """Replace the stored row that `row` is based on. Return None if the stored row has changed (G8)."""
+        """Replace the stored row on which `row` is based. Return None if the stored row has changed (G8)."""
         stored_row, key = row.stored, row.lease.key
         row = evolve(row, writes=row.writes + 1)
         fields = encode_lease_row(row)
@@ -603,8 +609,8 @@ class SessionStore:
         return None if version is None else evolve(row, stored=StoredObject(stored_row.name, version, fields))
 
     def _delete_lease(self, write: writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:
-        # Stop the owner before deleting the row. Otherwise, the owner could write another checkpoint, which would be
-        # lost. An ended lease needs no stop, because there are no more checkpoints.
+        # Stop the owner before the row is deleted. Otherwise, the owner could write another checkpoint, which would be
+        # lost. The owner of an ended lease need not be stopped, because it writes no more checkpoints.
         if not joined_lease.named.ended and not self._stop_owner(joined_lease, "frozen"):
             return None
         stored = joined_lease.row.stored
@@ -624,9 +630,9 @@ class SessionStore:
     def _drop_cached(self, key: str, row: LeaseRow | None) -> None:
         """Drop the cached row of a lease and our entries for it if `row` has a later owner (G5).
 
-        The owner is later if the epoch is higher. A row with a lower epoch drops nothing, because another thread may
-        have read and cached a later row. If `row` is None, the cached row is dropped but the entries are kept, because
-        the lease may have been recreated since the row was read.
+        A row has a later owner if its epoch is higher. If the epoch of `row` is lower, nothing is dropped, because
+        another thread may have read and cached a later row. If `row` is None, the cached row is dropped but the entries
+        are kept, because the lease may have been recreated since its row was read.
         """
         cached_row = self._cached_rows.get(key)
         if cached_row is not None and (row is None or row.lease.epoch > cached_row.lease.epoch):
@@ -643,7 +649,7 @@ class SessionStore:
     # Ended sessions
 
     def _delete_ended_sessions(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
-        """Delete the sessions that ended before these rows were read and that no row names (G11)."""
+        """Delete the sessions that had ended before these rows were read and that are not named by any row (G11)."""
         now = self._sync.clock()
         referenced_sessions = {
             session_id for row in rows if isinstance(row, LeaseRow) for session_id in (row.session, row.next_owners)
@@ -683,7 +689,7 @@ class SessionStore:
 
 
 def _parse_lease_rows(stored_rows: Iterable[StoredObject]) -> Iterator[tuple[str, LeaseRow | Malformed]]:
-    """Parse the rows of leases among these rows, and yield each key with its row."""
+    """Parse those of these rows that are rows of leases. Yield the key of each lease with its row."""
     for row in stored_rows:
         key = lease_key(row.name) if row.name.startswith(LEASES) else None
         if key is not None:
@@ -712,7 +718,7 @@ def _find_session(stored_rows: Mapping[str, StoredObject], session: str) -> tupl
 
 
 def _is_ended_without_owner(write: writes.LeaseChange | writes.DeleteLease) -> bool:
-    """Return whether the write results in an ended lease without an owner."""
+    """Return whether the write ends the lease and removes its owner."""
     return isinstance(write, writes.CheckpointLease) and write.position.ended and not write.keep_owner
 
 
@@ -730,7 +736,7 @@ def _row_with_next_owner(joined_lease: JoinedLease, new_lease: Lease, session: s
 
 
 def _changed_annotations(joined_lease: JoinedLease, annotations: Annotations) -> StampedAnnotations:
-    """Return the annotations that differ from those in the lease's row. Changed values get higher stamps."""
+    """Return the annotations that differ from those in the lease's row. If a value has changed, its stamp is higher."""
     stamps = increment_stamps(joined_lease, annotations)
     return {
         name: (value, stamps[name])
@@ -741,7 +747,7 @@ def _changed_annotations(joined_lease: JoinedLease, annotations: Annotations) ->
 
 @runtime_checkable
 class SupportsSessionsLayout(Protocol):
-    """A store in the usual layout, whose table can also be in layout `sessions`."""
+    """A store in the usual layout. The table of such a store can also be in layout `sessions`."""
 
     def cells(self) -> VersionedRows:
         """Return the rows of layout `sessions` in the same table."""
@@ -750,13 +756,13 @@ class SupportsSessionsLayout(Protocol):
         """Return whether the table has rows of layout `sessions`, and whether it has rows of the usual layout.
 
         Args:
-            requested: Whether the user requested layout `sessions`. If not, and the table has no rows of that layout,
-                the second value is not reliable.
+            requested: Whether the user requested layout `sessions`. If the user did not, and the table has no rows of
+                that layout, the second value is not reliable.
         """
 
 
 def open_in_layout(store: Store, requested: str | None) -> Store:
-    """Return the store for the layout that the table has, or that the user has requested.
+    """Return the store for the layout that the table already has, or that the user has requested.
 
     Args:
         store: The store of the usual layout.

@@ -28,7 +28,7 @@ DDL = (
     "publisher string, partitionKey string, properties map<string,string>, connectionDeviceID string, "
     "systemProperties map<string,string>"
 )
-"""The columns, with the Azure connector's names."""
+"""The columns of a row. They have the same names as in the Azure connector."""
 
 
 class EventHubsLeased(LeasedSource):
@@ -39,7 +39,7 @@ class EventHubsLeased(LeasedSource):
     def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
         parsed_options = parse_event_hubs_options(options)
         source_spec = SourceSpec(
-            # Read exclusively, so that a process that lost the lease is disconnected when the next owner connects.
+            # Read exclusively, so that a process that has lost its lease is disconnected when the next owner connects.
             open=lambda: _open_source(
                 HubLocation.from_options(parsed_options), parsed_options.secret, parsed_options.prefetch, exclusive=True
             ),
@@ -47,7 +47,8 @@ class EventHubsLeased(LeasedSource):
             interval_seconds=READ_INTERVAL_SECONDS,
             shard_rows=SHARD_ROWS_MAX,
             rereadable=False,
-            # Event Hubs ignores the case of names, so use lower case. Otherwise one hub could look like two.
+            # Event Hubs ignores the case of names, so convert the URL to lower case. Otherwise, one hub could look like
+            # two.
             stream=f"eventhubs://{parsed_options.namespace}/{parsed_options.hub}".lower(),
         )
         return source_spec, parsed_options.lease, HubLocation.from_options(parsed_options), parsed_options.bounds
@@ -64,9 +65,9 @@ class HubLocation:
         namespace: The fully qualified namespace.
         hub: The hub's name.
         group: The consumer group.
-        prefetch: How many events of a partition to prefetch.
+        prefetch: The number of events to prefetch from each partition.
         file: The file with the connection string; "" for the environment.
-        has_secret: Whether the driver has a connection string. Otherwise each process uses its own identity.
+        has_secret: Whether the driver has a connection string. If it has none, each process uses its own identity.
     """
 
     namespace: str
@@ -90,12 +91,12 @@ class HubLocation:
 
     @property
     def columns(self) -> SourceColumns:
-        """The columns of a row that is made from an event."""
+        """The columns of the rows that are made from events."""
         return make_columns()
 
     @property
     def pause_seconds(self) -> float:
-        """The time between two reads of a partition. It is short because reading makes no request."""
+        """The time between two reads of a partition, in seconds. It is short because a read makes no request."""
         return READ_INTERVAL_SECONDS
 
     def open(self) -> Source:
@@ -111,7 +112,7 @@ class HubLocation:
 
 
 def _open_source(location: HubLocation, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
-    # Import here, because the process that only registers the format needs no client.
+    # Import the client here, because a process that only registers the format does not need it.
     from leasehold.adapters.sources.event_hubs.access import access_by_connection_string, access_by_identity  # noqa: PLC0415
     from leasehold.adapters.sources.event_hubs.poller import EventHubsSource  # noqa: PLC0415
 

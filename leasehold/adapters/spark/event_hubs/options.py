@@ -39,7 +39,7 @@ HUB = (
     SparkOption("eventhubs.namespace", "Use this fully qualified namespace.", unset="the connection string's"),
     SparkOption("eventhubs.name", "Use the event hub with this name.", unset="the connection string's"),
 )
-"""The options that name a hub. The source and the sink have them."""
+"""The options that name a hub. The source and the sink both have these options."""
 
 EVENT_HUBS_SOURCE = (
     *HUB,
@@ -71,10 +71,11 @@ EVENT_HUBS_SOURCE = (
     SparkOption(
         "maxEventsPerTrigger", "Put at most this many events of all partitions into a batch.", unset="no limit"
     ),
-    # The Azure SDKs' workers expire leases after two minutes.
+    # With the Azure SDKs' workers, leases expire after two minutes.
     evolve(LEASE_DURATION, help=f"{LEASE_DURATION.help} The default is that of the Azure SDKs.", default=120_000),
 )
-"""The options of the source `eventhubs-leased`, in addition to those of all sources. The last one overrides theirs."""
+"""The options of the source `eventhubs-leased`, in addition to those of all sources. The last option here overrides the
+one of the same name there."""
 
 WITHOUT_EFFECT = {
     "eventhubs.useExclusiveReceiver": "the lease's owner always reads exclusively",
@@ -93,8 +94,8 @@ class EventHubsOptions:
         group: The consumer group.
         secret: The connection string, or "" to use an identity.
         file: The file with the connection string; "" for the environment.
-        prefetch: How many events of a partition to prefetch.
-        lease: The group's options. The store is "" if none is named, as for a batch.
+        prefetch: The number of events to prefetch from each partition.
+        lease: The options of the group. Its `store` is "" if no option names a store, as for a batch.
         bounds: The bounds of the records to read.
     """
 
@@ -173,9 +174,12 @@ def read_secret(path: str) -> tuple[str, str]:
 
 
 def find_executor_secret(path: str, *, has_secret: bool) -> str:
-    """Return the connection string of this process. Raises ValueError if only the driver has one (`has_secret`)."""
+    """Return the connection string that this process can read.
+
+    Raises ValueError if only the driver has a connection string (`has_secret`).
+    """
     secret, _ = read_secret(path)
-    # Raise an error here. Otherwise, the executor would use its own identity, and the service would deny access with a
+    # Raise an error here. Otherwise, the executor would use its own identity, and the service would reject it with a
     # confusing error.
     if has_secret and not secret:
         raise ValueError(
@@ -195,7 +199,8 @@ def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]
             position_document = json.loads(text)
             offset, iso_time = str(position_document.get("offset") or ""), position_document.get("enqueuedTime")
             timestamp_text = str(int(datetime.fromisoformat(iso_time).timestamp() * 1000)) if iso_time else ""
-        # Other JSON, such as a list or a number, causes various exceptions. Report all of them in the same way.
+        # JSON of another form, such as a list or a number, causes various exceptions. Report all of them in the same
+        # way.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
     return parse_start(

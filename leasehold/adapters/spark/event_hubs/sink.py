@@ -1,9 +1,9 @@
 """Sends rows of a DataFrame to an event hub with the official client. Each event has a tag in its properties.
 
-A section is ordered by partition and key, and sent in that order. A batch of the client is sent only after the previous
-batch is acknowledged. So the first copies of a section's rows arrive in the order of their row numbers, whatever
-partition the service chooses for a key (W1 in `sources/deduplication.py`). A batch has rows of one key only, so rows
-with many keys take many batches. If that is too slow, set the partition of each row.
+A section is ordered by partition and key, and sent in that order. The client sends a batch only after the previous
+batch was acknowledged. Therefore, the first copies of a section's rows arrive in the order of their row numbers,
+whatever partition the service chooses for a key (W1 in `sources/deduplication.py`). A batch contains rows with only one
+key, so rows with many keys take many batches. If this is too slow, users can set the partition of each row.
 """
 
 import logging
@@ -20,7 +20,7 @@ from leasehold.adapters.spark.sink import RowWriter, SinkColumns, read_row_value
 from leasehold.errors import SourceError
 from leasehold.stores.printable import error_summary, make_safe_logger
 
-if TYPE_CHECKING:  # an extra that is not needed in the process that plans a query
+if TYPE_CHECKING:  # an optional dependency, which the process that plans a query does not need
     from azure.eventhub import EventData, EventHubProducerClient
 
 log = make_safe_logger(logging.getLogger("leasehold.spark"))
@@ -37,7 +37,8 @@ COLUMNS = SinkColumns(
 )
 RETRIES, RETRY_SECONDS = 8, 1.0
 EVENT_OVERHEAD_BYTES, PROPERTY_OVERHEAD_BYTES, CHARACTER_BYTES_MAX = 2048, 16, 4
-"""Upper bounds, in bytes, for the AMQP overhead of an event, for that of a property, and for a character in UTF-8."""
+"""Upper bounds, in bytes, for the AMQP overhead of an event, for the AMQP overhead of a property, and for a character
+in UTF-8."""
 
 
 @frozen
@@ -48,7 +49,7 @@ class HubSinkTarget:
         namespace: The fully qualified namespace.
         hub: The hub's name.
         file: The file with the connection string; "" for the environment.
-        has_secret: Whether the driver has a connection string. Otherwise each process uses its own identity.
+        has_secret: Whether the driver has a connection string. If it has none, each process uses its own identity.
     """
 
     namespace: str
@@ -74,7 +75,7 @@ class HubSinkTarget:
     def _client(self) -> "EventHubProducerClient":
         from azure.eventhub import EventHubProducerClient  # noqa: PLC0415  an extra
 
-        # Use the client's own retries, because a batch is then sent again before any later batch.
+        # Let the client retry by itself, so that a failed batch is sent again before any later batch.
         options: dict[str, Any] = {"retry_total": RETRIES, "retry_backoff_factor": RETRY_SECONDS}
         if secret := find_executor_secret(self.file, has_secret=self.has_secret):
             return EventHubProducerClient.from_connection_string(secret, eventhub_name=self.hub, **options)
@@ -103,21 +104,21 @@ class HubRowWriter:
             self._check_sizes(rows, tag)
             for row_number, (body, partition, key, properties) in enumerate(read_row_values(rows), tag.row):
                 event = _make_event(body, properties, tag, row_number)
-                # All rows of a batch have the same partition or key, so a row with another partition or key begins the
-                # next batch.
+                # All rows of a batch must have the same partition or key, so a row with another partition or key begins
+                # the next batch.
                 if batch is None or batch_route != (partition, key):
                     batch = self._start_next_batch(batch, partition, key)
                     batch_route = partition, key
                 try:
                     batch.add(event)
-                except ValueError:  # it is full
+                except ValueError:  # the batch is full
                     batch = self._start_next_batch(batch, partition, key)
                     batch.add(event)
             self._send_batch(batch)
         except ValueError:
             raise
         except BaseException as fault:
-            # Do not use a failed connection again. The next attempt opens a new one.
+            # Do not use the connection again after a failure. The next attempt opens a new one.
             for target in [target for target, writer in _writers.items() if writer is self]:
                 target.forget_writer()
             try:
@@ -130,8 +131,9 @@ class HubRowWriter:
 
     def _check_sizes(self, rows: pa.Table, tag: Tag) -> None:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
-        # Check all rows before sending any. Rows that were sent cannot be removed. Once the user has fixed or removed
-        # the invalid row, the section's tags differ, so readers would not recognize the repeated rows as duplicates.
+        # Check all rows before any of them is sent, because rows that were sent cannot be removed. After the user has
+        # fixed or removed the invalid row, the section has other tags, so readers would not recognize the repeated rows
+        # as duplicates.
         max_bytes = None
         for row_number, (body, partition, key, properties) in enumerate(read_row_values(rows), tag.row):
             if partition and key:
@@ -150,7 +152,8 @@ class HubRowWriter:
                 max_bytes = self._create_batch(partition, key).max_size_in_bytes
             if event_bytes + EVENT_OVERHEAD_BYTES <= max_bytes:
                 continue
-            # The event may be too large. Only the client can determine the encoded size.
+            # The event may be too large. Only the client can determine its encoded size, so try to add it to an empty
+            # batch.
             try:
                 self._create_batch(partition, key).add(_make_event(body, properties, tag, row_number))
             except ValueError:

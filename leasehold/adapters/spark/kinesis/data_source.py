@@ -16,7 +16,7 @@ from leasehold.adapters.spark.options import LeaseOptions, OptionReader
 from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
 from leasehold.adapters.spark.sink import SinkTarget
 
-if TYPE_CHECKING:  # an extra
+if TYPE_CHECKING:  # an optional dependency
     from leasehold.adapters.sources.kinesis.poller import Poller
 
 
@@ -27,7 +27,8 @@ class KinesisLeased(LeasedSource):
 
     def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
         parsed_options = parse_kinesis_options(options)
-        # A query with an ending position reads stored records, which are polled even if a consumer is configured.
+        # A query with an ending position reads stored records. These are polled, even if a registered consumer is
+        # configured.
         live_consumer = parsed_options.consumer if parsed_options.bounds.until is None else ""
         source_spec = SourceSpec(
             open=partial(
@@ -61,8 +62,8 @@ class KinesisLocation:
     Attributes:
         stream: The stream's name or its ARN.
         name: The stream's name.
-        options: The options of its URL.
-        pause_seconds: The time between two reads of a shard, if only one task reads it.
+        options: The options of the stream's URL.
+        pause_seconds: The time between two reads of a shard that only one task reads.
     """
 
     stream: str
@@ -72,7 +73,7 @@ class KinesisLocation:
 
     @property
     def columns(self) -> SourceColumns:
-        """The columns that its records become."""
+        """The columns of the rows that are made from records."""
         return kinesis_rows.make_columns(self.name)
 
     def open(self) -> Source:
@@ -87,12 +88,12 @@ class KinesisLocation:
 
 
 def _open_source(stream: str, options: Mapping[str, str], reader: "type[Poller] | None" = None) -> BoundedSource:
-    # Import here, because a process that only registers the format needs no client.
+    # Import the client here, because a process that only registers the format does not need it.
     from leasehold.adapters.sources.kinesis.source import open_url  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.poller import ArrowFanOut, ArrowPoller  # noqa: PLC0415
 
     source = open_url(stream, {name: value for name, value in options.items() if value})
-    # With a registered consumer the service pushes events. Stored records and repeated ranges are polled instead.
+    # To a registered consumer, the service pushes events. Stored records and repeated ranges are polled instead.
     subscriber = source.consumer and partial(ArrowFanOut, consumer=source.consumer)
     source.reader = reader or subscriber or ArrowPoller
     return source

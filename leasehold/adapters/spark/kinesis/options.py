@@ -26,8 +26,8 @@ from leasehold.stores.printable import printable
 from leasehold.stores.urls import ROLE_ARN_PATTERN
 
 MIN_INTERVAL_MS = 223
-"""The minimum time between two requests for one shard, which allows 4.5 requests per second. All readers of a shard
-share a limit of five per second."""
+"""The minimum time between two requests for one shard. It allows 4.5 requests per second, which leaves a margin because
+all readers of a shard share a limit of five per second."""
 
 
 def _declare_credentials(prefix: str, resource: str) -> tuple[SparkOption, ...]:
@@ -54,7 +54,7 @@ KINESIS_STREAM = (
     *declare_endpoint("kinesis"),
     *_declare_credentials("kinesis", "the stream"),
 )
-"""The options that say how to reach a stream. The source and the sink have them."""
+"""The options for connecting to a stream. The source and the sink both have these options."""
 
 KINESIS_SOURCE = (
     SparkOption("kinesis.streamName", "Read the stream with this name or ARN.", required="name the stream to read"),
@@ -147,17 +147,17 @@ class KinesisOptions:
     """The stream that a query reads, and how to read it.
 
     Attributes:
-        stream: The stream's name or its ARN, as the query gives it.
+        stream: The stream's name or its ARN, as the user wrote it.
         name: The stream's name.
         region: The stream's region; "" for the environment's.
         endpoint: The endpoint URL; "" for the environment's.
-        wire: The form in which records are requested.
+        wire: The format in which records are requested.
         misplaced: Whether to "keep" or "drop" records of an aggregate whose hash keys belong to another shard.
         interval_seconds: The minimum time between two requests for one shard.
         shard_rows: The maximum number of rows of one shard in one batch.
-        lease: The group's options. The store is "" if none is named, as for a batch.
+        lease: The options of the group. Its `store` is "" if no option names a store, as for a batch.
         bounds: The bounds of the records to read.
-        start_positions: Where to begin each shard for which no lease has a position, by shard.
+        start_positions: For each shard, the position at which to begin if its lease has none.
         consumer: The name or ARN of the registered consumer to subscribe with; "" to poll.
         credentials: The credential options of the source's URL; empty for the environment's credentials.
     """
@@ -186,7 +186,7 @@ class KinesisOptions:
 def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Parse the options. Raises ValueError, naming the option."""
     opts = OptionReader(options, ALL_SOURCES, KINESIS_SOURCE)
-    # Check for the option names of other connectors first, so that the error suggests our name for the option.
+    # Check for the option names of other connectors first, so that the error suggests our name for such an option.
     opts.reject_renamed(
         NAME_BY_DATABRICKS_NAME | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"}
     )
@@ -242,7 +242,9 @@ def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
 
 
 def parse_credentials(opts: OptionReader, prefix: str) -> dict[str, str]:
-    """Return the credential options for an AWS URL, or none to use the environment's credentials. Raises ValueError.
+    """Return the credential options of an AWS URL. They are empty if the environment's credentials are to be used.
+
+    Raises ValueError, naming the option.
 
     Args:
         opts: All options.
@@ -259,11 +261,11 @@ def parse_credentials(opts: OptionReader, prefix: str) -> dict[str, str]:
 
 
 SUB_SEQUENCE_AFTER_ALL = 2**31 - 1
-"""A sub-sequence number after all user records of an aggregate."""
+"""A sub-sequence number that is larger than that of any user record in an aggregate."""
 
 
 def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionReader]:
-    """Split `kinesis.startingPosition` into the positions of single shards and the option for all other shards.
+    """Split `kinesis.startingPosition` into the positions of single shards and the position of all other shards.
 
     The option may be the JSON of the awslabs and Qubole connectors:
 
@@ -298,7 +300,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
                     check_time_ms(int(_parse_milliseconds(option_name, iterator_position)), f"option {option_name}")
                 )
             case "AFTER_SEQUENCE_NUMBER" if iterator_position.isascii() and iterator_position.isdigit():
-                # Begin after the whole record, even if it is an aggregate.
+                # Begin after the whole record, even if the record is an aggregate.
                 start_positions[shard] = Position(iterator_position, SUB_SEQUENCE_AFTER_ALL)
             case _:
                 raise ValueError(
@@ -311,7 +313,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
 
 
 def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
-    """Parse a position: a word, or the JSON of the awslabs connector, {"at_timestamp": time}."""
+    """Parse a position, which is a word, or the JSON of the awslabs connector, {"at_timestamp": time}."""
     if not (text := opts.read_text(name)):
         return None
     timestamp_text = ""
@@ -339,7 +341,7 @@ def _parse_milliseconds(name: str, text: str) -> str:
         parsed_time = datetime.fromisoformat(text)
     except ValueError:
         parsed_time = None
-    # Reject a time without a UTC offset, which would be a different time on machines in other time zones.
+    # Reject a time without a UTC offset, because it would be a different time on machines in other time zones.
     if parsed_time is None or parsed_time.tzinfo is None:
         raise ValueError(f"option {name}: write a time as 2026-01-31T10:23:45+00:00, or in ms since 1970")
     return str(int(parsed_time.timestamp() * 1000))

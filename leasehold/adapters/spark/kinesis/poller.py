@@ -35,7 +35,7 @@ def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordB
     """Return the rows of records without aggregates. Arrow copies the values out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
     arrival_times = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
-    # Times in a response are in seconds or in milliseconds. The magnitude of the number shows the unit.
+    # The times in a response are in seconds or in milliseconds. The magnitude of the number shows which unit is used.
     are_milliseconds = pc.greater_equal(arrival_times, MILLISECONDS_FROM)
     arrival_micros = pc.multiply(arrival_times, pc.if_else(are_milliseconds, 1000, 1_000_000))
     columns = [
@@ -52,15 +52,18 @@ def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordB
 
 
 def _make_binary_array(views: bytes, body: pa.Buffer, arrow_type: pa.DataType) -> pa.Array:
-    """Return an array of the values that the views point to: bytes, or strings that are known to be valid UTF-8."""
+    """Return an array of the values to which the views point.
+
+    The values are bytes, or strings that are known to be valid UTF-8.
+    """
     count = len(views) >> 4
     binary_array = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
-    # Do not cast to strings, because a cast would check every byte again, and these are known to be valid.
+    # Do not cast to strings, because a cast would check every byte again, although the strings are known to be valid.
     return pa.Array.from_buffers(arrow_type, count, binary_array.buffers())
 
 
 class ArrowPoller(Poller):
-    """A reader of one shard that converts the responses to Arrow rows."""
+    """Reads one shard, and converts the responses to Arrow rows."""
 
     def _make_batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
@@ -81,7 +84,7 @@ class ArrowPoller(Poller):
             return super()._make_batch(
                 cast("GetRecordsOutputTypeDef", {**answer, "Records": rows})
             )  # the inherited method converts the columns to rows
-        # Measure the size before de-aggregation, because the throughput of a lease is that of the shard.
+        # Measure the size before de-aggregation, because the throughput of a lease is the throughput of its shard.
         byte_count, first_and_last_number = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
         batch, end_position, trail = self._make_rows(rows)
         return evolve(self._arrow_batch(answer, batch, end_position, first_and_last_number, byte_count), trail=trail)
@@ -96,7 +99,7 @@ class ArrowPoller(Poller):
     ) -> ArrowBatch:
         """Return a batch of these rows.
 
-        `first_and_last_number` has the sequence numbers of the first and the last record.
+        `first_and_last_number` contains the sequence numbers of the first and the last record.
         """
         child_shards = convert_child_shards(response.get("ChildShards", ()))
         check_shard_is_ours(
@@ -127,7 +130,7 @@ class ArrowPoller(Poller):
             rows.payloads, rows.keys, self._hash_range, self._misplaced
         )
         last_aggregate = deaggregated.get(len(rows) - 1)
-        # Include dropped records in the position. Otherwise the checkpoint could never pass dropped records at the end
+        # Include dropped records in the position. Otherwise, the checkpoint could never pass dropped records at the end
         # of a response.
         last_sub = (
             user_rows["sub_sequence_number"][-1].as_py()
@@ -161,7 +164,10 @@ class ArrowPoller(Poller):
     def _drop_duplicates(
         self, numbers: Sequence[str], user_rows: pa.RecordBatch, deaggregated: Mapping[int, UserRecords]
     ) -> tuple[pa.RecordBatch, Trail]:
-        """Drop rows that a Spark sink wrote twice. Return the others, with the deduplication state at each position."""
+        """Drop rows that a Spark sink wrote twice.
+
+        Return the rows that are not duplicates, and the deduplication state at the position of each row.
+        """
         tags = {
             index: dict(zip(records.subs, records.tags, strict=True))
             for index, records in deaggregated.items()
@@ -186,9 +192,9 @@ class ArrowPoller(Poller):
         return user_rows.filter(pa.array(is_new_by_row, pa.bool_())), Trail(previous_state, new_rows)
 
     def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Drop rows that lie before the start position."""
-        # The service returns whole records. The first record may be an aggregate whose first user records were
-        # processed before.
+        """Drop the rows before the start position."""
+        # The service returns only whole records, so the first record may be an aggregate whose first user records have
+        # already been processed.
         if self._skip_through is None or not user_rows.num_rows:
             return user_rows
         indices, subs = user_rows["record"].to_pylist(), user_rows["sub_sequence_number"].to_pylist()
@@ -207,7 +213,7 @@ class ArrowPoller(Poller):
 
 
 class ArrowFanOut(ArrowPoller, FanOut):
-    """A reader of one shard that subscribes to the shard and converts the pushed events to rows.
+    """Subscribes to one shard, and converts the events that the service pushes to Arrow rows.
 
     The subscription is read only while the buffer has room. While the buffer is full, the reader's thread holds at most
     two events and stops reading from the connection, so the service waits. A subscription that ends while the buffer is
@@ -216,6 +222,6 @@ class ArrowFanOut(ArrowPoller, FanOut):
 
 
 class SingleRecordPoller(Poller):
-    """A poller that reads one record at a time, for looking up positions."""
+    """Polls one record at a time, to look up positions."""
 
     most = 1

@@ -1,7 +1,8 @@
-"""Writes rows of a DataFrame to a Kinesis stream with this project's producer, which aggregates and preserves order.
+"""Writes the rows of a DataFrame to a Kinesis stream with this project's producer, which aggregates rows in order.
 
-All tasks that a Spark process runs, one after another, share one producer. A producer per task would list the stream's
-shards more often than Kinesis allows. After an error the producer and its outstanding requests are abandoned.
+A Spark process runs its tasks one after another, and all of them share one producer. If each task had a producer of its
+own, the stream's shards would be listed more often than Kinesis allows. After an error, the producer and its
+outstanding requests are abandoned.
 """
 
 import logging
@@ -58,9 +59,9 @@ class KinesisSinkTarget:
         stream: The stream's name or its ARN.
         region: The stream's region; "" for the environment's.
         endpoint: The endpoint URL; "" for the environment's.
-        wire: The form in which records are sent.
+        wire: The format in which records are sent.
         share: The fraction of each shard's write limit that a task may use.
-        linger_seconds: How long records may wait to be sent together.
+        linger_seconds: The maximum time for which a record waits for others to be sent with it.
         credentials: The credential options of a URL; empty for the environment's credentials.
     """
 
@@ -85,7 +86,7 @@ class KinesisSinkTarget:
 
 
 _writers = dict[KinesisSinkTarget, "KinesisRowWriter"]()
-"""The writers of this process, which runs one task at a time."""
+"""The writers that the tasks of this process share. A process runs one task at a time."""
 
 
 class KinesisRowWriter:
@@ -120,7 +121,7 @@ class KinesisRowWriter:
                 put(data, key, hash_key, context=context, row=row_number)
                 for row_number, (data, key, hash_key) in enumerate(read_row_values(rows), tag.row)
             ]
-            # Put all rows before waiting for any of them, because a request contains many rows.
+            # Put all rows into the producer before waiting for any of them, because a request contains many rows.
             self._producer.flush()
             for put_future in put_futures:
                 put_future.result()
@@ -139,8 +140,9 @@ class KinesisRowWriter:
 
     def _check(self, rows: pa.Table, context: bytes) -> None:
         """Raise ValueError, naming the column, if the stream would reject any of these rows."""
-        # Check all rows before sending any. Rows that were sent cannot be removed. Once the user has removed the
-        # invalid row, the section has another edition, so the repeated rows would not be recognized as duplicates.
+        # Check all rows before any of them is sent, because rows that were sent cannot be removed. After the user has
+        # removed the invalid row, the section has another edition, so readers would not recognize the repeated rows as
+        # duplicates.
         try:
             for data, key, hash_key in read_row_values(_find_extreme_rows(rows)):
                 self._producer.check(data, key, hash_key, context=context)
@@ -151,7 +153,7 @@ class KinesisRowWriter:
 
 
 def _find_extreme_rows(rows: pa.Table) -> pa.Table:
-    """Return the rows with the largest sizes and the longest and shortest keys, and one row for each hash key.
+    """Return the largest row, the rows with the longest and the shortest key, and one row for each hash key.
 
     If the stream would reject any of `rows`, it would reject one of the returned rows.
     """

@@ -1,8 +1,8 @@
 """The Spark data source `dynamodb-leased`, which reads the changes of a DynamoDB table together with its group.
 
 The data source supports queries but not batches. A batch ends at a time up to which all records of a shard are known,
-and DynamoDB Streams does not provide such a time. Items are JSON with DynamoDB's types (`{"n":{"N":"17"}}`). Because
-they have no fixed columns, use `from_json`.
+and DynamoDB Streams does not provide such a time. Items are JSON with DynamoDB's types (`{"n":{"N":"17"}}`). Items have
+no fixed columns, so users parse them with `from_json`.
 """
 
 import json
@@ -114,7 +114,7 @@ class DynamoLeased(LeasedSource):
 
 
 def _open_source(table: str, options: Mapping[str, str]) -> Source:
-    # Import here, because queries of other formats need no client.
+    # Import the client here, because queries of other formats do not need it.
     from leasehold.adapters.sources.dynamodb_streams import open_url  # noqa: PLC0415
 
     return open_url(table, options)
@@ -146,7 +146,8 @@ def _make_row(shard: str, record: Record) -> dict[str, Any]:
         "oldImage": encode_image("OldImage"),
         "sequenceNumber": record.sequence_number,
         "createdTime": None if record.arrived is None else datetime.fromtimestamp(record.arrived, UTC),
-        # If an item expires (time to live), the service removes it. Only this field shows that no user removed it.
+        # The service removes items that have expired (time to live). Only this field shows that the service, and not a
+        # user, removed the item.
         "expired": (event.get("userIdentity") or {}).get("PrincipalId") == "dynamodb.amazonaws.com",
         "shardId": shard,
     }
