@@ -112,7 +112,7 @@ class LookoutCall:
     looks: int
     seconds: int
     row: str
-    next: tuple[str, ...] = ()
+    stand_in_rows: tuple[str, ...] = ()
     to_all: bool = False
     names: Mapping[str, tuple[str, ...]] = field(factory=dict)
 
@@ -120,7 +120,7 @@ class LookoutCall:
         """Return the keys of the rows that this worker is called to read."""
         return self.names.get(worker_digits(worker), ())
 
-    def lists(self, worker: str) -> bool:
+    def reads_whole_table(self, worker: str) -> bool:
         """Return whether this worker is called to read the whole table."""
         return self.to_all or self.names.get(worker_digits(worker)) == ()
 

@@ -83,7 +83,7 @@ class Family:
         """Whether a lease shows that the stream has been read."""
         return any(lease.checkpoint.numbered or lease.ended for lease in self.leases.values())
 
-    def unread(self, deleted_leases: Mapping[str, Lease]) -> frozenset[str]:
+    def find_unread_shards(self, deleted_leases: Mapping[str, Lease]) -> frozenset[str]:
         """Return the listed shards that have no lease and no descendant with a lease.
 
         A lease in `deleted_leases` was deleted by another program, and counts as existing.

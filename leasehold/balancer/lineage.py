@@ -349,7 +349,9 @@ def _create_orphans(
     # During a long outage, all shards with leases, and even their children, may disappear from the listing. If the
     # stream has been read before, LATEST would skip the records that remain in later descendants, or in a hash range
     # that no lease covers.
-    missed_shards = family.unread(deleted_leases) if position == LATEST and family.has_been_read else frozenset[str]()
+    missed_shards = (
+        family.find_unread_shards(deleted_leases) if position == LATEST and family.has_been_read else frozenset[str]()
+    )
     tips = family.tips
     if not family.leases.keys() <= family.shards.keys() or family.leases.keys().isdisjoint(tips):
         # After such an outage, a closed shard without listed children must be read as well. Shards don't always

@@ -249,14 +249,14 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     hearing = None if me is None else me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
     if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
-        named_keys = (call.row, *call.next)
+        named_keys = (call.row, *call.stand_in_rows)
         by_key = (
             leases
             if isinstance(leases, KnownLeases)
             else {first_row.key: first_row for first_row in leases if first_row.key in named_keys}
         )
         rows = {key: by_key.get(key) for key in named_keys}
-        owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
+        owners = [None if (lease := rows[key]) is None else lease.owner for key in call.stand_in_rows]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
         stand_in_place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
         # If the latest call names a row of this worker, this worker has stood in for the lookout. In this case, the
@@ -423,7 +423,7 @@ def next_look(
     if lookout_stopped and len(leases) >= ROWS_PER_LISTING_COST * STAND_INS_MAX:
         # C8: if another worker stands in for the lookout, it writes its bulletin on one of these rows. Reading them is
         # cheaper than listing the table.
-        keys += _bulletin_row_keys(leases, ranks.ranks[:STAND_INS_MAX]) if call is None else call.next
+        keys += _bulletin_row_keys(leases, ranks.ranks[:STAND_INS_MAX]) if call is None else call.stand_in_rows
     if ROWS_PER_LISTING_COST * len(likely_requested_keys) > len(leases):
         return Look(2 * seconds, annotations=annotations)
     return Look(seconds, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
@@ -454,7 +454,7 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     # A worker ignores new work unless the lookout calls the worker. A worker without a lease must list the table in any
     # case, because the lookout doesn't see it and cannot call it.
     listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
-    may_act = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
+    may_act = call is None or call.reads_whole_table(me.worker) or listing_is_cheaper or not census.mine
     work_for_us = hearing.latest.acts != hearing.acts_read and may_act
     row_changed_owner = hearing.turned and (
         call is None or (ranks.row_released and len(leases) < ROWS_PER_LISTING_COST * STAND_INS_MAX)

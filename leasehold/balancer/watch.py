@@ -99,13 +99,13 @@ class WorkerReports:
 
     leader: str | None = None
     tracks: Mapping[str, ReportTrack] = field(factory=dict)
-    empty: bool = True
+    is_first: bool = True
 
     def after(self, reports: Reports, leases: Iterable[Lease], ended: float) -> "WorkerReports":
         """Return the state after another read of the whole table."""
         counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
         tracks = {worker: self._next_track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
-        return WorkerReports(reports.leader, tracks, empty=False)
+        return WorkerReports(reports.leader, tracks, is_first=False)
 
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
         """Return the living workers of a living KCL 3.x leader, each with the seconds since it was last given a lease.
@@ -142,7 +142,7 @@ class WorkerReports:
         if old_track is None:
             # A report in the first read may be years old. A report that first appears in a later read was written after
             # the previous read.
-            return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
+            return ReportTrack(stamp, ended, -math.inf if self.is_first else ended, count, ended)
         stamp_at = old_track.stamp_at if stamp == old_track.stamp else ended
         if old_track.count and not count:
             # The worker may have died just after its last report, so that other workers took its leases. Only its next
@@ -178,7 +178,7 @@ class Sighting(NamedTuple):
     owner_at: float
     next_owner_at: float
     watched: float = 0.0
-    stood: float = 0.0
+    previous_unchanged_seconds: float = 0.0
     gap: float = 0.0
     pace: float = 0.0
 

@@ -168,7 +168,7 @@ def test_secret_is_rejected_where_spark_would_show_it(
 )
 def test_rows_are_fetched_if_the_driver_is_known(options: dict[str, str], address: Address | None) -> None:
     """If tasks can fetch rows, they connect to an address on which the driver listens, and batches may exceed 4 MB."""
-    assert parse_kinesis_options({**KINESIS, **options}).lease.fetch == address
+    assert parse_kinesis_options({**KINESIS, **options}).lease.fetch_address == address
 
 
 @pytest.mark.parametrize(

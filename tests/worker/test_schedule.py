@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from attrs import define, field
@@ -316,8 +317,8 @@ def test_short_steps_are_called_exactly_when_due_or_woken(
     wake_times = {number + 0.5: str(key) for number, key in wakes.items()}
     for key, gaps in enumerate(intervals):
         harness.schedule.add(str(key), harness.step_after(str(key), gaps))
-    for when, key in wake_times.items():
-        harness.call_at(when, lambda key=key: harness.schedule.wake(key))
+    for when, woken_key in wake_times.items():
+        harness.call_at(when, partial(harness.schedule.wake, woken_key))
     harness.tasks.run(100.0)
     harness.tasks.close()
     expected_calls = list[tuple[float, str]]()

@@ -22,7 +22,7 @@ from leasehold.adapters.worker.progress import (
     PROGRESS_ANNOTATION,
     Progress,
     ProgressMeter,
-    lag_grows,
+    is_lag_growing,
     progress_of,
     tolerated_unread_seconds,
 )
@@ -240,9 +240,9 @@ def test_frequent_looks_take_no_more_memory() -> None:
 )
 def test_lag_grows_only_if_it_rises_all_the_time(lags: list[float], *, grows: bool) -> None:
     """A group that is catching up or waiting for a slow batch must not be reported as too small."""
-    assert lag_grows([(number * LAG_STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
+    assert is_lag_growing([(number * LAG_STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
     # One slow response within a step is not growth.
-    assert not lag_grows(
+    assert not is_lag_growing(
         [
             (number * LAG_STEP_SECONDS + part_of_step, lag * (1 - part_of_step))
             for number, lag in enumerate(lags)

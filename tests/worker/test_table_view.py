@@ -85,7 +85,7 @@ def test_finished_lease_may_be_deleted_once_every_earlier_reading_is_outdated(mo
     def read() -> None:
         read_start = times[-1]
         rows = view.read(None, stale_ok=False)
-        view.look(rows.leases, read_start, None, rows.reports)
+        view.remember_rows(rows.leases, read_start, None, rows.reports)
 
     monkeypatch.setattr(table, "meanwhile", lambda: times.append(103.0))
     read()
@@ -106,5 +106,5 @@ def test_written_row_is_known_without_another_read() -> None:
     table.write(CreateLease(Lease("s-0")))
     view = view_of(table, [0.0])
     rows = view.read(None, stale_ok=False)
-    assert [lease.key for lease in view.look(rows.leases, 0.0, None, rows.reports)] == ["s-0"]
+    assert [lease.key for lease in view.remember_rows(rows.leases, 0.0, None, rows.reports)] == ["s-0"]
     assert sorted(view.watch.sightings) == ["s-0"]

@@ -25,7 +25,7 @@ from leasehold.adapters.worker.progress import (
     RENEWED_FRACTION,
     RETRIED_RENEWAL_FRACTION,
     Progress,
-    lag_grows,
+    is_lag_growing,
     max_annotation_age,
     progress_of,
     tolerated_unread_seconds,
@@ -255,7 +255,9 @@ class LeaseWatch:
     @property
     def grows(self) -> bool:
         """Whether the lag has grown throughout the window."""
-        return lag_grows([(read_at, lag_amount) for read_at, _, lag_amount in self.samples if lag_amount is not None])
+        return is_lag_growing(
+            [(read_at, lag_amount) for read_at, _, lag_amount in self.samples if lag_amount is not None]
+        )
 
 
 @frozen

@@ -172,7 +172,7 @@ class ShardPart(InputPartition):
         pause_seconds: The time between two reads of this part.
     """
 
-    cut: Slice
+    time_slice: Slice
     shard: str
     hash_range: HashRange | None
     begins: Position
@@ -338,10 +338,10 @@ class PartReader:
         self._columns, self._part = columns, part
         # A part that ends at a sequence number must not end at a time too, because arrival times that are out of order
         # could end it early.
-        source = part.cut.source(source) if part.ends is None else source
+        source = part.time_slice.source(source) if part.ends is None else source
         self._lease = Lease(part.shard, hash_range=part.hash_range)
         self._cursor = Cursor(part.begins, until=part.ends or SHARD_END)
-        self._pull = ShardReader(self._cursor, lambda start: source.open(self._lease, start))
+        self._shard_reader = ShardReader(self._cursor, lambda start: source.open(self._lease, start))
         self._backoff = Backoff(*BACKOFF_SECONDS)
         self._last_progress_at = time.monotonic()
 
@@ -349,7 +349,7 @@ class PartReader:
         """Yield all rows. Raises SourceError, or TimeoutError if there is no progress for `STALL_SECONDS`."""
         read_started = time.monotonic()
         with closing(
-            read_range(self._pull, self._columns, self._lease, select_in_range=self._part.cut.cut_batch)
+            read_range(self._shard_reader, self._columns, self._lease, select_in_range=self._part.time_slice.cut_batch)
         ) as responses:
             for response, batches in responses:
                 if isinstance(response, SourceUnavailable):

@@ -67,7 +67,7 @@ class LeaseLoop:
         self._runner = Runner(
             worker, lambda _delivery: None, meter=meter, drain_seconds=STOP_SECONDS, begin=self._begin_prefetching
         )
-        self._worker, self._sliced, self._restarts_recreated = worker, sliced, restarts_recreated
+        self._worker, self._reads_slice, self._restarts_recreated = worker, sliced, restarts_recreated
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
         self._shared_tables = ReadAheadState(
@@ -104,7 +104,7 @@ class LeaseLoop:
 
     def start(self, *, only_now: bool) -> None:
         """Join the group. If `only_now` is true, read only the records that exist now."""
-        self._shared_tables.only_now = only_now and not self._sliced  # the shards of a slice end anyway
+        self._shared_tables.only_now = only_now and not self._reads_slice  # the shards of a slice end anyway
         self._thread = spawn("leasehold-spark", self._runner.run, self._end_with_fault)
 
     def close(self) -> None:
@@ -283,7 +283,7 @@ class LeaseLoop:
 
         A query over a slice (a time range) may end only after the group has read the whole slice.
         """
-        return not self._sliced or is_read(self._worker)
+        return not self._reads_slice or is_read(self._worker)
 
     @property
     def answered_reads(self) -> int:

@@ -275,8 +275,8 @@ class OptionReader:
         """Raise ValueError for an option that was not read."""
         # If a misspelled option were silently ignored, the query would not do what the user meant.
         for name in sorted(self._unread):
-            names = sorted([*self._declared, *self._ignored])
-            raise ValueError(f"option {printable(name)}: unknown; choose among {', '.join(names)}")
+            known_names = sorted([*self._declared, *self._ignored])
+            raise ValueError(f"option {printable(name)}: unknown; choose among {', '.join(known_names)}")
 
 
 @frozen
@@ -320,10 +320,10 @@ class LeaseOptions:
 
     store: str = field(repr=False)
     create: bool
-    worker: str
+    worker_id_prefix: str
     config: Config
-    flush: bool
-    fetch: Address | None
+    flushes_when_idle: bool
+    fetch_address: Address | None
     spool_folder: str
     buffer_rows: int
     buffer_bytes: int
@@ -337,7 +337,7 @@ class LeaseOptions:
     @property
     def worker_id(self) -> str:
         """A new worker id at each access, because two runs with the same id would renew each other's leases."""
-        return f"{self.worker}-{os.getpid()}x{uuid4().hex[:8]}"
+        return f"{self.worker_id_prefix}-{os.getpid()}x{uuid4().hex[:8]}"
 
     def count_tasks(self, shards: int) -> int:
         """Return the number of tasks for `shards` shards.
@@ -349,19 +349,21 @@ class LeaseOptions:
         return -(-shards // shards_per_task) if shards else 0
 
 
-def parse_lease_options(opts: OptionReader, store: str, position: Mapping[str, Any], rows: str) -> LeaseOptions:
+def parse_lease_options(
+    opts: OptionReader, default_store: str, position: Mapping[str, Any], row_limit_option: str
+) -> LeaseOptions:
     """Parse the options for how a query takes part in its group. Raises ValueError, naming the option.
 
     Args:
         opts: All options.
-        store: The URL to use if `lease.store` is left out; "" if there is no such default.
+        default_store: The URL to use if `lease.store` is left out; "" if there is no such default.
         position: The fields `initial_position` and, if needed, `timestamp_ms` of a configuration.
-        rows: The name that this source uses for the option that limits the rows of a batch.
+        row_limit_option: The name that this source uses for the option that limits the rows of a batch.
     """
     # `register` sets `lease.cores` for the session. For a client of Spark Connect it does not, so the number of this
     # machine's CPUs is used.
     core_count = opts.read_optional_number("lease.cores") or os.cpu_count() or 1
-    store_url = opts.read_text("lease.store") or store
+    store_url = opts.read_text("lease.store") or default_store
     if store_url.startswith("memory:"):
         raise ValueError(
             "option lease.store: memory:// exists within one process, but each query has a process of its own; use "
@@ -388,14 +390,14 @@ def parse_lease_options(opts: OptionReader, store: str, position: Mapping[str, A
     return LeaseOptions(
         store=store_url,
         create=opts.read_flag("lease.createTable"),
-        worker=opts.read_text("lease.workerId") or socket.gethostname(),
+        worker_id_prefix=opts.read_text("lease.workerId") or socket.gethostname(),
         config=_parse_config(opts, position, core_count),
-        flush=opts.read_flag("lease.flushOnIdle"),
-        fetch=fetch_address,
+        flushes_when_idle=opts.read_flag("lease.flushOnIdle"),
+        fetch_address=fetch_address,
         spool_folder=opts.read_text("lease.spoolFolder"),
         buffer_rows=opts.read_number("lease.bufferRows"),
         buffer_bytes=buffer_bytes,
-        trigger_rows=opts.read_optional_number(rows) or 2**53,
+        trigger_rows=opts.read_optional_number(row_limit_option) or 2**53,
         trigger_bytes=opts.read_optional_number("maxBytesPerTrigger") or buffer_bytes,
         cores=core_count,
         shards_per_task=opts.read_number("shardsPerTask"),

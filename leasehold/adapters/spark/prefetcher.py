@@ -126,7 +126,7 @@ class ShardPrefetcher(ConsumerPort):
         self._range_start: RangeStart | None = None  # the cached value of `range_start`
         self._uncheckpointed: Position | None = None  # committed by Spark, but not written to the lease yet
         self._has_taken_rows = False
-        self._read_at = -math.inf  # the time at which the current read began
+        self._read_began = -math.inf  # the time at which the current read began
         self._tip = ShardTip(holding.key)
 
     # The following methods are for planning batches. The caller must hold `shared.changed`
@@ -276,11 +276,11 @@ class ShardPrefetcher(ConsumerPort):
         if self._tip.reached:
             self.holding.progress.excused("the query asked for what was there when it began, and has that", now)
             return now + ROOM_POLL_SECONDS
-        self._read_at = now
+        self._read_began = now
         return None
 
     def keep(self, batch: Batch) -> None:
-        now, chunk = self._read_at, make_chunk(self._shared_tables.pace.columns, self.holding.lease, batch)
+        now, chunk = self._read_began, make_chunk(self._shared_tables.pace.columns, self.holding.lease, batch)
         # Update the position and the buffered rows under one lock. Otherwise, a batch that is planned in between would
         # skip or repeat rows.
         with self._shared_tables.changed:

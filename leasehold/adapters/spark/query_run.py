@@ -81,7 +81,7 @@ class QueryRun:
         set_up_logging()
         self._source_spec, self._options, self._only_now = source_spec, options, only_now
         trigger_bytes = options.trigger_bytes
-        self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
+        self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch_address is None else trigger_bytes
         self._source = source_spec.open()
         # Open the lease table by its own URL, even while leases are being swapped to another table. A swap raises the
         # epochs of leases, and a replay compares epochs.
@@ -90,7 +90,7 @@ class QueryRun:
         self._replay_context = ReplayContext(
             self._store, self._replay_source, source_spec.columns, exclusive=not source_spec.rereadable
         )
-        self._transport = RowTransport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
+        self._transport = RowTransport(options.fetch_address, options.buffer_bytes // 2, options.spool_folder)
         pace = ReadAheadPace(
             source_spec.columns, options.buffer_rows, options.buffer_bytes, source_spec.interval_seconds
         )
@@ -354,7 +354,10 @@ class QueryRun:
         return bool(self._loop.shards_not_caught_up)
 
     def _should_flush(self, start: Offset, awaited_shards: Mapping[str, str]) -> bool:
-        has_uncommitted_rows, flushes_when_idle = is_uncommitted(start, self._committed_number), self._options.flush
+        has_uncommitted_rows, flushes_when_idle = (
+            is_uncommitted(start, self._committed_number),
+            self._options.flushes_when_idle,
+        )
         # Plan a flush if a shard has ended. The shard's children wait until its end is committed, and the shard has no
         # more rows that would make Spark commit.
         has_ended_shard, is_handing_off = (

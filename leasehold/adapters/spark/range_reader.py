@@ -23,17 +23,17 @@ def select_rows_up_to(columns: SourceColumns, chunk: RowChunk, end: Position) ->
 
 
 def read_range(
-    pull: ShardReader,
+    shard_reader: ShardReader,
     columns: SourceColumns,
     lease: Lease,
     *,
     select_in_range: Callable[[Batch], Batch] = lambda batch: batch,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[Batch | SourceUnavailable, list[pa.RecordBatch]]]:
-    """Read up to the cursor's end or until `should_stop` returns true, then close `pull`. Raises SourceError.
+    """Read up to the cursor's end or until `should_stop` returns true, then close `shard_reader`. Raises SourceError.
 
     Args:
-        pull: Reads the shard.
+        shard_reader: Reads the shard.
         columns: The columns that records become.
         lease: The lease of the shard.
         select_in_range: Removes the records outside the time range from a response.
@@ -42,7 +42,7 @@ def read_range(
     Yields:
         Each response together with its rows. If the source does not respond, the error is yielded without rows.
     """
-    cursor, fetched_chunks = pull.cursor, list[RowChunk]()
+    cursor, fetched_chunks = shard_reader.cursor, list[RowChunk]()
 
     def keep_rows(batch: Batch) -> None:
         if (chunk := make_chunk(columns, lease, select_in_range(batch))) is not None:
@@ -53,10 +53,10 @@ def read_range(
         while not (should_stop() or cursor.is_fully_read):
             response: Batch | SourceUnavailable
             try:
-                response = pull.read(keep_rows)
+                response = shard_reader.read(keep_rows)
             except SourceUnavailable as fault:
                 response = fault
             yield response, [select_rows_up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
             fetched_chunks.clear()
     finally:
-        pull.close()
+        shard_reader.close()

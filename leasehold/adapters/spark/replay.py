@@ -170,11 +170,11 @@ class RangeReplay:
         self._lease, self._range, self._context, self._cancelled = lease, shard_range, context, cancelled
         self._cursor = Cursor(shard_range.begins, until=shard_range.ends)
         # Open the reader with the range's epoch, so that it does not disconnect a reader that has a later epoch.
-        self._pull = ShardReader(
+        self._shard_reader = ShardReader(
             self._cursor, lambda start: context.source.open(evolve(self._lease, epoch=shard_range.epoch), start)
         )
         self._backoff = Backoff(READ_PAUSE_SECONDS, MAX_BACKOFF_SECONDS)
-        self._tip_silence = self._reader_silence = self._owner_checked_at = 0.0
+        self._tip_silence_seconds = self._reader_silence_seconds = self._owner_checked_at = 0.0
 
     def read_rows(self) -> pa.RecordBatch | None:
         """Read the whole range. Return None if the range is gone, or if another worker reads the shard."""
@@ -189,7 +189,7 @@ class RangeReplay:
     def _read_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows. Raises Trimmed if the source no longer has the end of the range."""
         with closing(
-            read_range(self._pull, self._context.columns, self._lease, should_stop=self._cancelled.is_set)
+            read_range(self._shard_reader, self._context.columns, self._lease, should_stop=self._cancelled.is_set)
         ) as responses:
             for response, rows in responses:
                 if isinstance(response, SourceUnavailable):
@@ -219,18 +219,18 @@ class RangeReplay:
         pause_seconds = max(READ_PAUSE_SECONDS, response.wait_seconds)
         if has_rows:
             self.answered_reads += 1
-            self._tip_silence = self._reader_silence = self._owner_checked_at = 0.0
+            self._tip_silence_seconds = self._reader_silence_seconds = self._owner_checked_at = 0.0
         elif self._context.exclusive:
             # An empty response does not prove that there are no records, because a reader that was disconnected by
             # another reader gets empty responses, too.
-            self._reader_silence += pause_seconds
-            self._check_silent_reader(self._reader_silence)
+            self._reader_silence_seconds += pause_seconds
+            self._check_silent_reader(self._reader_silence_seconds)
         elif response.behind_seconds is not None:
             self.answered_reads += 1
-            self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause_seconds
+            self._tip_silence_seconds = 0.0 if response.behind_seconds else self._tip_silence_seconds + pause_seconds
             # Count only empty responses at the tip. An empty response that is not at the tip shows that more records
             # will follow.
-            if self._tip_silence > TIP_SILENCE_SECONDS:
+            if self._tip_silence_seconds > TIP_SILENCE_SECONDS:
                 raise Trimmed(f"no record comes up to {self._range.ends.sequence}, and the shard is read to its tip")
         return pause_seconds
 
@@ -255,7 +255,7 @@ class RangeReplay:
             self._context.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.problem = str(fault)
-            self._reader_silence = self._owner_checked_at = (
+            self._reader_silence_seconds = self._owner_checked_at = (
                 0.0  # the time during which the source is unavailable does not count
             )
         else:

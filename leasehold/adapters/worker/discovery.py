@@ -96,7 +96,7 @@ class Discovery:
         self._selective = source if isinstance(source, SelectiveSource) else None  # cached, because the check is slow
         self._listing_requested = Event()
         self._listing_requested.set()
-        self._next_due, self._draws = 0.0, 0
+        self._next_due, self._draw_count = 0.0, 0
         self._holes: tuple[Hole, ...] = ()
         self._finished_keys: frozenset[str] = frozenset()
         self._missing_keys: frozenset[str] = frozenset()
@@ -162,7 +162,7 @@ class Discovery:
         self._malformed_keys = malformed_keys
         if (
             self.has_unknown_contradiction(leases)
-            or self._row_vanished(me)
+            or self._has_row_disappeared(me)
             or self._hole_persists(me, candidates)
             or self._finished_lease_waits(leases, me.worker, finished_long_ago)
             or self._safety_listing_due(now, me, candidates)
@@ -278,7 +278,7 @@ class Discovery:
             self.request_listing()  # list again, because the store rejects the delete if the row changes before it
         return shard_is_gone
 
-    def _row_vanished(self, me: Me) -> bool:
+    def _has_row_disappeared(self, me: Me) -> bool:
         # If a row has disappeared, list the shards immediately, because the lease then has no owner, and only workers
         # that have read the row remember its position.
         missing_keys_before, self._missing_keys = (
@@ -298,8 +298,8 @@ class Discovery:
         if now < self._next_due or not self.has_listed:
             return not self.has_listed
         # The listings of all workers are due at the same time, so a few workers are drawn to make them.
-        self._next_due, self._draws = now + self._safety_seconds, self._draws + 1
-        return _is_drawn(me, self._draws, candidates)
+        self._next_due, self._draw_count = now + self._safety_seconds, self._draw_count + 1
+        return _is_drawn(me, self._draw_count, candidates)
 
     def _finished_lease_waits(self, leases: Collection[Lease], worker: str, finished_long_ago: Collection[str]) -> bool:
         # List the shards only once for each finished lease. If the lease still cannot be deleted after that listing,
@@ -411,7 +411,7 @@ class LeaseRestarter:
             raise ValueError(f"if_recreated: {start!r} is neither TRIM_HORIZON nor LATEST")
         self._store, self._me, self._discovery = store, me, discovery
         self._restart_position = None if start is None else Position(start)
-        self.beginning = False
+        self.is_restarting = False
 
     def planning_inputs(self, config: Config, history: History) -> tuple[Config, History]:
         """Return the configuration and the history from which to plan.
@@ -419,7 +419,7 @@ class LeaseRestarter:
         If the stream was recreated, the plan is thereby prevented from restoring a row at a position of the former
         stream.
         """
-        if not self.beginning or self._restart_position is None:
+        if not self.is_restarting or self._restart_position is None:
             return config, history
         incarnations = {SETTLED_VALUE, self._discovery.incarnation}
         current_leases = tuple(lease for lease in history.gone if lease.annotation(INCARNATION) in incarnations)
@@ -428,7 +428,7 @@ class LeaseRestarter:
     def note_read(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
         """Reset `is_restarting` if a plan from a full read and a listing creates no lease, because all leases exist."""
         if leases and not self._discovery.leases_unusable and not any(isinstance(action, Create) for action in actions):
-            self.beginning = False
+            self.is_restarting = False
 
     def restart_or_annotate(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
         """Restart or annotate the leases that contradict the listing. Return whether any were restarted.
@@ -436,7 +436,7 @@ class LeaseRestarter:
         If the shards were listed in this turn, the caller must have read `leases` before that listing.
         """
         contradictions_found, discovery = self._discovery.contradictions, self._discovery
-        self.beginning |= self._restart_position is not None and any(
+        self.is_restarting |= self._restart_position is not None and any(
             contradiction.kind == "made anew" for contradiction in contradictions_found
         )
         restartable = [contradiction for contradiction in contradictions_found if contradiction.restartable]

@@ -4,7 +4,7 @@
 |---|---|
 | held now, held before, or in doubt after a write without a response | `holdings` |
 | requested from other workers, or given away and not yet claimed | `handoffs` |
-| left to other workers for a while, because this worker cannot read them | `leave_alone`, `leave_silent` |
+| left to other workers for a while, because this worker cannot read them | `leave_alone`, `release_silent_leases` |
 | released although their readers are still blocked in a call of the source (D6) | `leave_stuck` |
 
 When a lease is taken, its request is forgotten. When a lease is given away, it is tracked until its next owner has
@@ -139,11 +139,11 @@ class LeaseBook:
         """Return when a full read is needed because a stream is silent, or infinity if no stream is silent (D1)."""
         return self._stream_silence.due(self.holdings.all, now)
 
-    def stream_silent(self, now: float) -> bool:
+    def is_stream_silent(self, now: float) -> bool:
         """Return whether a stream has been silent for so long that a listing of its shards would probably fail, too."""
         return self._stream_silence.is_silent(self.holdings.all, now)
 
-    def leave_silent(self, leases: Sequence[Lease], now: float, each: ParallelMap) -> None:
+    def release_silent_leases(self, leases: Sequence[Lease], now: float, each: ParallelMap) -> None:
         """Release leases whose shards do not respond to this worker but may respond to others (D2 to D7).
 
         Args:

@@ -126,7 +126,7 @@ def tolerated_unread_seconds(lease_seconds: float) -> float:
     return SILENT_SECONDS + max(ANNOTATE_SECONDS, RENEWED_FRACTION * lease_seconds)
 
 
-def lag_grows(lags: Sequence[tuple[float, float]]) -> bool:
+def is_lag_growing(lags: Sequence[tuple[float, float]]) -> bool:
     """Return whether the lag has grown in every step of the window. This is the rule of Burrow. It needs no threshold.
 
     Only the smallest lag in each step of `LAG_STEP_SECONDS` counts. Therefore, a single slow response does not count as
@@ -595,7 +595,7 @@ class ProgressMeter:
                 else self._fault,
                 read=since_1970(self._read),
                 work=since_1970(self._handler_since),
-                grows=lag_grows(self._lags),
+                grows=is_lag_growing(self._lags),
                 excused=self._excused,
                 oldest=since_1970(self._oldest_unfinished_at),
                 aside=since_1970(self._aside),

@@ -167,7 +167,7 @@ class StreamSilence:
         silent_since_by_stream = self._find_silent_streams(holdings, now)
         for name in {holding.lease.stream for holding in holdings}:
             stream_holdings = [holding for holding in holdings if holding.lease.stream == name]
-            stream = self._state_of(name)
+            stream = self._get_stream_state(name)
             silent_since = silent_since_by_stream.get(name)
             if silent_since is None:
                 if any(holding.progress.last_response_at > stream.rest.until for holding in stream_holdings):
@@ -213,19 +213,25 @@ class StreamSilence:
                 stream.read_by = owner
 
     def _leave_stream(  # noqa: PLR0917  one call
-        self, stream: _StreamState, name: str, leases: Collection[Lease], held: list[Holding], since: float, now: float
+        self,
+        stream: _StreamState,
+        name: str,
+        leases: Collection[Lease],
+        stream_holdings: list[Holding],
+        silent_since: float,
+        now: float,
     ) -> list[SilentLease]:
         if now < stream.rest.until:
             return []
-        silence_description = f"the stream has not responded to this worker for {now - since:.0f} s"
-        annotating_owners = [*self._annotating_owners(name, leases, held, since, now)]
+        silence_description = f"the stream has not responded to this worker for {now - silent_since:.0f} s"
+        annotating_owners = [*self._annotating_owners(name, leases, stream_holdings, silent_since, now)]
         read_by = stream.read_by or next((owner for owner, has_read in annotating_owners if has_read), "")
         if read_by:  # D2
-            leases_to_leave, reason = held, f"{silence_description}, and {read_by} has read it since"
-        elif annotating_owners or now < max(since + TRIAL_AFTER * self._lease_seconds, stream.trial_due):  # D3
+            leases_to_leave, reason = stream_holdings, f"{silence_description}, and {read_by} has read it since"
+        elif annotating_owners or now < max(silent_since + TRIAL_AFTER * self._lease_seconds, stream.trial_due):  # D3
             return []
         else:  # D4
-            leases_to_leave = [min(held, key=lambda holding: holding.key)]
+            leases_to_leave = [min(stream_holdings, key=lambda holding: holding.key)]
             reason = f"{silence_description}; another worker may try it"
         rest_seconds = stream.rest.begin(now)
         stream.trial_due = now + 2 * rest_seconds
@@ -239,7 +245,7 @@ class StreamSilence:
         # `lease_seconds`, this worker tries to read its shard again (D5).
         return [SilentLease(holding, self._lease_seconds) for holding in leases_to_leave]
 
-    def _state_of(self, name: str) -> _StreamState:
+    def _get_stream_state(self, name: str) -> _StreamState:
         return self._stream_states.setdefault(name, _StreamState(_Rest(FIRST_REST * self._lease_seconds)))
 
     def _find_silent_streams(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
@@ -250,7 +256,7 @@ class StreamSilence:
         silent_since_by_stream = _silent_since(holdings)
         for name, silent_since in silent_since_by_stream.items():
             if now - silent_since >= self._lease_seconds * RESPONSE_MARGIN:
-                self._state_of(name).silent_at = now
+                self._get_stream_state(name).silent_at = now
         return silent_since_by_stream
 
     def _shard_release_due(self, holding: Holding, now: float) -> float:
@@ -264,7 +270,7 @@ class StreamSilence:
                 self._rests_by_shard.pop(holding.key, None)
             return math.inf
         # After an outage of the stream, give every shard the full time to respond again.
-        silent_since = max(progress.silent_since, self._state_of(holding.lease.stream).silent_at)
+        silent_since = max(progress.silent_since, self._get_stream_state(holding.lease.stream).silent_at)
         if progress.failed_at < silent_since:  # `failed_at` is the time at which the failed read began
             return math.inf
         if progress.has_responded_within(now, self._lease_seconds):
@@ -294,10 +300,10 @@ class StreamSilence:
         return SilentLease(holding, self._lease_seconds, new_owner)
 
     def _annotating_owners(
-        self, name: str, leases: Iterable[Lease], held: list[Holding], since: float, now: float
+        self, name: str, leases: Iterable[Lease], stream_holdings: list[Holding], silent_since: float, now: float
     ) -> Iterable[tuple[str, bool]]:
-        """Yield the other living owners that annotate leases, and whether each read the stream after `since`."""
-        last_response = held[0].progress.since_1970(since, now)
+        """Yield the other living owners that annotate leases, and whether each read the stream after `silent_since`."""
+        last_response = stream_holdings[0].progress.since_1970(silent_since, now)
         if last_response is None:
             return
         for lease in leases:

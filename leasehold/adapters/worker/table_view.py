@@ -39,7 +39,7 @@ class TableView:
         self.watch = first_watch(config, store.capabilities)
         self._last_read_at, self._listing_began_at = -math.inf, math.inf
         self._has_dropped_rows = Event()
-        self._finished_since: dict[str, float] = {}
+        self._finished_since_by_key: dict[str, float] = {}
         self._last_running_at, self._keys_before_pause = math.inf, frozenset[str]()
 
     # Reading
@@ -83,7 +83,7 @@ class TableView:
         """Return for how many seconds a read of the whole table has been in progress, or 0 if there is no such read."""
         return max(0.0, now - self._listing_began_at)
 
-    def look(
+    def remember_rows(
         self,
         rows: Iterable[Lease],
         began: float,
@@ -101,9 +101,9 @@ class TableView:
         read_ended = self._clock()
         self.watch, leases = self.watch.look(rows, began, read_ended, keys, reports)
         if keys is None:
-            finished_before = self._finished_since
-            self._finished_since = {
-                lease.key: finished_before.get(lease.key, read_ended) for lease in leases if lease.ended
+            previously_finished_since = self._finished_since_by_key
+            self._finished_since_by_key = {
+                lease.key: previously_finished_since.get(lease.key, read_ended) for lease in leases if lease.ended
             }
         return leases
 
@@ -120,7 +120,7 @@ class TableView:
 
     def finished_long_ago(self, now: float) -> frozenset[str]:
         """Return the keys of the leases that have been finished for so long that they may be deleted."""
-        return frozenset(key for key in self._finished_since if self.was_finished_long_ago(key, now))
+        return frozenset(key for key in self._finished_since_by_key if self.was_finished_long_ago(key, now))
 
     def was_finished_long_ago(self, key: str, now: float) -> bool:
         """Return whether a lease has been finished for so long that it may be deleted.
@@ -130,7 +130,7 @@ class TableView:
         numbers. After `lease_seconds`, such a read is outdated (`is_outdated`), and the worker must read the table
         again before it creates leases.
         """
-        return self._is_old(self._finished_since.get(key, math.inf), now)
+        return self._is_old(self._finished_since_by_key.get(key, math.inf), now)
 
     def _is_old(self, time: float, now: float) -> bool:
         return now - time > self._config.lease_seconds
@@ -160,7 +160,9 @@ class TableView:
             return history
         if not history.full_still:
             self._keys_before_pause &= {lease.key for lease in history.gone}
-        finished_keys = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
+        finished_keys = {
+            key for family in families(shards, leases) for key in family.shards.keys() - family.find_unread_shards({})
+        }
         finished_keys &= self._keys_before_pause
         gone_leases = (
             evolve(lease, checkpoint=SHARD_END) if lease.key in finished_keys else lease for lease in history.gone

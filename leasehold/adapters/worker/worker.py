@@ -317,7 +317,7 @@ class Worker:
     def _look_and_act(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> None:
         read_began, unfiltered_listing = self.clock(), self.table.read(requested_keys, stale_ok=self._look.stale_ok)
         listing = self.discovery.without_other_streams(unfiltered_listing)
-        leases = self.table.look(listing.leases, read_began, requested_keys, unfiltered_listing.reports)
+        leases = self.table.remember_rows(listing.leases, read_began, requested_keys, unfiltered_listing.reports)
         me = self._current_me()
         # Before the first listing, we don't know whether a lease whose row names this worker belongs to the current
         # stream.
@@ -348,7 +348,7 @@ class Worker:
         # Check for silent streams before the shards are listed, because a listing takes long if the stream does not
         # respond.
         if requested_keys is None:  # only a read of the whole table shows which other workers get responses
-            self._book.leave_silent(leases, now, each)
+            self._book.release_silent_leases(leases, now, each)
         if requested_keys is None and not is_first_listing and self._can_list_shards(now):
             shards = self.discovery.shards(now, listing, me, leases, self.table.finished_long_ago(now))
         self.table.remember_released(self._book.holdings.released, None if listing.malformed else shards)
@@ -408,7 +408,7 @@ class Worker:
 
         A stream that does not respond to reads would not respond to a listing either.
         """
-        return not self._book.stream_silent(now)
+        return not self._book.is_stream_silent(now)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap = map) -> None:
         """Release the leases that are being given up while their readers are blocked in a call of the source.
@@ -437,7 +437,7 @@ class Worker:
         taken_leases = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
         if not taken_leases or self.table.watch.bulletins is None:
             return leases
-        return self.table.look(taken_leases, writes_began, [lease.key for lease in taken_leases])
+        return self.table.remember_rows(taken_leases, writes_began, [lease.key for lease in taken_leases])
 
     def _make_look_earlier(self, look: Look, delayed_creations: Mapping[Action, float]) -> Look:
         """Make the next full read of the table earlier while leases must be created or a listing is pending.
@@ -456,7 +456,7 @@ class Worker:
             wait_limits.append(self._take_backoff.next())
         else:
             self._take_backoff.reset()
-        if self._restarter.beginning:
+        if self._restarter.is_restarting:
             # No worker holds the leases. If all rows were deleted, a worker that joins the group would create them
             # after its wait (L13), so look again before then.
             wait_limits.append(self.config.renew_seconds)

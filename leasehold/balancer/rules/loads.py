@@ -197,7 +197,7 @@ def load_moves(
     )
     while balancer.step():
         pass
-    return balancer.taken
+    return balancer.taker_by_key
 
 
 @frozen
@@ -216,31 +216,31 @@ class _LoadBalancer:
         taker_heap: A heap of the workers that may take leases, with the least loaded worker first.
     """
 
-    held: dict[str, list[Lease]]
+    givable_leases: dict[str, list[Lease]]
     loads: dict[str, int]
-    room: dict[str, int]
-    spare: dict[str, int]
+    gains_left: dict[str, int]
+    losses_left: dict[str, int]
     unknown: int
-    taken: dict[str, str] = field(factory=dict, init=False)
+    taker_by_key: dict[str, str] = field(factory=dict, init=False)
     mean: float = field(init=False)
-    full: list[tuple[int, str]] = field(init=False)
-    empty: list[tuple[int, str]] = field(init=False)
+    donor_heap: list[tuple[int, str]] = field(init=False)
+    taker_heap: list[tuple[int, str]] = field(init=False)
 
     @mean.default
     def _mean(self) -> float:
         return sum(self.loads.values()) / len(self.loads)
 
-    @full.default
+    @donor_heap.default
     def _full(self) -> list[tuple[int, str]]:
-        full = [(-load, worker) for worker, load in self.loads.items()]
-        heapify(full)
-        return full
+        donor_heap = [(-load, worker) for worker, load in self.loads.items()]
+        heapify(donor_heap)
+        return donor_heap
 
-    @empty.default
+    @taker_heap.default
     def _empty(self) -> list[tuple[int, str]]:
-        empty = [(load, worker) for worker, load in self.loads.items() if self.room[worker] > 0]
-        heapify(empty)
-        return empty
+        taker_heap = [(load, worker) for worker, load in self.loads.items() if self.gains_left[worker] > 0]
+        heapify(taker_heap)
+        return taker_heap
 
     def step(self) -> bool:
         """Make one move, or drop one overloaded worker that cannot give a lease.
@@ -251,28 +251,28 @@ class _LoadBalancer:
         Returns:
             False if the series is complete, because no worker that could give a lease has a load above the band.
         """
-        while self.full and -self.full[0][0] != self.loads[self.full[0][1]]:
-            heappop(self.full)
-        while self.empty and self.empty[0][0] != self.loads[self.empty[0][1]]:
-            heappop(self.empty)
-        if not (self.full and self.empty) or -self.full[0][0] <= (1 + LOAD_BAND) * self.mean:
+        while self.donor_heap and -self.donor_heap[0][0] != self.loads[self.donor_heap[0][1]]:
+            heappop(self.donor_heap)
+        while self.taker_heap and self.taker_heap[0][0] != self.loads[self.taker_heap[0][1]]:
+            heappop(self.taker_heap)
+        if not (self.donor_heap and self.taker_heap) or -self.donor_heap[0][0] <= (1 + LOAD_BAND) * self.mean:
             return False
-        donor, taker = heappop(self.full)[1], self.empty[0][1]
+        donor, taker = heappop(self.donor_heap)[1], self.taker_heap[0][1]
         lease = self._best_lease(donor, self.loads[donor] - self.loads[taker])
         if lease is None:
             return True
-        self.held[donor].remove(lease)
-        self.taken[lease.key] = taker
+        self.givable_leases[donor].remove(lease)
+        self.taker_by_key[lease.key] = taker
         for worker, sign in ((donor, -1), (taker, 1)):
             self.loads[worker] += sign * weight_of(lease, self.unknown)
-            self.room[worker] -= sign
-            self.spare[worker] += sign
+            self.gains_left[worker] -= sign
+            self.losses_left[worker] += sign
         # The taker is not added to `donor_heap` again, so it gives no lease in the same series. Different workers carry
         # out the two moves, so the second move could happen before the first.
-        heappush(self.full, (-self.loads[donor], donor))
+        heappush(self.donor_heap, (-self.loads[donor], donor))
         for worker in (donor, taker):
-            if self.room[worker] > 0:
-                heappush(self.empty, (self.loads[worker], worker))
+            if self.gains_left[worker] > 0:
+                heappush(self.taker_heap, (self.loads[worker], worker))
         return True
 
     def _best_lease(self, donor: str, gap: int) -> Lease | None:
@@ -281,12 +281,12 @@ class _LoadBalancer:
         The gain is half of the decrease in the sum of squared loads.
         """
         best_gain = gap - LOAD_BAND * self.mean
-        if self.spare[donor] <= 0:
+        if self.losses_left[donor] <= 0:
             # The donor holds as few leases as it may, so it may give a lease only if its load stays above the mean.
             best_gain = min(best_gain, self.loads[donor] - self.mean)
         gains = [
             (weight * (gap - weight), lease.key, lease)
-            for lease in self.held[donor]
+            for lease in self.givable_leases[donor]
             if 0 < (weight := weight_of(lease, self.unknown)) < best_gain
         ]
         gain, _, best_lease = max(gains, default=(0, "", None), key=lambda candidate: candidate[:2])
