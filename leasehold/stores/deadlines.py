@@ -59,7 +59,9 @@ class Deadline:
 
     def run(self, connection: socket.socket, receive: Callable[[], T]) -> T:
         """Call `receive`, which uses this connection. Raises TimeoutError after the read timeout or the deadline."""
-        connection.settimeout(self._seconds_left())
+        seconds_left = self._seconds_left()
+        if connection.gettimeout() != seconds_left:  # setting a timeout is a system call
+            connection.settimeout(seconds_left)
         try:
             return receive()
         except TimeoutError:
