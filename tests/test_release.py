@@ -165,7 +165,7 @@ def handle(batch: leasehold.Delivery) -> None:
 
 
 def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, Path], environment: Path) -> None:
-    """The services run in this environment. The tested one has only the wheel and its extras, not the laboratory."""
+    """The services run in the environment of the tests. The environment under test has no laboratory."""
     commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
     folder = commands.parent
     (folder / "app.py").write_text(HANDLER)

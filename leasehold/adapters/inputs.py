@@ -287,7 +287,7 @@ Workers in JavaScript and Go take over ownerships after 60 s, whatever we set he
 def with_event_hub_times(config: Config, given_names: Container[str]) -> Config:
     """Return the configuration with the Event Hubs defaults for the times that are not in `given_names`.
 
-    The defaults suit workers of the Azure SDKs, which are slow by design and may be in the same group.
+    The defaults suit groups that include workers of the Azure SDKs, because those workers renew their leases rarely.
     """
     lease_seconds = (
         config.lease_seconds if "lease_seconds" in given_names else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)

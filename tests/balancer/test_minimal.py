@@ -162,7 +162,7 @@ def test_fullest_worker_is_relieved_beside_a_zombie(most: int, still: float, sto
     ("release", "still", "goes"), [(True, 121.0, True), (True, 120.0, False), (False, 900.0, False)]
 )
 def test_overloaded_worker_releases_only_if_configured(release: bool, still: float, goes: bool) -> None:
-    """M11: An overloaded worker releases a lease only with the option `release`. The shard is unread meanwhile."""
+    """M11: An overloaded worker releases a lease only if the option `release` is set."""
     table = [*count("a", 4), *count("b", 3), *count("c", 4), *count("z", 1)]
     history = History(owners_still=still, fleet_still=still)
     assert turn(table, history, release=release) == ([("M11", "b")] if goes else [])

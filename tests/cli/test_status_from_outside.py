@@ -235,7 +235,7 @@ HARMLESS = {"kinesis-azblob-table-dripping", "kinesis-s3-table-dripping"}
 
 
 def make_case(source: str, store: str, where: str, how: str) -> Case:
-    """Return the case with the status and the cause that must be shown."""
+    """Return the case, together with the status and the cause that the command must show for it."""
     words, cause = EXPECTED_STATUSES[f"{where} {how}"]
     case = Case(source, store, where, how, words, cause)
     return evolve(case, words=OK, cause="") if case.name in HARMLESS else case

@@ -30,7 +30,7 @@ class Newcomer(Reader):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a new user. Only the cache with the downloads of `leasehold dev` is that of the tests."""
+        """The environment of a new user, except that it has the download cache of the other tests."""
         home = self.folder.parent / "home"
         home.mkdir(exist_ok=True)
         path = f"{self.commands}{os.pathsep}{os.environ['PATH']}"

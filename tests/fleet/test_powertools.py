@@ -1,4 +1,4 @@
-"""Lambda functions that use Powertools, including its own sample, as handlers in a fleet that loses a worker."""
+"""Tests of a fleet whose handlers are Lambda functions that use Powertools, and which loses a worker."""
 
 import json
 import os

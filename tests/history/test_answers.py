@@ -54,7 +54,7 @@ def test_orderly_changes_of_owner_break_no_law() -> None:
 
 
 def test_two_writers_of_one_version_are_reported() -> None:
-    """No two workers are told that they own a lease at the same time."""
+    """The store never reports two workers as owners of the same lease at the same time."""
     expected = "two holders: b#1 by a claim and a#1 by a claim were both told that they made s-0 7"
     assert said(done(1, "a#1", "claim", 7), done(1, "b#1", "claim", 7)) == [expected]
 

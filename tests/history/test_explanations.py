@@ -108,7 +108,7 @@ def test_pause_explains_a_gap_only_until_the_lease_expires() -> None:
 
 
 def test_faults_that_overlap_are_counted_once() -> None:
-    """Ten incidents at the same time explain no longer gap than one of them does."""
+    """Ten simultaneous incidents cannot explain a longer gap than one of them can."""
     incidents = [Incident(20 + part / 10, "trouble", "a", 0, f"reset {part}") for part in range(10)]
     (fault,) = said(make_run_with_gap(*incidents, until=50.0))
     assert fault.startswith(

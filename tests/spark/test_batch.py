@@ -208,7 +208,7 @@ def test_batch_includes_shards_that_appear_before_its_end() -> None:
 def test_only_few_shards_are_cut_into_parts() -> None:
     """If there are few shards, they are cut so that all cores are busy.
 
-    A stream of a thousand shards is not cut, so their records are not looked up for nothing.
+    The shards of a large stream are not divided into parts, so no requests are spent on finding positions.
     """
     ground = Ground()
     ground.stream.put("a", [*range(60)])

@@ -243,7 +243,7 @@ def test_quiet_shard_keeps_its_range_and_its_text() -> None:
 
 
 def test_range_has_the_shortest_complete_text() -> None:
-    """Later versions must recognize the ranges that this version recorded as given up, so the text is fixed."""
+    """The text that marks a range as given up must never change, because later versions must recognize it."""
     assert format_range(Range(TRIM_HORIZON, Position("7"), 4)) == '["TRIM_HORIZON","7",4]'
     assert format_range(Range(Position("7", 1), Position("9", 0, "88"), 4)) == '["7:1","9:0:88",4]'
 

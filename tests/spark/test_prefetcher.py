@@ -204,7 +204,7 @@ def test_available_now_query_ends_although_records_keep_arriving() -> None:
 
 
 def test_available_now_query_continues_after_an_empty_first_response() -> None:
-    """The service returns no records for a part of the shard that contains none."""
+    """The service returns an empty response where the shard has a gap."""
     stream, read_ahead = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), new_read_ahead_state()
     read_ahead.only_now = True
     _, prefetcher = new_prefetcher(stream, read_ahead)

@@ -1,4 +1,4 @@
-"""Tests the contract of the PostgreSQL store on a real server, also between processes, and the errors of the store."""
+"""Tests of the PostgreSQL store on a real server: the contract within and between processes, and the errors."""
 
 import os
 import signal

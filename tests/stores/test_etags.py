@@ -427,7 +427,7 @@ def test_a_checkpoint_that_is_already_stored_is_done(layout: Layout) -> None:
 
 
 def test_conditions_are_probed_in_the_folder_of_the_leases() -> None:
-    """So a policy for this folder also allows the probe. The objects of the probe are not read as leases."""
+    """A policy that allows access to the folder therefore allows the probe, too."""
     objects = ObjectMemory()
     names: set[str] = set()
     objects.before = lambda _line: names.update(objects.stored)

@@ -170,7 +170,7 @@ def test_replay_ended_by_a_handler_or_signal_is_not_complete(monkeypatch: pytest
 
 
 def progress_row(**fields: Any) -> Lease:  # noqa: ANN401  the fields of Progress
-    """Return a row with a progress annotation, which its owner wrote at 9 s unless `fields` differ."""
+    """Return a row with a progress annotation. `fields` override its values; by default, its owner wrote it at 9 s."""
     progress = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **fields})
     return Lease("p", owner="r-2", annotations=((PROGRESS_ANNOTATION, progress.note),))
 

@@ -201,7 +201,7 @@ def test_lease_taken_back_is_read_again() -> None:
 
 
 def test_every_worker_lists_if_annotations_change_the_version() -> None:
-    """If annotations look like renewals in a store, workers neither write nor read bulletins (C14)."""
+    """In a store where writing an annotation looks like a renewal, workers neither write nor read bulletins (C14)."""
     clock, store = Clock(), FaultyStore(Capabilities(free_annotations=False))
     worker = member(store, ListSource(four_shards()), clock, config=CONFIG)
     worker.run(60.0)

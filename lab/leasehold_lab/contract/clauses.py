@@ -153,7 +153,7 @@ class OwnershipClauses:
         assert expect_rejected(store.write(StealLease(evolve(initial, owner=None), "cat"))) == current
 
     def test_rejected_renewal_returns_new_owner(self, store: Store) -> None:
-        """The rejection of a former owner's renewal contains the new owner."""
+        """If a former owner tries to renew the lease, the rejection names the new owner."""
         initial = create_owned_lease(store)
         current = expect_applied(store.write(StealLease(initial, "bob")))
         assert expect_rejected(store.write(RenewLease(initial))) == current
@@ -234,7 +234,7 @@ FORWARD = (
     (TRIM_HORIZON, Position("0")),
     (LATEST, Position("17")),  # A store must not compare lengths: "17" is shorter than "LATEST".
     (NOON, Position("17")),
-    (LATEST, NOON),  # A start at LATEST may be fixed at a time before the first read.
+    (LATEST, NOON),  # A start at LATEST may be replaced by a timestamp before the first read.
     (Position("9"), Position("10")),  # As strings, "9" sorts after "10".
     (Position("99999999999999999999"), Position("100000000000000000000")),
     (Position("41", 3), Position("41", 4)),

@@ -235,7 +235,7 @@ class EventLoop:
             )
 
         def cancel_tasks() -> None:
-            with suppress(RuntimeError):  # the loop is closed, which has cancelled its tasks
+            with suppress(RuntimeError):  # closing the loop has already cancelled its tasks
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
 
         # `spawn` runs in a handler's thread, in which `call_soon_threadsafe` is the only method of the loop that may be

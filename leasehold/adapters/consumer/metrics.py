@@ -168,8 +168,8 @@ class WorkerMetrics:
         # reads.
         self._group_watch = self._group_watch.after(self._worker.clock(), leases, lags)
         statuses = statuses_of(leases, lags, now, lease_seconds, self._group_watch)
-        # Unless annotations are free, each worker knows only its own leases well, so leave out other workers' leases
-        # whose status is unknown.
+        # In a store without free annotations, a worker may not know the status of other workers' leases, so leave those
+        # leases out.
         annotations_are_free = self._worker.store.capabilities.free_annotations
         return {
             key: status

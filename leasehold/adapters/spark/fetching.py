@@ -315,7 +315,10 @@ def read_task_rows(rows: Rows) -> Iterator[pa.RecordBatch]:
 
 
 def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
-    """Fetch the rows of one task and yield them. Raises RuntimeError, naming the options to set."""
+    """Fetch the rows of one task and yield them.
+
+    Raises RuntimeError, which names the options to set, if the rows cannot be fetched.
+    """
     try:
         with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
             connection.sendall(REQUEST_FORMAT.pack(rows.token, rows.number, rows.task))

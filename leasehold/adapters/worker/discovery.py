@@ -401,7 +401,7 @@ class LeaseRestarter:
         store: The lease table.
         me: The worker's id.
         discovery: The shard listings of the worker.
-        start: The position at which leases restart, or None to annotate them only. Any other value raises ValueError.
+        start: TRIM_HORIZON or LATEST, the position at which leases restart, or None to only annotate them.
     """
 
     def __init__(

@@ -142,24 +142,27 @@ class RequestSigner:
         date_index = header_names.index(DATE_HEADER)
         self._canonical_head = f"{method}\n/\n\n{''.join(lines[:date_index])}{DATE_HEADER}:"
         self._canonical_tail = f"\n{''.join(lines[date_index:])}\n{self.signed_header_names}\n"
-        # The day and its signing key are in one tuple, so that both are replaced atomically.
-        self._day_and_signing_key = "", b""
+        # The day and its signing key are in one tuple, so that both are replaced atomically. The key is kept as an HMAC
+        # that has read it, because copying that is faster than reading the key for each request.
+        self._day_and_signing_key = "", hmac.new(b"", digestmod="sha256")
 
     def authorization_header(self, time: str, body: bytes) -> str:
         """Return the Authorization header for this body and this time (such as 20150830T123600Z)."""
-        day, (key_day, key) = time[:8], self._day_and_signing_key
+        day, (key_day, signing_key) = time[:8], self._day_and_signing_key
         if day != key_day:
             key = f"AWS4{self._secret_key}".encode()
             for scope_part in (day, *self._scope.split("/")):
                 key = _hmac_sha256(key, scope_part)
-            self._day_and_signing_key = day, key
+            signing_key = hmac.new(key, digestmod="sha256")
+            self._day_and_signing_key = day, signing_key
         canonical_request = f"{self._canonical_head}{time}{self._canonical_tail}{hashlib.sha256(body).hexdigest()}"
         digest = hashlib.sha256(canonical_request.encode()).hexdigest()
         scope = f"{day}/{self._scope}"
-        signature = _hmac_sha256(key, f"{ALGORITHM}\n{time}\n{scope}\n{digest}").hex()
+        signature = signing_key.copy()
+        signature.update(f"{ALGORITHM}\n{time}\n{scope}\n{digest}".encode())
         return (
             f"{ALGORITHM} Credential={self._access_key}/{scope}, SignedHeaders={self.signed_header_names}, "
-            f"Signature={signature}"
+            f"Signature={signature.hexdigest()}"
         )
 
 

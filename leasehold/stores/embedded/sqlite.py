@@ -134,9 +134,9 @@ class SqliteStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._create and self._path != ":memory:":
-            # Create a new file in such a way that only its owner can read it and the files that SQLite adds, because
-            # they contain annotations and worker names. Do not open an existing file here, because closing it would
-            # release the locks that this process holds on the file.
+            # Create a new file that only its owner can read, because annotations contain the names of workers. SQLite
+            # gives the files that it adds the same permissions. Do not open an existing file here, because closing it
+            # would release the locks that this process holds on the file.
             with suppress(OSError):  # the file exists, or SQLite will raise the error
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with self._translate_errors():

@@ -34,7 +34,7 @@ class HubSteps:
 
     @cached_property
     def plain(self) -> EventHubsSource:
-        """A source of this hub without options.
+        """A source that reads this hub with the default options.
 
         All readers of a test share it, because closing a source takes a second.
         """

@@ -123,7 +123,7 @@ class ScriptedClient:
 
 
 def test_tagged_records_of_an_unreadable_response_arrive_with_the_next() -> None:
-    """Tags are remembered only once the whole response was parsed. Otherwise, records would look like duplicates."""
+    """If a response cannot be parsed, its tags are not remembered, so its records are not skipped when read again."""
     tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
     data, _ = sealed([(b"x", "a", tag, None) for tag in tags])
 

@@ -116,7 +116,7 @@ class UserRecords:
 
     @property
     def aggregated(self) -> bool:
-        """Whether the Kinesis record was an aggregate, and not returned unchanged."""
+        """Whether the Kinesis record was an aggregate. Otherwise, it was returned unchanged."""
         return self.reason not in _UNCHANGED_REASONS
 
     def __len__(self) -> int:
