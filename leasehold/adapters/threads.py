@@ -22,7 +22,8 @@ SIGNAL_SECONDS = 1.0
 """How long the main thread may wait before it checks for signals.
 
 Python calls signal handlers in the main thread. If the system delivers the signal to another thread, for example one
-that is just starting, the wait of the main thread continues. Without a limit, the handler would then not be called.
+that is just starting, the wait of the main thread continues. Without a limit, the signal handler would not be
+called until the wait has ended.
 """
 
 
@@ -56,7 +57,9 @@ def spawn(name: str, work: Callable[[], object], on_failure: Callable[[BaseExcep
 
 
 def read_boot_clock() -> float:
-    """Return the seconds of a clock that never goes back and, if the system has one, continues during suspension.
+    """Return the time in seconds, by a clock that never goes back.
+
+    If the system has such a clock, it also advances during suspension.
 
     While this machine is suspended, its leases expire and other workers take them. After a suspension, a lease must
     therefore be renewed successfully before its records are dispatched again.
@@ -65,7 +68,7 @@ def read_boot_clock() -> float:
 
 
 class ThreadScheduler:
-    """A scheduler with threads.
+    """A scheduler whose tasks are threads.
 
     Args:
         clock: A clock in seconds that never goes back.
@@ -94,11 +97,11 @@ class ThreadScheduler:
         return ThreadQueue(self.clock)
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a thread. Raises RuntimeError if the system cannot start another one."""
+        """Start a thread. Raises RuntimeError if the system cannot start another thread."""
         spawn(name, work, failed)
 
     def log_unexpected(self, where: str, fault: BaseException) -> None:
-        """Log the exception with the task that raised it."""
+        """Log the exception with its traceback. The message begins with `where`."""
         log.error("%s: unexpected fault", where, exc_info=fault)
 
 
@@ -106,7 +109,7 @@ class ThreadQueue:
     """A queue between threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        # Unlike the `put` of other queues, `SimpleQueue.put` cannot deadlock in a signal handler.
+        # Unlike the `put` methods of other queues, `SimpleQueue.put` cannot deadlock in a signal handler.
         self._items: SimpleQueue[Any] = SimpleQueue()
         self._clock, self.put = clock, self._items.put
 

@@ -1,4 +1,4 @@
-"""A worker that cannot continue ends within a bounded time, gives a reason, and releases the leases it cannot read."""
+"""Tests that a worker that cannot continue ends in time with a reason, and releases the leases that it cannot read."""
 
 import math
 import threading
@@ -20,19 +20,19 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
 
 
-def done_with(_delivery: Delivery) -> None:
+def accept_records(_delivery: Delivery) -> None:
     """A handler that does nothing, so all records count as handled."""
 
 
-STARTED: list["Ran"] = []
+STARTED_RUNS: list["Ran"] = []
 
 
 @pytest.fixture(autouse=True)
 def _all_end() -> Iterator[None]:
-    """End the runs that a failed test did not end."""
+    """End the runs that a failed test has left running."""
     yield
-    while STARTED:
-        started_run = STARTED.pop()
+    while STARTED_RUNS:
+        started_run = STARTED_RUNS.pop()
         started_run.runner.stop()
         started_run.thread.join(WAIT)
 
@@ -46,7 +46,7 @@ class Ran:
     thread: Thread = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        STARTED.append(self)
+        STARTED_RUNS.append(self)
         self.thread = Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -76,7 +76,7 @@ def refuse_threads_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 @pytest.mark.parametrize("name", ["leasehold-read", "leasehold-act", "leasehold-turn", "leasehold-renew"])
 def test_thread_that_cannot_start_ends_the_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     store = FaultyStore()
-    runner = Runner(joined(store, stream_with_five_records()), done_with)
+    runner = Runner(joined(store, stream_with_five_records()), accept_records)
     refuse_threads_named(monkeypatch, name)
     started_run = Ran(runner)
     assert started_run.ended()
@@ -95,29 +95,29 @@ def test_worker_that_cannot_start_threads_withdraws_its_requests(monkeypatch: py
 
     refuse_threads_named(monkeypatch, "leasehold-close")
     monkeypatch.setattr(worker, "close", record_and_close)
-    started_run = Ran(Runner(worker, done_with))
+    started_run = Ran(Runner(worker, accept_records))
     started_run.runner.stop()
     assert started_run.ended()
     assert (close_calls, started_run.faults) == ([True], [])
 
 
-def test_turn_that_is_ended_from_within_ends_the_run() -> None:
+def test_turn_that_raises_system_exit_ends_the_run() -> None:
     store = FaultyStore()
     store.fault = SystemExit(3)
-    started_run = Ran(Runner(joined(store, stream_with_five_records()), done_with))
+    started_run = Ran(Runner(joined(store, stream_with_five_records()), accept_records))
     assert started_run.ended()
     assert "SystemExit: 3" in str(started_run.faults[0])
 
 
 def test_failing_schedule_dispatcher_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, handled, broken = FaultyStore(), Event(), Event()
+    store, handled, has_failed = FaultyStore(), Event(), Event()
     runner = Runner(joined(store, stream_with_five_records()), lambda _delivery: handled.set())
     schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing public makes it fail
     original_wait = schedule._wait_for_step  # noqa: SLF001  likewise
 
     def fail_once(task: ScheduleTask) -> ScheduledStep | None:
-        if handled.is_set() and not broken.is_set():
-            broken.set()
+        if handled.is_set() and not has_failed.is_set():
+            has_failed.set()
             raise MemoryError
         return original_wait(task)
 
@@ -176,7 +176,7 @@ class Step:
         self.fails, self.steps = 0, 0
 
     def __call__(self, now: float) -> float:
-        """Raise an error, or return the time of the next call, which is due in a second."""
+        """Raise an error, or return a due time one second from now."""
         self.steps += 1
         if self.fails:
             self.fails -= 1
@@ -185,7 +185,10 @@ class Step:
 
 
 class Leaving:
-    """A holding whose release may get no response. It also replaces the worker and the scheduler for its reader."""
+    """A fake holding whose `release` returns or raises the next of `answers`.
+
+    It also replaces the worker, the scheduler and the scheduler's queues for the lease reader.
+    """
 
     fatal = ()
 
@@ -223,7 +226,7 @@ class Leaving:
 
 @define
 class GuardedStep:
-    """The step of a holding on a real schedule. Each call of `run` runs the step once."""
+    """The step of a fake holding, on a real schedule whose tasks never start. Each call of `run` runs the step once."""
 
     work: Step = field(factory=Step)
     held: Leaving = field(factory=Leaving)
@@ -234,7 +237,7 @@ class GuardedStep:
         worker: Any = self.held
         lease_readers = LeaseReaders(
             worker,
-            Handling(done_with),
+            Handling(accept_records),
             readers=1,
             memory_bytes=1,
             make_step=lambda *_args: self.work,
@@ -254,7 +257,7 @@ class GuardedStep:
 
 
 def test_step_that_raises_four_times_in_a_row_releases_its_lease(caplog: pytest.LogCaptureFixture) -> None:
-    """A failed step is retried. Only consecutive failures count."""
+    """A step that raises is called again. A successful call resets the count of failures."""
     guarded_step = GuardedStep()
     guarded_step.held.answers = [OutcomeUnknown("no answer"), False, True]
     assert guarded_step.run() == 1001.0

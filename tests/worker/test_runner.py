@@ -1,4 +1,4 @@
-"""The threads of a runner. They process one batch of a shard at a time, and own no leases after the run."""
+"""Tests of a runner with real threads. It handles one batch per shard at a time, and releases all leases at the end."""
 
 import math
 import os
@@ -40,7 +40,7 @@ def _raised(fault: BaseException) -> NoReturn:
 
 
 def run(runner: Runner) -> None:
-    """Run the runner until a signal ends it, as `leasehold.run` does."""
+    """Run until a signal stops the runner, as `leasehold.run` does."""
     with stopping_on_signals(runner):
         runner.run()
 
@@ -55,7 +55,7 @@ def schedule() -> Iterator[Schedule]:
 
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
-    """Return a worker that starts at the beginning of each shard."""
+    """Return a worker that starts reading each shard at its oldest record."""
     config = Config(lease_seconds=10.0, initial_position=Position("TRIM_HORIZON"))
     return Worker(store=store, source=source, me="a-1", config=config)
 
@@ -126,7 +126,7 @@ def test_renewals_continue_while_a_handler_is_slow() -> None:
 
 def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
     store, was_read, lost = FaultyStore(), Event(), Event()
-    # Leases last an hour, so that the worker does not win the lost lease again, which would also wake the reader.
+    # Leases last an hour, so that the worker does not take the lost lease again. That would also wake the reader.
     config = Config(rules=Kcl(), lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
     worker = Worker(store=store, source=source, me="a-1", config=config)
@@ -149,7 +149,7 @@ def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
     original_sighup_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, SIGHUP is ignored
     original_handler = signal.getsignal(ending_signal)
     store, signal_sent = FaultyStore(), Lock()
-    happenings: list[str] = []
+    events: list[str] = []
 
     def handle(_delivery: Delivery) -> None:
         if signal_sent.acquire(blocking=False):
@@ -159,14 +159,14 @@ def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
         run(
             Runner(
                 joined(store, stream_with_five_records()),
-                Handling(handle, observer=lambda event, _: happenings.append(event)),
+                Handling(handle, observer=lambda event, _: events.append(event)),
             )
         )
         assert signal.getsignal(ending_signal) is original_handler
     finally:
         signal.signal(signal.SIGHUP, original_sighup_handler)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
-    assert happenings.count("initialize") == happenings.count("stopped") > 0
+    assert events.count("initialize") == events.count("stopped") > 0
 
 
 def test_second_signal_of_any_kind_ends_the_process() -> None:
@@ -233,9 +233,9 @@ def test_missing_stream_ends_the_run_with_its_reason() -> None:
 
 
 class Counted(Worker):
-    """A worker that records its turns and renewals, and the threads that run them.
+    """A worker that records its turns and renewals, and the names of the threads in which they run.
 
-    `failing` defines how many turns and renewals raise an error.
+    `failing` contains how many of the next turns and renewals raise an error.
     """
 
     failing: Counter[str]
@@ -294,7 +294,7 @@ def test_failed_turn_is_retried_and_a_good_run_logs_no_problem(
         if len(shards) == 4:
             handled.set()
 
-    with running(Runner(worker, handle, memory_bytes=1)):  # Only one batch fits into memory, so the other readers wait.
+    with running(Runner(worker, handle, memory_bytes=1)):  # Only one batch fits into memory; other readers wait.
         assert handled.wait(WAIT)
     assert thread_names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
     assert {name for event, name in worker.calls if event == "turn"} == {"leasehold-turn"}
@@ -313,15 +313,15 @@ def test_reader_is_called_once_memory_is_free(monkeypatch: pytest.MonkeyPatch) -
     assert woken_keys == ["second"]
 
 
-def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_woken_at_the_end_of_a_run_sees_that_the_run_is_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
     lease_readers, was_ending = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
-    def record_state_when_woken(name: str, target: object, method: str, over: Callable[[], bool]) -> None:
+    def record_state_when_woken(name: str, target: object, method: str, is_ending: Callable[[], bool]) -> None:
         wake = getattr(target, method)
 
         def woken(*arguments: object) -> None:
-            was_ending[name] = over()
+            was_ending[name] = is_ending()
             wake(*arguments)
 
         monkeypatch.setattr(target, method, woken)
@@ -347,7 +347,7 @@ def holding_all() -> Iterator[Runner]:
 def test_release_request_is_set_before_its_reader_is_woken(
     holding_all: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that is woken checks for the request at once."""
+    """A woken reader checks immediately whether its lease is to be released."""
     lease_readers, releasing_when_woken = holding_all._lease_readers, list[bool]()  # noqa: SLF001
     holdings_by_key, original_wake = (
         {holding.key: holding for holding in holding_all.worker.holdings},

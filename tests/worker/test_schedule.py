@@ -1,4 +1,4 @@
-"""Steps are called when they are due, and for each key one at a time. Only the tests move the clock."""
+"""Tests that a schedule calls steps when they are due, and never two of one key at once. All times are virtual."""
 
 import math
 import random
@@ -21,10 +21,10 @@ class Process:
     faults: list[tuple[str, str]] = field(factory=list)
 
     def wait_while_paused(self) -> None:
-        """Go on."""
+        """Return immediately, because this process is never paused."""
 
     def idle(self) -> None:
-        """Go on."""
+        """Do nothing, because no pause is ever due."""
 
     def task_starts(self, name: str) -> None:
         """Accept any name."""
@@ -54,7 +54,7 @@ class Time(VirtualTime):
 
 @define
 class ScheduleHarness:
-    """A schedule with two tasks. It records the time and the key of each call of a step."""
+    """Wraps a schedule with `task_limit` tasks, and records the time and the key of each call of a step."""
 
     task_limit: int = 2
     tasks: TaskScheduler = field(factory=TaskScheduler)
@@ -72,7 +72,7 @@ class ScheduleHarness:
         self.schedule.start()
 
     def step(self, name: str, *times: float, step_seconds: float = 0.0) -> Callable[[float], float]:
-        """Return a step whose calls return these due times one after the other. Each call takes `step_seconds`."""
+        """Return a step whose calls return these due times in order, then infinity. Each call takes `step_seconds`."""
         remaining_times = iter(times)
 
         def step(now: float) -> float:
@@ -83,8 +83,8 @@ class ScheduleHarness:
 
         return step
 
-    def step_after(self, name: str, gaps: list[int]) -> Callable[[float], float]:
-        """Return a step that is due again after each of these gaps."""
+    def step_with_gaps(self, name: str, gaps: list[int]) -> Callable[[float], float]:
+        """Return a step that is due again after each of these pauses in turn, and then ends."""
         remaining_gaps = iter(gaps)
 
         def step(now: float) -> float:
@@ -102,7 +102,7 @@ class ScheduleHarness:
 
 @pytest.fixture
 def calendar() -> Iterator[ScheduleHarness]:
-    """Return a new schedule, whose tasks end with the test."""
+    """Return a harness with two tasks, which end with the test."""
     new_harness = ScheduleHarness()
     yield new_harness
     new_harness.tasks.close()
@@ -147,7 +147,10 @@ def test_waking_an_absent_key_does_nothing(calendar: ScheduleHarness) -> None:
 
 
 def test_successor_begins_when_its_predecessor_is_over(calendar: ScheduleHarness) -> None:
-    """If a lease is lost and taken again, only one handler runs at a time. The old step is woken so that it ends."""
+    """If a lease is lost and taken again, only one handler runs at a time.
+
+    The old step is woken, so that it ends soon.
+    """
     calendar.schedule.add("a", calendar.step("old", 60.0, 3.0, step_seconds=1.0))
     calendar.call_at(2.0, lambda: calendar.schedule.add("a", calendar.step("new", 8.0)))
     calendar.tasks.run(90.0)
@@ -163,19 +166,19 @@ def test_only_the_last_of_several_successors_begins(calendar: ScheduleHarness) -
 
 
 def test_step_that_raises_is_logged_and_called_again(calendar: ScheduleHarness) -> None:
-    def fails(_now: float) -> float:
+    def step_that_fails_once(_now: float) -> float:
         calendar.calls.append((calendar.time.clock(), "a"))
         if len(calendar.calls) == 1:
             raise MemoryError("too much")
         return math.inf
 
-    calendar.schedule.add("a", fails)
+    calendar.schedule.add("a", step_that_fails_once)
     calendar.tasks.run(20.0)
     assert [(round(when, 3), name) for when, name in calendar.calls] == [(0.0, "a"), (STEP_FAULT_WAITS[0], "a")]
     assert calendar.process.faults == [("a", "MemoryError('too much')")]
 
 
-def test_drain_waits_until_all_are_over_or_its_time_limit(calendar: ScheduleHarness) -> None:
+def test_drain_waits_for_all_steps_up_to_its_deadline(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a", 6.0))
     calendar.schedule.add("b", calendar.step("b", 3.0))
     result_of_limited_drain = calendar.call_at(1.0, lambda: calendar.schedule.drain(4.0))
@@ -213,13 +216,13 @@ def test_close_ends_with_the_last_running_step(calendar: ScheduleHarness) -> Non
     assert close_result == [(True, 4.0)]
 
 
-def test_failing_dispatcher_logs_the_error_and_continues(calendar: ScheduleHarness) -> None:
+def test_schedule_reports_its_own_error_and_continues(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(1.0)
 
     def break_clock() -> None:
-        calendar.time.broken = 1
         calendar.schedule.wake("a")
+        calendar.time.broken = 1
 
     calendar.call_at(1.0, break_clock)
     calendar.tasks.run(30.0)
@@ -244,7 +247,7 @@ def test_step_that_could_not_start_starts_later(calendar: ScheduleHarness, monke
 
 
 def test_worker_is_notified_if_no_task_can_start(calendar: ScheduleHarness) -> None:
-    """The step is still called later, by the task that did start."""
+    """The step is still called, by the one task that could be started."""
     calendar.time.max_tasks = 1
     calendar.schedule.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(20.0)
@@ -268,7 +271,7 @@ def test_drain_ignores_keys_that_were_over_before(calendar: ScheduleHarness) -> 
 
 
 def test_abandoned_step_counts_again_once_it_has_returned(calendar: ScheduleHarness) -> None:
-    """A drain waits for its next call."""
+    """A drain waits for the next call of a step whose abandoned call has returned."""
     calendar.schedule.add("a", calendar.step("a", 6.0, step_seconds=4.0))
     calendar.call_at(1.0, lambda: calendar.schedule.abandon("a"))
     drain_result = calendar.call_at(5.0, calendar.schedule.drain)
@@ -276,7 +279,7 @@ def test_abandoned_step_counts_again_once_it_has_returned(calendar: ScheduleHarn
     assert (calendar.calls, drain_result) == ([(0.0, "a"), (6.0, "a")], [(True, 10.0)])
 
 
-def test_returns_of_abandoned_steps_leave_the_number_of_tasks_unchanged(calendar: ScheduleHarness) -> None:
+def test_task_limit_is_restored_when_abandoned_calls_return(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a", 5.0, 6.0, 7.0, step_seconds=0.5))
     calendar.call_at(0.1, lambda: calendar.schedule.abandon("a"))
     calendar.tasks.run(10.0)
@@ -287,7 +290,7 @@ def test_returns_of_abandoned_steps_leave_the_number_of_tasks_unchanged(calendar
     assert calendar.calls == [(10.0, "b"), (10.0, "c"), (14.0, "d")]
 
 
-def test_each_of_more_steps_than_tasks_is_called_when_due(calendar: ScheduleHarness) -> None:
+def test_steps_are_called_when_due_with_fewer_tasks_than_steps(calendar: ScheduleHarness) -> None:
     for name, due in {"a": 9.0, "b": 3.0, "c": 7.0, "d": 5.0}.items():
         calendar.schedule.add(name, calendar.step(name, due))
     calendar.tasks.run(20.0)
@@ -312,26 +315,26 @@ def test_woken_step_takes_the_task_of_the_step_that_is_due_last(calendar: Schedu
 def test_short_steps_are_called_exactly_when_due_or_woken(
     intervals: list[list[int]], wakes: dict[int, int], task_limit: int
 ) -> None:
-    """If no step takes any time, each is called when it is due or woken, however few tasks there are."""
-    harness = ScheduleHarness(task_limit=task_limit)
+    """If calls take no time, each step is called exactly when it is due or woken, however few tasks there are."""
+    new_harness = ScheduleHarness(task_limit=task_limit)
     wake_times = {number + 0.5: str(key) for number, key in wakes.items()}
     for key, gaps in enumerate(intervals):
-        harness.schedule.add(str(key), harness.step_after(str(key), gaps))
+        new_harness.schedule.add(str(key), new_harness.step_with_gaps(str(key), gaps))
     for when, woken_key in wake_times.items():
-        harness.call_at(when, partial(harness.schedule.wake, woken_key))
-    harness.tasks.run(100.0)
-    harness.tasks.close()
+        new_harness.call_at(when, partial(new_harness.schedule.wake, woken_key))
+    new_harness.tasks.run(100.0)
+    new_harness.tasks.close()
     expected_calls = list[tuple[float, str]]()
     for key, gaps in enumerate(intervals):
         due, gaps_left = 0.0, [*gaps]
         while due < math.inf:
             expected_calls.append((due, str(key)))
             next_due = due + gaps_left.pop(0) if gaps_left else math.inf
-            # A step that has returned infinity is over, so it cannot be woken.
+            # A step that has returned infinity has ended, so it cannot be woken.
             next_wakes = [when for when, woken in wake_times.items() if woken == str(key) and due < when < next_due]
             due = math.inf if next_due == math.inf else min([next_due, *next_wakes])
-    assert sorted(harness.calls) == sorted(expected_calls)
-    assert harness.failed == []
+    assert sorted(new_harness.calls) == sorted(expected_calls)
+    assert new_harness.failed == []
 
 
 def test_work_submitted_to_a_closed_schedule_is_done_by_the_caller(calendar: ScheduleHarness) -> None:
@@ -361,3 +364,51 @@ def test_surplus_tasks_end_and_leave_their_steps_to_the_others(calendar: Schedul
     calendar.call_at(0.5, lambda: calendar.schedule.resize(1))
     calendar.tasks.run(30.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b"), (5.0, "a"), (8.0, "b"), (9.0, "b"), (20.0, "a")]
+
+
+def test_step_that_is_always_woken_does_not_starve_the_others() -> None:
+    harness = ScheduleHarness(task_limit=1)
+    busy_step = harness.step("busy", *[90.0] * 30, step_seconds=1.0)
+
+    def wake_and_step(now: float) -> float:
+        harness.schedule.wake("busy")
+        return busy_step(now)
+
+    harness.schedule.add("busy", wake_and_step)
+    harness.schedule.add("quiet", harness.step("quiet", 5.0, 10.0, 15.0))
+    harness.tasks.run(20.0)
+    harness.tasks.close()
+    quiet_times = [when for when, name in harness.calls if name == "quiet"]
+    assert quiet_times == [1.0, 5.0, 10.0, 15.0]
+
+
+def test_submitted_work_is_done_before_a_closed_schedule_ends(calendar: ScheduleHarness) -> None:
+    """A caller of `map` may wait for the work."""
+
+    def sleep(seconds: float) -> float:
+        calendar.tasks.sleep(seconds)
+        return seconds
+
+    map_result = calendar.call_at(1.0, lambda: calendar.schedule.map(sleep, [3.0] * 5))
+    close_result = calendar.call_at(2.0, calendar.schedule.close)
+    calendar.tasks.run(20.0)
+    assert map_result == [([3.0] * 5, 10.0)]
+    assert close_result == [(True, 10.0)]
+
+
+def test_woken_step_uses_an_idle_task_if_no_other_can_start(calendar: ScheduleHarness) -> None:
+    calendar.time.max_tasks = 1
+    calendar.schedule.add("a", calendar.step("a", 50.0))
+    calendar.schedule.add("b", calendar.step("b", 60.0))
+    calendar.call_at(10.0, lambda: calendar.schedule.wake("b"))
+    calendar.tasks.run(70.0)
+    assert calendar.calls == [(0.0, "a"), (0.0, "b"), (10.0, "b"), (50.0, "a")]
+
+
+def test_submitted_work_is_done_by_the_caller_if_no_task_can_start(calendar: ScheduleHarness) -> None:
+    calendar.time.max_tasks = 1  # the task of `calendar.schedule`
+    schedule = Schedule(calendar.time, 2, "leasehold-read", lambda fault: calendar.failed.append(repr(fault)))
+    map_result = calendar.call_at(1.0, lambda: schedule.map(abs, [-1, -2]))
+    calendar.tasks.run(20.0)
+    assert map_result == [([1, 2], 1.0)]
+    assert set(calendar.failed) == {"""RuntimeError("can't start new thread")"""}

@@ -1,4 +1,4 @@
-"""The threads and queues of a worker."""
+"""Tests of the threads and queues that a worker uses outside simulations."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def test_queue_waits_until_the_given_time() -> None:
     assert queue.get(read_boot_clock() - 1) == "item"
 
 
-def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
+def test_map_raises_the_first_error_once_all_calls_have_ended() -> None:
     finished: list[int] = []
 
     def work(item: int) -> int:
@@ -58,21 +58,21 @@ def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
         finished.append(item)
         return item
 
-    pool = Schedule(ThreadScheduler(read_boot_clock), 2, "test", lambda _fault: None)
+    schedule = Schedule(ThreadScheduler(read_boot_clock), 2, "test", lambda _fault: None)
     with pytest.raises(ValueError, match=r"^refused$"):
-        pool.map(work, range(4))
+        schedule.map(work, range(4))
     assert sorted(finished) == [0, 2, 3]
 
 
 class Counted(ThreadScheduler):
-    """A scheduler that records the names of its threads, and puts the names of those that have ended into a queue."""
+    """A scheduler that records the name of each thread that it starts, and queues the name when the thread ends."""
 
     def __init__(self) -> None:
         super().__init__(read_boot_clock)
         self.names, self.ended = list[str](), self.queue()
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a thread, and put its name into the queue when it ends."""
+        """Start a thread, and put the name into the queue `ended` when the thread ends."""
         self.names.append(name)
 
         def work_and_record_end() -> None:
@@ -84,27 +84,27 @@ class Counted(ThreadScheduler):
 
 def test_idle_tasks_end_after_a_burst_of_work() -> None:
     scheduler = Counted()
-    pool = Schedule(scheduler, 6, "test", lambda _fault: None, max_idle=2)
+    schedule = Schedule(scheduler, 6, "test", lambda _fault: None, max_idle=2)
     for burst in (1, 2):
         barrier = threading.Barrier(6)
-        assert sorted(pool.map(barrier.wait, [20] * 6)) == [*range(6)]
+        assert sorted(schedule.map(barrier.wait, [20] * 6)) == [*range(6)]
         deadline = read_boot_clock() + 20
         assert [scheduler.ended.get(deadline) for _ in range(4)] == ["test"] * 4
         assert len(scheduler.names) == 2 + 4 * burst
-    assert pool.close(read_boot_clock() + 20)
+    assert schedule.close(read_boot_clock() + 20)
     assert [scheduler.ended.get(read_boot_clock() + 20) for _ in range(2)] == ["test"] * 2
 
 
-def test_pool_grows_and_shrinks_to_its_size() -> None:
+def test_schedule_grows_and_shrinks_to_its_task_limit() -> None:
     scheduler = Counted()
-    pool = Schedule(scheduler, 1, "test", lambda _fault: None)
-    pool.resize(4)
+    schedule = Schedule(scheduler, 1, "test", lambda _fault: None)
+    schedule.resize(4)
     barrier = threading.Barrier(4)
-    assert sorted(pool.map(barrier.wait, [20] * 4)) == [*range(4)]
-    pool.resize(1)
-    assert len(pool.map(abs, range(4))) == 4
+    assert sorted(schedule.map(barrier.wait, [20] * 4)) == [*range(4)]
+    schedule.resize(1)
+    assert len(schedule.map(abs, range(4))) == 4
     assert [scheduler.ended.get(read_boot_clock() + 20) for _ in range(3)] == ["test"] * 3
-    assert pool.close(read_boot_clock() + 20)
+    assert schedule.close(read_boot_clock() + 20)
 
 
 def test_wait_continues_after_a_signal_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,12 @@ its threads, which calls the handler. If the handler returns an awaitable, it is
 When the call ends, `Dispatcher._finish_call` stores the outcome and wakes the lease reader, which gets the outcome from
 `Dispatcher.check`.
 
-1. A lease has at most one call at a time, including calls that were given up. Two handlers never run for one shard in
-   this process.
+1. A lease has at most one call at a time. A call that was given up counts until it ends. So in this process, two
+   handlers never run for one shard at the same time.
 2. Whatever a call raises or returns, its outcome is stored and the lease reader is woken.
 3. `check` never waits. It returns a `CallState`, on which the lease reader acts.
-4. If one of the user's callbacks raises (`notify`), the exception is logged once, and the reader continues.
+4. If one of the user's callbacks raises an exception (`notify`), the reader continues. Only the first exception of each
+   callback is logged.
 """
 
 import inspect
@@ -41,14 +42,17 @@ class Running:
 
 @frozen
 class CallEnded:
-    """The call has ended, with a fault or without one."""
+    """The call has ended. `fault` is None if it succeeded."""
 
     fault: Exception | None
 
 
 @frozen
 class NotBegun:
-    """The lease had expired when a thread became free, so the handler was not called. A renewal shows who owns it."""
+    """The lease had expired when a thread became free, so the handler was not called.
+
+    Only a renewal shows who owns the lease now.
+    """
 
 
 @frozen
@@ -58,7 +62,7 @@ class LeaseLost:
 
 @frozen
 class GivenUp:
-    """The records cannot be handled here, for this reason, so the lease must be released."""
+    """This worker cannot handle the records, for the given reason, so it must release the lease."""
 
     reason: str
 
@@ -77,7 +81,7 @@ class HandlerCall:
         call: Calls the handler.
         is_final: Whether the call must be made even if the lease is to be released.
         began_at: When the call began, by the worker's clock; None while it waits for a thread.
-        warned_seconds: For how many seconds the call had been running when it was last logged as slow.
+        warned_seconds: The running time of the call when it was last logged as slow; 0 before that.
         given_up: Whether the lease reader no longer waits for the call.
         outcome: How the call ended; None until then.
         work: The function that the executor runs, which also identifies the call.
@@ -98,14 +102,14 @@ class HandlerCall:
 
 
 class Dispatcher:
-    """Makes all calls of one worker's handlers.
+    """Calls the handlers of one worker.
 
     Args:
         executor: Where to call the handlers; by default immediately, in the caller's thread.
         wake: Called with a lease's key when its call has ended.
         end_worker: Called with the reason if the worker must end.
-        fatal: The exceptions with which the worker's scheduler ends its tasks. They propagate and never count as the
-            failure of a call.
+        fatal: The exceptions with which the worker's scheduler ends its tasks. They propagate, and are never treated as
+            failures of a handler.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class Dispatcher:
                 handler_call.cancel = self._loop.spawn(
                     result, lambda fault: self._finish_call(handler_call, CallEnded(fault))
                 )
-                if handler_call.given_up:  # it was given up before `cancel` was set
+                if handler_call.given_up:  # the call was given up before `cancel` was set
                     handler_call.cancel()
                 return
             fault = None if result is None else fault_in_result(result)
@@ -187,7 +191,7 @@ class Dispatcher:
             log.warning("shard %s: the handler that was given up has ended: %s", key, fault or "it returned")
 
     def check(self, handler_call: HandlerCall, now: float) -> CallState:
-        """Give up the call if it has taken too long. Return its state, which is final unless it is `Running`."""
+        """Give up the call if it has taken too long. Return the call's state, which is final unless it is `Running`."""
         # Check the outcome first, so that a handler that has finished is not given up for being slow.
         if handler_call.outcome is not None:
             return handler_call.outcome
@@ -199,7 +203,7 @@ class Dispatcher:
             is_lost = holding.lost.is_set()
             if (is_lost or (holding.releasing and not handler_call.is_final)) and self._withdraw(handler_call):
                 return LeaseLost() if is_lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
-            # If all threads hang, none may ever become free, but another worker may have a free thread.
+            # If all threads hang, perhaps none will ever become free. Another worker may have a free thread.
             if self._executor.stuck and self._withdraw(handler_call):
                 return GivenUp("no thread is free for its records: all threads hang in handlers")
             return Running(now + min(slow_seconds, limit_seconds))
@@ -208,7 +212,7 @@ class Dispatcher:
         # check would fill the log.
         if running_seconds >= max(slow_seconds, 2 * handler_call.warned_seconds):
             handler_call.warned_seconds = running_seconds
-            self._executor.replace_slow_thread(handler_call.work)  # other calls may be waiting for its thread
+            self._executor.replace_slow_thread(handler_call.work)  # other calls may be waiting for a thread
             handler_log.warning(
                 "shard %s: its handler has been at work on one batch for %.1f s", holding.key, running_seconds
             )
@@ -235,7 +239,7 @@ class Dispatcher:
         return is_withdrawn
 
     def notify(self, name: str, callback: Callable[..., object], *arguments: object) -> None:
-        """Call a user's callback. If it raises, log that once per callback."""
+        """Call one of the user's callbacks. If it raises exceptions, log only the first one."""
         fault: Exception | None = None
         try:
             result = callback(*arguments)
@@ -253,7 +257,7 @@ class Dispatcher:
             log.error("the %s failed; this is said once, and reading goes on: %s", name, fault, exc_info=fault)
 
     def end_worker(self, reason: BaseException) -> None:
-        """Drain and end the worker, for this reason."""
+        """Drain and end the worker for the given reason."""
         self._end_worker(reason)
         if "end" not in self._logged_callbacks:
             self._logged_callbacks.add("end")

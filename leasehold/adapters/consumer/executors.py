@@ -1,9 +1,9 @@
 """Calls and awaits handlers: in the caller's thread, in a few daemon threads, or on the worker's event loop.
 
-The number of threads is limited. If a handler is slow, another thread is started in its place, up to a second limit.
-The event loop has its own thread, which is started when it is first needed. If the system has no thread or file
-descriptor left for the loop, the call fails, and the next call tries to start the loop again. A handler cannot end the
-loop. Only `close` does.
+The number of threads is limited. While a handler is slow, its thread does not count, but all threads together have a
+second limit. The event loop has its own thread, which is started when it is first needed. If the system has no thread
+or file descriptor left for the loop, the handler's call fails, and the next call tries to start the loop again. No
+handler can end the loop. Only `close` ends it.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class HandlerExecutor(Protocol):
         """Remove the work before it begins. Return False if it has already begun."""
 
     def replace_slow_thread(self, work: Work) -> None:
-        """Start another thread for waiting work, because this work, which is running, is slow."""
+        """Allow another thread for the work that waits, because the thread of this work is busy with a slow handler."""
 
     def close(self) -> None:
         """Begin no more work."""
@@ -77,7 +77,7 @@ class ThreadExecutor:
     Args:
         thread_limit: How many threads may run at the same time, not counting threads with slow handlers.
         total_limit: How many threads may exist, including slow ones.
-        on_failure: Called with the exception if a thread ends because its work raised one, which should never happen.
+        on_failure: Called with the exception if work raises one, which ends the thread and should never happen.
     """
 
     def __init__(
@@ -121,7 +121,10 @@ class ThreadExecutor:
             return True
 
     def replace_slow_thread(self, work: Work) -> None:
-        """Do not count the thread of this work until the work returns. Start another thread if other work waits."""
+        """Don't count the thread of this work toward `thread_limit` until the work returns.
+
+        If other work waits and no thread is idle, start another thread.
+        """
         with self._condition, suppress(RuntimeError):  # no thread can be started, so the existing ones must suffice
             if work in self._running_work:
                 self._slow_work.add(work)
@@ -189,8 +192,8 @@ class EventLoop:
     """Awaits any number of awaitables concurrently.
 
     Args:
-        end_worker: Called with a SystemExit or KeyboardInterrupt that a task started by a handler has raised, and
-            with the exception that ends the loop's thread.
+        end_worker: Called with the exception if a task that a handler has started raises SystemExit or
+            KeyboardInterrupt, or if an exception ends the loop's thread.
     """
 
     def __init__(self, end_worker: Callable[[BaseException], None]) -> None:
@@ -202,7 +205,9 @@ class EventLoop:
         self._closing: asyncio.Event
 
     def spawn(self, awaitable: Awaitable[object], on_done: OnDone) -> Callable[[], None]:
-        """Start to await this, and return a function that cancels it. `on_done` is called with its error or None.
+        """Start awaiting `awaitable`, and return a function that cancels it.
+
+        When the awaitable is done, `on_done` is called with its error, or with None if it succeeded.
 
         Raises NotAwaited if no loop can be started now.
         """

@@ -1,13 +1,13 @@
 """Runs a worker by calling its renewals, its turns and the steps of its lease readers when they are due.
 
-Each of these has its own `Schedule` (`consumer/schedule.py`). `Worker.turn` and `Worker.renew` each have a schedule
-with one task, and another one for the writes that they make. The steps of lease readers are on the schedule of
-`LeaseReaders` (`consumer/lease_readers.py`).
+`Worker.turn` and `Worker.renew` each run on a `Schedule` with one task (`consumer/schedule.py`), and each have a second
+schedule, whose tasks make the writes. The steps of lease readers run on the schedule of `LeaseReaders`
+(`consumer/lease_readers.py`).
 
-To stop, a worker drains: it finishes and checkpoints the running batches and releases their leases. If a task ends or
-cannot be started, the run also stops and reports the reason, because leases must not be renewed without being read. If
-the worker has its own process (`run`), the first termination signal drains it (SIGTERM, SIGINT, and SIGHUP unless that
-is ignored, as under nohup). A second signal ends the process immediately, and its leases expire.
+To stop, a worker drains: it finishes and checkpoints the running batches, and releases its leases. If a task fails or
+cannot be started, the worker also drains, and `Runner.run` raises the reason, because leases must not be renewed
+without being read. Within `stopping_on_signals`, the first termination signal drains the worker (SIGTERM, SIGINT, and
+SIGHUP unless that is ignored, as under nohup). A second signal ends the process immediately, and its leases expire.
 """
 
 import logging
@@ -35,14 +35,15 @@ from leasehold.stores.printable import error_summary, join_limited, make_safe_lo
 
 log = make_safe_logger(logging.getLogger("leasehold.runner"))
 
-# Together with the few other tasks, these numbers allow at most 64 threads, not counting the threads that call handlers
-# (`executors.py`). Twenty writers claim a thousand leases in 1.5 seconds.
+# Together with the few other tasks, these numbers allow at most 64 threads. This number does not include the
+# threads that call handlers (`executors.py`), nor the additional renewers of a worker that holds many leases
+# (`RENEWERS_MAX`). Twenty writers claim a thousand leases in 1.5 seconds.
 READERS = 30
 WRITERS = 20
 RENEWERS = 10
 RENEWERS_MAX = 3 * WRITERS
-"""The maximum number of concurrent renewals. Further renewals would have to wait for a connection, because the stores'
-clients keep only a few more connections than this.
+"""The maximum number of concurrent renewals with the default number of writers. Further renewals would have to wait for
+a connection, because the clients of the stores keep only a few more connections than this.
 """
 IDLE_WRITERS = 4
 """How many idle writer tasks to keep for the next burst of work. Further idle tasks end; new ones are started when
@@ -52,7 +53,7 @@ DRAIN_SECONDS = 30.0
 CALL_SECONDS = 2.0
 """How many seconds a drain waits for running requests to the source, whose results are no longer needed."""
 EXPLAINED_ERRORS = (WorkerError, StoreError, SourceError)
-"""Exceptions whose message explains the cause to a user, so that it is raised as it is."""
+"""Exceptions that are raised unchanged, because their messages already explain the cause to a user."""
 
 
 class Runner:
@@ -62,16 +63,17 @@ class Runner:
         worker: A worker without a consumer.
         handling: The handler and its policy; a plain function gets the default policy.
         readers: How many shards may be read or handled at the same time.
-        writers: How many leases may be claimed at the same time. Ten may be renewed at the same time, or up to three
-            times `writers` if the worker holds more leases than it could otherwise renew in time.
+        writers: How many leases may be claimed at the same time. At most ten leases are renewed at the same time, or up
+            to three times `writers` if that many renewals are needed to renew all leases in time.
         meter: The meter for metrics, if OpenTelemetry is installed; by default that of the program's own provider.
         drain_seconds: The time limit for finishing the running batches and releasing the leases. Leases that are not
             released by then expire.
-        memory_bytes: The memory for records that are read and not handled yet, of all shards together. A batch that is
-            larger is read only while no other batch is in memory.
+        memory_bytes: The maximum total size, over all shards, of records that are read but not handled yet. A larger
+            batch is read only while no other batch is in memory.
         begin: Makes the step for a lease that the worker has taken; by default one that reads the shard.
         executor: Calls the handlers; by default in `readers` threads.
-        wall: The clock for lag in the table's rows, in seconds since 1970. If None, rows contain no lag.
+        wall: The clock from which the lag in the table's rows is computed, in seconds since 1970. If None, rows contain
+            no lag.
 
     Examples:
         >>> from leasehold.adapters import Handling, Runner
@@ -177,8 +179,8 @@ class Runner:
             raise end_reason
 
     def stop(self) -> None:
-        """Have `run` finish the running batches, checkpoint and release the leases, and return."""
-        self._end_reasons.put((None,))  # may run in a signal handler, where a lock could deadlock
+        """Make `run` finish and checkpoint the running batches, release the leases, and return."""
+        self._end_reasons.put((None,))  # without a lock, which could deadlock in a signal handler
 
     def hurry(self, key: str) -> None:
         """Run the next step for this lease immediately."""
@@ -208,7 +210,7 @@ class Runner:
         return self._call_worker("renew", partial(worker.renew, now, self._renewal_schedule.map_in_background))
 
     def _call_worker(self, name: str, call: Callable[[], float]) -> float:
-        """Return when the worker is to be called again."""
+        """Call a method of the worker, and return when to call it again."""
         try:
             due = call()
         except self._scheduler.fatal:
@@ -252,8 +254,8 @@ class Runner:
 
     def _drain(self, deadline: float) -> bool:
         """Finish the running batches and release the leases. Return whether that was done in time."""
-        # Prevent further turns, and end the wait for the next turn. Then release all held leases while the last turn
-        # ends.
+        # Prevent further turns, and end the wait for the next turn. Then release all held leases, even while the last
+        # turn is still running.
         calls_deadline = min(deadline, self._scheduler.clock() + CALL_SECONDS)
         self._lease_readers.wants_leases = False
         self._turn_schedule.wake("turn")
@@ -261,16 +263,16 @@ class Runner:
         turn_ended = self._turn_schedule.drain(calls_deadline)
         if not turn_ended and not self.worker.discovery.is_calling_source:
             turn_ended = self._turn_schedule.drain(deadline)
-        # `close` withdraws this worker's requests for leases. Call it in a separate task, because the store might not
-        # respond. It need not wait for a turn that is waiting for the stream, because that turn will not request leases
-        # after the worker was closed.
+        # `Worker.close` withdraws this worker's requests for leases. Call it in a separate task, because the store
+        # might not respond. It can be called while a turn is waiting for the stream, because once the worker is closed,
+        # the turn requests no more leases.
         try:
             is_closed = (turn_ended or self.worker.discovery.is_calling_source) and self._call_in_task(
                 "close", self.worker.close, deadline
             )
         except RuntimeError:
-            # If no task can be started, close the worker in this task, although a store that does not respond then
-            # delays the end of the run.
+            # If no task can be started, close the worker in this task, although this delays the end of the run if the
+            # store does not respond.
             self.worker.close()
             is_closed = True
         # Release leases a second time, because the last turn may have taken some in the meantime. From here on, no more
@@ -284,20 +286,20 @@ class Runner:
         return schedule.drain(deadline) and is_closed
 
     def _call_in_task(self, name: str, call: Callable[[], None], deadline: float) -> bool:
-        """Call this in a new task, and return whether it has ended before the deadline.
+        """Run `call` in a new task, and return whether it has ended by the deadline.
 
-        Raises RuntimeError if no task can be started.
+        Raises RuntimeError if the task cannot be started.
         """
-        call_ended = self._scheduler.queue()
+        end_queue = self._scheduler.queue()
 
         def call_and_report() -> None:
             try:
                 call()
             finally:
-                call_ended.put(True)
+                end_queue.put(True)
 
         self._scheduler.start(f"leasehold-{name}", call_and_report, self._fail)
-        return call_ended.get(deadline) is not None
+        return end_queue.get(deadline) is not None
 
 
 # A worker in its own process
@@ -308,7 +310,7 @@ TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, *((SIGHUP_OR_NONE,) if SIG
 
 
 def termination_signals() -> list[signal.Signals]:
-    """Return the signals that end a worker of this process."""
+    """Return the signals that stop a worker in this process."""
     return [
         number
         for number in TERMINATION_SIGNALS
@@ -318,9 +320,9 @@ def termination_signals() -> list[signal.Signals]:
 
 @contextmanager
 def stopping_on_signals(runner: Runner) -> Iterator[None]:
-    """Stop the runner on a termination signal inside this block; a second signal ends the process.
+    """Within this context, stop the runner at the first termination signal. A second signal ends the process.
 
-    Outside the main thread this does nothing.
+    Outside the main thread, this does nothing, because Python allows only the main thread to set signal handlers.
     """
     signals = termination_signals()
 

@@ -1,18 +1,23 @@
-"""Calls functions when they are due, in a bounded number of tasks. All tasks of a worker belong to a schedule.
+"""Calls functions when they are due, in a bounded number of tasks.
 
-A schedule calls two kinds of functions. A *step* returns when to call it next, so a thousand shards do not need a
-thousand threads. *Work* is called once, as soon as a task is free.
+A schedule calls two kinds of functions. A *step* returns when it is to be called next, so a thousand shards do not need
+a thousand threads. *Work* is called once, as soon as a task is free. A worker's turns, renewals and lease readers all
+run on schedules.
 
-No task passes steps to the others. An idle task chooses the step that is due first, among those that no other task has
-chosen, and sleeps until then. So a step that nobody wakes costs its task one wake-up per call.
+There is no central task that dispatches steps. Each idle task chooses the step that is due first among those that no
+other task has chosen, and sleeps until the step is due. A step that is never woken therefore wakes only one task per
+call.
 
 1. A step never runs twice at the same time.
-2. If a step is added under the key of another one, its first call begins only after the previous step has ended. If a
-   lease is lost and taken again, no two handlers therefore run for it.
+2. If a step is added under a key that is already in use, its first call begins only after the previous step has
+   returned infinity. So if a lease is lost and taken again, two handlers never run for it at the same time.
 3. A step that raises an exception is called again after a pause, which grows with each consecutive fault.
-4. The steps that idle tasks have chosen are due no later than any other step. If a step becomes due earlier, because it
-   is added or woken, it gets a new task, or the idle task whose step is due last (`_assign_task`). So a step is late
-   only if all tasks are running.
+4. No step that waits for a task is due earlier than a step that an idle task has chosen. If a step is added or woken
+   and is due earlier, it gets an idle task that has no step, a new task, or the idle task whose step is due last
+   (`_assign_task`). So a step is late only if all tasks are running, or if its task pauses after an error in the
+   schedule itself (`FAULT_SECONDS`).
+5. Steps that are late are called in the order in which they became due or were woken, so that a step which is always
+   woken does not keep the others from being called.
 """
 
 import heapq
@@ -35,33 +40,37 @@ Step = Callable[[float], float]
 again, or infinity for never."""
 
 FAULT_SECONDS = 5.0
-"""The pause of a task after an error in the schedule itself."""
+"""How many seconds a task pauses after an error in the schedule itself."""
 STEP_FAULT_WAITS = (1.0, 3.0, 6.0)
-"""The pauses, in seconds, after the first, second and later faults of a step."""
+"""The pauses, in seconds, after a step has raised an exception once, twice, or more often in a row."""
+
+
+def _call_nothing(_now: float) -> float:
+    return math.inf
 
 
 @define(eq=False)
 class ScheduledStep:
-    """A step on the schedule.
+    """A step or work on the schedule.
 
     Attributes:
-        key: The key under which the step was added; None for work that is called once.
+        key: The key under which the step was added. None for work.
         step: The step to call.
         replace_after: Called after each fault with the number of consecutive faults. Returns a step that replaces this
             step permanently, or None.
         due: When to call the step.
-        task: The task that is waiting until the step is due, or is running it.
+        task: The task that waits until the step is due, or runs the step. None if no task has chosen the step.
         running: Whether the step is running.
         woken: Whether the step was woken since its last call began.
-        faults: How many times in a row the step has raised an exception.
+        faults: The number of consecutive calls that have raised an exception.
         abandoned: Whether a drain need not wait for the current call to end.
-        successor: The step that begins when this step never has to be called again.
+        successor: A step that was added under the same key, and begins once this step has returned infinity.
     """
 
     key: str | None
     step: Step
+    due: float
     replace_after: Callable[[int], Step | None] | None = None
-    due: float = -math.inf
     task: "ScheduleTask | None" = None
     running: bool = False
     woken: bool = False
@@ -75,8 +84,9 @@ class ScheduleTask:
     """A task of the schedule.
 
     Attributes:
-        wakeups: Where the task waits. An item means that its step may have changed, or that the task is to end.
-        step: The step that the task waits for or runs; None if all steps have tasks.
+        wakeups: The queue on which the task waits. An item means that the task's step may have changed, or that the
+            task may have to end.
+        step: The step that the task waits for or runs. None if no step needs the task.
     """
 
     wakeups: Queue
@@ -84,7 +94,7 @@ class ScheduleTask:
 
     @property
     def due(self) -> float:
-        """When the task has something to do."""
+        """When the task's step is due, or infinity if the task has no step."""
         return math.inf if self.step is None else self.step.due
 
 
@@ -93,11 +103,13 @@ class Schedule:
 
     Args:
         scheduler: Runs the tasks and provides the clock.
-        task_limit: How many tasks there may be. Each is started when it is first needed.
+        task_limit: The maximum number of tasks, apart from one more for each abandoned call. Each task is started when
+            it is first needed.
         name: The name of the tasks.
-        on_failure: Called with the exception if a task cannot be started, if work raises, or if scheduling itself
-            raises. Steps might then never be called.
-        max_idle: How many tasks to keep that have nothing to wait for. Others end. The default is `task_limit`.
+        on_failure: Called with the exception if work raises, if a task cannot be started, or if the schedule itself
+            raises. In the last two cases, some steps might never be called.
+        max_idle: The maximum number of tasks to keep while no step needs them. Further tasks end. The default is
+            `task_limit`.
     """
 
     def __init__(
@@ -115,7 +127,7 @@ class Schedule:
         self._lock = Lock()
         self._steps: dict[str, ScheduledStep] = {}
         self._due_heap: list[tuple[float, int, ScheduledStep]] = []
-        self._push_numbers = count()  # steps that are due at the same time are called in the order of their wake-ups
+        self._push_numbers = count()  # steps with the same due time are called in the order of their pushes
         self._tasks: set[ScheduleTask] = set()
         self._idle_tasks: dict[ScheduleTask, None] = {}
         self._abandoned_count = 0
@@ -126,7 +138,7 @@ class Schedule:
     def start(self) -> None:
         """Start the first task, so that steps are called even if no other task can be started.
 
-        Raises RuntimeError if no task can be started.
+        Raises RuntimeError if the task cannot be started.
         """
         with self._lock:
             task = self._add_task()
@@ -142,11 +154,11 @@ class Schedule:
         *,
         due: float = -math.inf,
     ) -> None:
-        """Call this step from the time `due` on, or once the step that was added under this key before has ended.
+        """Call this step for the first time at `due`, or later, once the previous step under this key has ended.
 
-        Call `start` first.
+        The schedule must have been started with `start`.
         """
-        added = ScheduledStep(key, step, replace_after, due)
+        added = ScheduledStep(key, step, max(due, self._scheduler.clock()), replace_after)
         with self._lock:
             previous = self._steps.get(key)
             if previous is None:
@@ -154,12 +166,15 @@ class Schedule:
                 self._push(added)
             else:
                 previous.successor = added
-                self._wake(previous)  # it may not be due for hours
+                self._wake(previous)  # the previous step may not be due for hours
             new_task = self._assign_task()
         self._start_or_report(new_task)
 
     def wake(self, key: str) -> None:
-        """Call the step immediately, or once more as soon as its current call ends."""
+        """Call the step of this key immediately or, if it is running, again as soon as its current call ends.
+
+        Signal handlers must not call this, because the thread that they interrupt may hold the lock.
+        """
         with self._lock:
             step = self._steps.get(key)
             if step is None or not self._wake(step):
@@ -168,7 +183,7 @@ class Schedule:
         self._start_or_report(new_task)
 
     def abandon(self, key: str) -> None:
-        """Stop waiting for the current call of this step, if any, and allow another task."""
+        """Exclude the current call of this step, if any, from drains, and allow one more task until that call ends."""
         with self._lock:
             step = self._steps.get(key)
             if step is None or not step.running or step.abandoned:
@@ -180,17 +195,23 @@ class Schedule:
         self._start_or_report(new_task)
 
     def drain(self, until: float = math.inf) -> bool:
-        """Wait until only abandoned steps are left. Return False if others are left at the time `until`."""
-        drain_ended = self._scheduler.queue()
+        """Wait until only abandoned steps are left. Return False if any other steps are left at `until`.
+
+        A step that was added under the key of an abandoned step is not waited for, either.
+        """
+        end_queue = self._scheduler.queue()
         with self._lock:
-            self._drain_queues.append(drain_ended)
+            self._drain_queues.append(end_queue)
             self._end_drains()
-        return drain_ended.get(until) is not None
+        return end_queue.get(until) is not None
 
     # Work that is called once
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Call this once a task is free, or now in the caller's task if there is none and none can be started."""
+        """Call this work once a task is free.
+
+        If the schedule is closed, or has no task and cannot start one, call the work now, in the caller's task.
+        """
 
         def run_once(_now: float) -> float:
             try:
@@ -201,30 +222,26 @@ class Schedule:
                 self._on_failure(fault)
             return math.inf
 
-        added = ScheduledStep(None, run_once)
         with self._lock:
-            if not self._closed:
-                self._push(added)
+            is_closed = self._closed
+            if not is_closed:
+                self._push(ScheduledStep(None, run_once, self._scheduler.clock()))
             new_task = self._assign_task()
         self._start_or_report(new_task)
-        with self._lock:
-            is_left_over = added.due < math.inf and added.task is None and (self._closed or not self._tasks)
-            if is_left_over:
-                added.due = math.inf  # this makes its entry in the heap void
-        if is_left_over:
-            run_once(added.due)
+        if is_closed:
+            run_once(math.inf)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply the function to all items concurrently, and return the results in order.
 
-        Once all calls have ended, the first error is raised.
+        If any calls raise exceptions, the first exception is raised again once all calls have ended.
         """
         argument_list = list(items)
         if len(argument_list) <= 1:
             return [function(item) for item in argument_list]
         results: dict[int, R] = {}
         faults: list[BaseException] = []
-        all_ended, pending = self._scheduler.queue(), [*range(len(argument_list))]
+        end_queue, pending = self._scheduler.queue(), [*range(len(argument_list))]
 
         def apply(index: int) -> None:
             try:
@@ -233,17 +250,20 @@ class Schedule:
                 faults.append(fault)
             pending.pop()
             if not pending:
-                all_ended.put(True)
+                end_queue.put(True)
 
         for index in range(len(argument_list)):
             self.submit(partial(apply, index))
-        all_ended.get()
+        end_queue.get()
         if faults:
             raise faults[0]
         return [results[index] for index in range(len(argument_list))]
 
     def map_in_background(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
-        """Apply the function to each item in the background. Do not wait, because a call may stall for long."""
+        """Apply the function to each item in the background.
+
+        This method does not wait for the calls, because a call may stall for a long time.
+        """
 
         def apply_and_log(item: T) -> None:
             try:
@@ -256,33 +276,45 @@ class Schedule:
         return ()
 
     def resize(self, task_limit: int) -> None:
-        """Change the maximum number of tasks. Surplus tasks end after their current work."""
+        """Change the maximum number of tasks. Surplus tasks end after their current call, or when next woken."""
         with self._lock:
             self._task_limit = task_limit
             new_task = self._assign_task()
         self._start_or_report(new_task)
 
     def close(self, until: float = math.inf) -> bool:
-        """Begin no more steps and no more work. Return False if some are still running at the time `until`."""
-        all_ended = self._scheduler.queue()
+        """Begin no more calls of steps. Return False if any calls are still running at `until`.
+
+        Work that was submitted before is still done, because its callers may wait for it. If a call was abandoned, do
+        not wait.
+        """
+        end_queue = self._scheduler.queue()
         with self._lock:
             self._closed = True
-            self._close_queues.append(all_ended)
-            for task in self._idle_tasks:
+            self._close_queues.append(end_queue)
+            for task in self._tasks:
+                if task.step is not None and not task.step.running and task.step.key is not None:
+                    task.step = None
                 task.wakeups.put(True)
+            self._due_heap = [entry for entry in self._due_heap if entry[2].key is None]
+            heapq.heapify(self._due_heap)
             self._end_closes()
             if self._abandoned_count:
                 until = min(until, self._scheduler.clock())
-        return all_ended.get(until) is not None
+        return end_queue.get(until) is not None
 
     # The tasks
 
     def _serve(self, task: ScheduleTask) -> None:
-        while self._call_next_step(task):
-            pass
-        with self._lock:
-            new_task = self._end_task(task)
-        self._start_or_report(new_task)
+        try:
+            while self._call_next_step(task):
+                pass
+        except self._scheduler.fatal:
+            raise  # the run of the simulator is over
+        except BaseException:
+            self._end_task(task)
+            raise
+        self._end_task(task)
 
     def _call_next_step(self, task: ScheduleTask) -> bool:
         """Call the next step when it is due. Return False if the task is to end."""
@@ -294,7 +326,7 @@ class Schedule:
             raise
         except BaseException as fault:  # noqa: BLE001  the steps must still be called, if only to release leases
             self._on_failure(fault)
-            # An error that persists would otherwise keep a core busy.
+            # Pause. Otherwise, an error that persists would keep a core busy.
             task.wakeups.get(self._scheduler.clock() + FAULT_SECONDS)
             return True
         return step is not None
@@ -303,14 +335,14 @@ class Schedule:
         """Choose a step for this task, and wait until it is due. Return None if the task is to end."""
         while True:
             with self._lock:
-                if self._closed or len(self._tasks) > self._task_limit + self._abandoned_count:
-                    self._tasks.discard(task)  # so that no other task ends for the same reason
+                if len(self._tasks) > self._task_limit + self._abandoned_count:
+                    self._tasks.discard(task)  # so that no more tasks end than necessary
                     return None
                 self._idle_tasks[task] = None
                 if task.step is None:
                     self._choose_step(task)
                 step, due = task.step, task.due
-                if step is None and self._has_too_many_idle_tasks():
+                if step is None and (self._closed or self._has_too_many_idle_tasks()):
                     self._tasks.discard(task)
                     return None
                 if step is not None and due <= self._scheduler.clock():
@@ -341,7 +373,8 @@ class Schedule:
             self._end_call(scheduled_step, due)
 
     def _end_call(self, step: ScheduledStep, due: float) -> None:
-        """Note that the step has returned, and is due again at this time."""
+        """Record that the step has returned, and is due again at `due` or, if that is infinite, never."""
+        now = self._scheduler.clock()
         with self._lock:
             if step.task is not None:
                 step.task.step = None
@@ -350,12 +383,13 @@ class Schedule:
                 step.abandoned = False
                 self._abandoned_count -= 1
             if due < math.inf:
-                if step.woken:  # it may have missed the reason, so call it again immediately
-                    step.due = -math.inf
+                if step.woken:  # its call may have missed the reason for this, so call the step again now
+                    step.due = min(due, now)
                 self._push(step)
             # A step that returned infinity is not called again, even if it was woken while it ran, because its lease is
             # no longer held.
             elif step.key is not None:
+                step.step = _call_nothing  # an outdated entry of the heap may refer to this object for a while
                 if step.successor is not None:
                     self._steps[step.key] = step.successor
                     self._push(step.successor)
@@ -373,35 +407,54 @@ class Schedule:
             raise
 
     def _start_or_report(self, task: ScheduleTask | None) -> None:
-        if task is not None:
-            try:
-                self._start_task(task)
-            except RuntimeError as error:
-                self._on_failure(error)
+        if task is None:
+            return
+        try:
+            self._start_task(task)
+        except RuntimeError as error:
+            with self._lock:
+                self._assign_task(may_start=False)
+                # Without a task, work that was submitted would never be done. The caller must do all of it, because
+                # others may have relied on the task that could not be started.
+                waiting_steps = [] if self._tasks else self._take_work()
+            self._on_failure(error)
+            for step in waiting_steps:
+                step.step(step.due)
 
-    # The following methods are called with the lock.
+    def _end_task(self, task: ScheduleTask) -> None:
+        """Remove the task. Its step may get another task."""
+        with self._lock:
+            self._tasks.discard(task)
+            self._idle_tasks.pop(task, None)
+            if task.step is not None:
+                self._push(task.step)
+                task.step = None
+            self._end_closes()
+            new_task = self._assign_task()
+        self._start_or_report(new_task)
+
+    # The lock must be held when the following methods are called.
 
     def _add_task(self) -> ScheduleTask:
         task = ScheduleTask(self._scheduler.queue())
         self._tasks.add(task)
         return task
 
-    def _end_task(self, task: ScheduleTask) -> ScheduleTask | None:
-        """Remove the task. Its step may need another task; return it if it must be started."""
-        self._tasks.discard(task)
-        self._idle_tasks.pop(task, None)
-        if task.step is not None:
-            self._push(task.step)
-            task.step = None
-        self._end_closes()
-        return self._assign_task()
+    def _take_work(self) -> list[ScheduledStep]:
+        """Remove and return all work that has no task."""
+        waiting = [
+            step for due, _, step in self._due_heap if step.key is None and step.due == due and step.task is None
+        ]
+        for step in waiting:
+            step.due = math.inf  # this invalidates its entry in the heap
+        return waiting
 
     def _wake(self, step: ScheduledStep) -> bool:
         """Make the step due now. Return whether it needs a task."""
         step.woken = True
         if step.running:
             return False
-        step.due = -math.inf
+        step.due = min(step.due, self._scheduler.clock())
         if step.task is not None:
             step.task.wakeups.put(True)
             return False
@@ -409,16 +462,18 @@ class Schedule:
         return True
 
     def _push(self, step: ScheduledStep) -> None:
-        """Make the step available to all tasks."""
+        """Make the step available to all tasks, unless the schedule is closed."""
         step.task = None
+        if self._closed and step.key is not None:
+            return
         heapq.heappush(self._due_heap, (step.due, next(self._push_numbers), step))
 
     def _first_step(self) -> ScheduledStep | None:
-        """Return the step that is due first among those without a task."""
+        """Return the step that is due first among those without a task, or None if there is none."""
         due_heap = self._due_heap
         while due_heap:
             due, _, step = due_heap[0]
-            # If a step was woken since, or has a task, its previous entry is still in the heap. Ignore it.
+            # Drop entries that are out of date because the step was woken or chosen after they were pushed.
             if step.due == due and step.task is None and not step.running:
                 return step
             heapq.heappop(due_heap)
@@ -430,13 +485,14 @@ class Schedule:
             heapq.heappop(self._due_heap)
             task.step, step.task = step, task
 
-    def _assign_task(self) -> ScheduleTask | None:
-        """If the first step without a task needs one, give it an idle task (rule 4), or return a task to be started."""
+    def _assign_task(self, *, may_start: bool = True) -> ScheduleTask | None:
+        """Find a task for the first step that has none (rule 4). Return it if it is new and must be started."""
         step = self._first_step()
-        if step is None or self._closed:
+        if step is None:
             return None
         task = max(self._idle_tasks, key=lambda idle_task: idle_task.due, default=None)
-        if (task is None or task.step is not None) and len(self._tasks) < self._task_limit + self._abandoned_count:
+        is_busy = task is None or task.step is not None
+        if may_start and is_busy and len(self._tasks) < self._task_limit + self._abandoned_count:
             return self._add_task()
         if task is not None and step.due < task.due:
             given_up_step = task.step

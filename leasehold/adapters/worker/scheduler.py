@@ -31,17 +31,17 @@ class Queue(Protocol):
 
 
 class Scheduler(Protocol):
-    """What makes two runs of a worker differ: the clock, the order of tasks, random waits, and the process id."""
+    """Provides what may differ between two runs of a worker: the clock, task order, random waits and the process id."""
 
     process_id: str
-    """Distinguishes this process from every other one that has ever used the worker's id."""
+    """Distinguishes this process from every other process that has ever used the worker's id."""
 
     @property
     def fatal(self) -> tuple[type[BaseException], ...]:
-        """The exceptions that end a task from outside. No task may catch them."""
+        """The exceptions that the scheduler raises in a task to end it. Tasks must let them propagate."""
 
     def clock(self) -> float:
-        """Return the seconds of a clock that never goes back."""
+        """Return the time in seconds, by a clock that never goes back."""
 
     @property
     def uniform(self) -> Callable[[float, float], float]:
@@ -54,14 +54,17 @@ class Scheduler(Protocol):
         """Return a new queue."""
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a task. If it raises, pass the exception to `failed`. Raises RuntimeError if no task can start."""
+        """Start a task that calls `work`. If `work` raises an exception, pass it to `failed`.
+
+        Raises RuntimeError if the task cannot be started.
+        """
 
     def log_unexpected(self, where: str, fault: BaseException) -> None:
         """Log an unexpected exception."""
 
 
 class HoldingConsumer(Protocol):
-    """The reader of the held leases. Its methods are called in a task of the worker and must not wait."""
+    """Reads the shards of the held leases. A task of the worker calls these methods, so they must not wait."""
 
     def begin(self, holding: Holding) -> None:
         """Start reading the shard, and stop as soon as `holding.lost` is set."""
@@ -74,7 +77,7 @@ class Unread:
     """A consumer that reads nothing, for a worker that only holds leases."""
 
     def begin(self, holding: Holding) -> None:
-        """Do nothing."""
+        """Do nothing, because this consumer never reads."""
 
     def release(self, holding: Holding) -> None:
         """Release the lease immediately, because nothing is running."""
