@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "spark"))
 import pytest
 from attrs import define, evolve, frozen
 from fake_stream import FakeReader, KillableStore, Stream
-from stepped_loop import Stepped, new_reader, stepped
+from stepped_loop import Stepped, install_stepped_clock, new_reader
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import offsets
@@ -182,7 +182,7 @@ def main() -> int:
         f"{'ms of processor to plan':36}{'end':>8}{'commit':>8}{'tasks':>8}{'all':>8}   load {os.getloadavg()[0]:.1f}"
     )
     with pytest.MonkeyPatch.context() as patch:
-        stepped(patch)
+        install_stepped_clock(patch)
         planner = Planner()
         for moved in MOVED:
             fastest = min((planner.plan_with_rows(moved) for _ in range(ROUNDS)), key=lambda plan_cost: plan_cost.all)

@@ -13,13 +13,13 @@ class Page:
 
     def __init__(self, chromium: str, folder: Path, url: str) -> None:
         child_end, self._to = os.pipe()
-        self._from, answers = os.pipe()
+        self._from, response_pipe = os.pipe()
         flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
         command = (chromium, *flags, f"--user-data-dir={folder}/profile")
-        shell = ("bash", "-c", f'exec "$@" 3<&{child_end} 4>&{answers}', "bash", *command)
-        self._browser = subprocess.Popen(shell, pass_fds=(child_end, answers), stderr=subprocess.DEVNULL)
+        shell = ("bash", "-c", f'exec "$@" 3<&{child_end} 4>&{response_pipe}', "bash", *command)
+        self._browser = subprocess.Popen(shell, pass_fds=(child_end, response_pipe), stderr=subprocess.DEVNULL)
         os.close(child_end)
-        os.close(answers)
+        os.close(response_pipe)
         self._read, self._count = b"", 0
         target = self._ask("Target.createTarget", url=url)["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -58,9 +58,9 @@ class Page:
             while b"\0" not in self._read:
                 self._read += os.read(self._from, 65_536)
             message, _, self._read = self._read.partition(b"\0")
-            answer: dict[str, Any] = json.loads(message)
-            if answer.get("id") == self._count:
-                return dict(answer["result"])
+            response: dict[str, Any] = json.loads(message)
+            if response.get("id") == self._count:
+                return dict(response["result"])
 
 
 def faults_for_readers(page: Page, axe: str) -> list[str]:

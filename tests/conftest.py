@@ -138,9 +138,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("loadgroup", default=False):
         return
     for item in items:
-        used = [group for name, group in SHARED.items() if name in getattr(item, "fixturenames", ())]
-        if used and not _group(item):
-            item.add_marker(pytest.mark.xdist_group(used[0]))
+        used_groups = [group for name, group in SHARED.items() if name in getattr(item, "fixturenames", ())]
+        if used_groups and not _group(item):
+            item.add_marker(pytest.mark.xdist_group(used_groups[0]))
     items.sort(key=_turn)
 
 
@@ -166,14 +166,14 @@ def _sample(items: list[pytest.Item]) -> None:
 
     If `step` divides the length of no column of a table, the sample has every value of every column.
     """
-    counted = Counter[tuple[str, int]]()
+    case_counts = Counter[tuple[str, int]]()
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark and not item.get_closest_marker("more"):
             parametrized_test = (item.parent.nodeid if item.parent else "", id(mark))
-            if counted[parametrized_test] % mark.args[0]:
+            if case_counts[parametrized_test] % mark.args[0]:
                 item.add_marker(pytest.mark.more)
-            counted[parametrized_test] += 1
+            case_counts[parametrized_test] += 1
 
 
 def _group(item: pytest.Item) -> str:

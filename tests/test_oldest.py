@@ -29,9 +29,9 @@ def _install_dependencies(folder: Path, resolution: str) -> str:
     """Install the dependencies that this resolution selects, and return the path of the Python that has them."""
     versions, environment = folder / "versions.txt", folder / "environment"
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
-    chosen = ("--resolution", resolution, "--python-version", "3.11", "--no-emit-index-url")
-    ours = ("--no-emit-package", "leasehold", "--no-emit-package", "leasehold-lab")
-    uv("pip", "compile", "-q", *chosen, *ours, *extras, "-o", str(versions), "pyproject.toml")
+    resolution_options = ("--resolution", resolution, "--python-version", "3.11", "--no-emit-index-url")
+    exclusion_options = ("--no-emit-package", "leasehold", "--no-emit-package", "leasehold-lab")
+    uv("pip", "compile", "-q", *resolution_options, *exclusion_options, *extras, "-o", str(versions), "pyproject.toml")
     uv("venv", "-q", "--no-project", "--python", sys.executable, str(environment))
     uv("pip", "install", "-q", "--python", str(environment), "-r", str(versions), *TOOLS)
     return str(environment / "bin" / "python")

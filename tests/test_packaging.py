@@ -15,13 +15,13 @@ LINKS_TO_FOLDERS = {"adapters", "balancer", "stores"}
 
 def test_source_distribution_has_every_top_level_entry() -> None:
     """Every tracked file and folder is packed, so that tests and site can be run from the source distribution."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode:
+    git_result = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if git_result.returncode:
         pytest.skip("this is no checkout of git")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    packed = project["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
-    entries = {path.partition("/")[0] for path in listed.stdout.splitlines() if (ROOT / path).exists()}
-    assert entries - LINKS_TO_FOLDERS == {*packed, *ALWAYS_PACKED}
+    packed_entries = project["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    entries = {path.partition("/")[0] for path in git_result.stdout.splitlines() if (ROOT / path).exists()}
+    assert entries - LINKS_TO_FOLDERS == {*packed_entries, *ALWAYS_PACKED}
 
 
 def test_two_distributions_share_and_require_one_version() -> None:

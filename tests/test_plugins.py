@@ -116,8 +116,8 @@ for opened, url in ((open_store, "acme://place?dept=3"), (open_source, "acme://p
 
 
 def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: dict[str, str]) -> None:
-    planned = command(environment, "plan", stdin=json.dumps(QUESTION))
-    assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "A1"}]
+    plan_result = command(environment, "plan", stdin=json.dumps(QUESTION))
+    assert json.loads(plan_result.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "A1"}]
     assert "acme: eager" in command(environment, "plan", "--help").stdout
     output = run_code(environment, "from leasehold_lab.simulator.question import RULES; print(RULES['acme'])")
     assert output.stdout == "Acme(eager=True)\n"
@@ -126,10 +126,10 @@ def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: d
 def test_an_entry_point_adds_a_command(environment: dict[str, str]) -> None:
     """The command of another distribution is listed in the help, and can be run. It does not replace any of ours."""
     assert command(environment, "acme", "word").stdout == "acme word\n"
-    shown = command(environment, "--help").stdout
-    assert "A command of acme-leases." in shown
+    help_text = command(environment, "--help").stdout
+    assert "A command of acme-leases." in help_text
     assert "Usage: leasehold plan" in command(environment, "plan", "--help").stdout
-    assert "Plan the actions of one worker" in shown
+    assert "Plan the actions of one worker" in help_text
 
 
 def test_doctor_names_a_plugin_store_without_checks(environment: dict[str, str]) -> None:

@@ -34,8 +34,10 @@ def url(tmp_path: Path) -> str:
         store, Lease(f"{ESCAPE}-key", owner=f"{ESCAPE}-ann", checkpoint=Position("9"), weight=1_024)
     )
     expect_applied(store.write(RequestLease(row, f"{ESCAPE}-bob")))
-    bad = store._connection  # noqa: SLF001  no store's own write creates such a row
-    bad.execute("INSERT INTO leases (key, shard, counter, checkpoint) VALUES (?, ?, 0, ?)", (f"{ESCAPE}-bad", "s", "x"))
+    connection = store._connection  # noqa: SLF001  no store's own write creates such a row
+    connection.execute(
+        "INSERT INTO leases (key, shard, counter, checkpoint) VALUES (?, ?, 0, ?)", (f"{ESCAPE}-bad", "s", "x")
+    )
     store.close()
     return f"sqlite://{path}"
 
@@ -86,16 +88,16 @@ def test_log_line_is_one_line_whatever_it_contains(caplog: pytest.LogCaptureFixt
 
 
 def test_every_logger_of_ours_escapes_names() -> None:
-    house = Path(__file__).parents[1]
+    root = Path(__file__).parents[1]
     loggers = [
         (path.name, line)
         for folder in ("adapters", "stores", "lab")
-        for path in sorted((house / folder).rglob("*.py"))
+        for path in sorted((root / folder).rglob("*.py"))
         for line in path.read_text(encoding="utf-8").splitlines()
         if line.startswith("log = ")
     ]
     assert len(loggers) > 20
-    assert [each for each in loggers if not each[1].startswith("log = make_safe_logger(logging.getLogger(")] == []
+    assert [logger for logger in loggers if not logger[1].startswith("log = make_safe_logger(logging.getLogger(")] == []
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ def _entries(text: str) -> dict[str, str]:
     for line in text.splitlines():
         if line.startswith("  #"):
             name = ""  # this line is the reason for the next names
-        elif begun := re.match(r"  (?:class |def )?(\w+)", line):
-            name = begun[1]
+        elif name_match := re.match(r"  (?:class |def )?(\w+)", line):
+            name = name_match[1]
             entries[name] = ""
         if name:
             entries[name] += f"{line}\n"
@@ -37,8 +37,8 @@ def test_every_change_of_a_public_name_since_the_last_release_is_announced() -> 
     """A changed public name appears in backticks in a fragment or in the top section of the changelog."""
     fragments = "\n".join(path.read_text() for path in FRAGMENTS.glob("+*.md"))
     top = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
-    before = BEFORE.read_text() if BEFORE.exists() else NOW.read_text()  # there is no release yet
-    assert _unannounced(before, NOW.read_text(), f"{top}\n{fragments}") == set()
+    released_names = BEFORE.read_text() if BEFORE.exists() else NOW.read_text()  # there is no release yet
+    assert _unannounced(released_names, NOW.read_text(), f"{top}\n{fragments}") == set()
 
 
 def test_a_changed_name_counts_as_announced_only_in_backticks() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import boto3
 import pyspark
 import pytest
-from releasing import OURS, PYTHONS, ROOT, compiled, installed, plain, pythons
+from releasing import OURS, PYTHONS, ROOT, compiled, find_interpreters, installed, plain
 from waiters import until
 
 from leasehold_lab.standins.services import run_dynalite, run_kinesis_local
@@ -65,9 +65,9 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def python(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """Return the version and the path of a Python."""
     version = str(request.param)
-    if version not in (here := pythons()):
+    if version not in (paths_by_version := find_interpreters()):
         pytest.skip(f"PYTHON {version} IS NOT TESTED: there is none on the PATH, and pyenv has none")
-    return version, here[version]
+    return version, paths_by_version[version]
 
 
 def command(commands: Path, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -86,23 +86,23 @@ def command(commands: Path, *words: str, stdin: str | None = None) -> subprocess
 
 def test_sources_build_the_same_wheel_as_the_checkout(release: tuple[Path, Path]) -> None:
     sources, wheel = release
-    with tarfile.open(sources) as packed, zipfile.ZipFile(wheel) as held:
+    with tarfile.open(sources) as source_archive, zipfile.ZipFile(wheel) as wheel_archive:
         top = sources.name.removesuffix(".tar.gz")
-        written = {name.removeprefix(f"{top}/") for name in packed.getnames()}
-        ours = {path.relative_to(ROOT).as_posix() for path in (ROOT / "leasehold").rglob("*.py")}
-        assert ours - set(held.namelist()) == set()
-    laboratory = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lab").rglob("*.py")}
-    assert (ours | laboratory) - written == set()
-    assert {"LICENSE", "Makefile", "hatch_build.py", "pyproject.toml", "requirements.lock"} - written == set()
+        packed_names = {name.removeprefix(f"{top}/") for name in source_archive.getnames()}
+        package_files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "leasehold").rglob("*.py")}
+        assert package_files - set(wheel_archive.namelist()) == set()
+    lab_files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lab").rglob("*.py")}
+    assert (package_files | lab_files) - packed_names == set()
+    assert {"LICENSE", "Makefile", "hatch_build.py", "pyproject.toml", "requirements.lock"} - packed_names == set()
 
 
 def test_compiled_wheel_is_tagged_for_any_linux(release: tuple[Path, Path], tmp_path: Path, environment: Path) -> None:
     """The tag names a baseline of Linux, because an index rejects wheels that are tagged for one machine's version."""
-    wheel = compiled(release[0], OURS, pythons()[OURS], tmp_path)
+    wheel = compiled(release[0], OURS, find_interpreters()[OURS], tmp_path)
     if wheel is None:
         pytest.skip("NO COMPILED WHEEL IS TESTED: there is no C compiler")
     assert "manylinux" in wheel.name
-    commands = installed(wheel, "", pythons()[OURS], environment)
+    commands = installed(wheel, "", find_interpreters()[OURS], environment)
     code = "from leasehold.adapters.sources.kinesis.aggregation import wire; print(wire.__file__)"
     assert command(commands, "python", "-c", code).stdout.strip().endswith(".so")
 
@@ -122,22 +122,22 @@ def test_each_extra_is_enough_for_its_purpose(
     commands = installed(release[1], f"cli,{extra}", python[1], environment, borrowed=borrowed)
     version_line = command(commands, "leasehold", "--version").stdout
     assert version_line == "leasehold 0.1.0\n"
-    planned = command(commands, "leasehold", "plan", stdin=json.dumps(QUESTION))
-    assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "M5"}]
-    ours = [
+    plan_result = command(commands, "leasehold", "plan", stdin=json.dumps(QUESTION))
+    assert json.loads(plan_result.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "M5"}]
+    module_names = [
         f"leasehold.{name}" if name.startswith(("adapters.", "stores.", "testing")) else name
         for name in IMPORTS[extra].split()
     ]
-    code = f"import importlib\nfor name in {ours}: importlib.import_module(name)"
+    code = f"import importlib\nfor name in {module_names}: importlib.import_module(name)"
     result = command(commands, "python", "-W", "error", "-c", code)
     assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_kinesis_worker_needs_no_plots_frames_or_spark(release: tuple[Path, Path], environment: Path) -> None:
-    commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
-    (here,) = environment.glob("lib/python*/site-packages")
+    commands = installed(release[1], "aws,cli", find_interpreters()[OURS], environment)
+    (site_packages,) = environment.glob("lib/python*/site-packages")
     assert not {"leasehold_lab", "matplotlib", "numpy", "pandas", "pyarrow", "pyspark"} & {
-        path.name for path in here.iterdir()
+        path.name for path in site_packages.iterdir()
     }
     words = ("consume", STREAM, "--store", "sqlite://leases.db", "--events", "--no-wait")
     result = command(commands, "leasehold", *words)
@@ -166,7 +166,7 @@ def handle(batch: leasehold.Delivery) -> None:
 
 def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, Path], environment: Path) -> None:
     """The services run in the environment of the tests. The environment under test has no laboratory."""
-    commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
+    commands = installed(release[1], "aws,cli", find_interpreters()[OURS], environment)
     folder = commands.parent
     (folder / "app.py").write_text(HANDLER)
     (folder / "mended.py").write_text(MENDED)
@@ -183,8 +183,8 @@ def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, 
             assert result.returncode == 0, (words, result.stderr)
             return result.stdout
 
-        written = json.loads(run("produce", source, "--json", stdin="one\ntwo\npoison\nthree\n"))
-        assert written["UserRecordsPut"] == 4
+        produce_counts = json.loads(run("produce", source, "--json", stdin="one\ntwo\npoison\nthree\n"))
+        assert produce_counts["UserRecordsPut"] == 4
         words = ("consume", source, "--store", store, "--handler", "app:handle", "--from", "TRIM_HORIZON")
         options = ("--attempts", "1", "--dead-letter", "file://dead")
         worker = subprocess.Popen(
@@ -193,7 +193,7 @@ def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, 
             env={"PATH": os.environ["PATH"], "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
         )
         try:
-            until(lambda: handled(folder) == {b"one", b"two", b"three"} and len(list(folder.glob("dead/*"))) == 1)
+            until(lambda: handled_lines(folder) == {b"one", b"two", b"three"} and len(list(folder.glob("dead/*"))) == 1)
             leases = json.loads(run("leases", store, "--check", "--watch", "--json"))
             assert (leases["status"], len(leases["leases"])) == ("OK", 2)
             assert "shardId-000000000000" in run("explain", store, "--lease", "shardId-000000000000", "--for", "1s")
@@ -206,14 +206,14 @@ def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, 
         run("reset", store, "--to", "TRIM_HORIZON", "--dry-run")
 
 
-def handled(folder: Path) -> set[bytes]:
+def handled_lines(folder: Path) -> set[bytes]:
     """Return the lines that the handler has written."""
     path = folder / "handled"
     return set(path.read_bytes().splitlines()) if path.exists() else set()
 
 
 def test_missing_extra_is_named_in_the_error(release: tuple[Path, Path], environment: Path) -> None:
-    commands = installed(release[1], "cli", pythons()[OURS], environment)
+    commands = installed(release[1], "cli", find_interpreters()[OURS], environment)
     results = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}
     actual = {
         extra: (result.stderr.count("\n"), f"leasehold[{extra}]" in result.stderr) for extra, result in results.items()

@@ -27,8 +27,8 @@ COMMANDS = {"consume": get_command(consume), "serve": get_command(serve)}
 
 def parse_arguments(words: list[str]) -> dict[str, Any]:
     """Parse these arguments as the command does, and return the parameters. Raises click's error for an unknown one."""
-    name, *rest = words
-    with COMMANDS[name].make_context(name, rest) as context:
+    name, *arguments = words
+    with COMMANDS[name].make_context(name, arguments) as context:
         return context.params
 
 
@@ -38,8 +38,10 @@ def objects() -> list[dict[str, Any]]:
 
 
 def pod_spec(name: str) -> dict[str, Any]:
-    (deployments,) = (each for each in objects() if each["kind"] == "Deployment" and each["metadata"]["name"] == name)
-    spec: dict[str, Any] = deployments["spec"]["template"]["spec"]
+    (deployment,) = (
+        manifest for manifest in objects() if manifest["kind"] == "Deployment" and manifest["metadata"]["name"] == name
+    )
+    spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
     return spec
 
 
@@ -72,18 +74,22 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     """Systemd ignores an unknown setting and only logs it, so the test checks its output."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("THE SYSTEMD UNIT IS NOT TRIED: there is no systemd-analyze")
-    here = tmp_path / UNIT.name
+    unit_path = tmp_path / UNIT.name
     # Systemd checks that the command exists, so use the command of this environment.
-    here.write_text(UNIT.read_text().replace("/opt/orders/bin/leasehold", f"{Path(sys.executable).parent}/leasehold"))
-    result = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
-    ours = [line for line in result.stderr.splitlines() if UNIT.name in line]
-    assert (result.returncode, ours) == (0, [])
+    unit_path.write_text(
+        UNIT.read_text().replace("/opt/orders/bin/leasehold", f"{Path(sys.executable).parent}/leasehold")
+    )
+    result = subprocess.run(["systemd-analyze", "verify", unit_path], capture_output=True, text=True, check=False)
+    unit_lines = [line for line in result.stderr.splitlines() if UNIT.name in line]
+    assert (result.returncode, unit_lines) == (0, [])
 
 
 def instructions() -> list[tuple[str, str]]:
     """Return the instructions of the container file, each as its keyword and its joined lines."""
     text = re.sub(r"^#.*\n", "", CONTAINERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
+    return [
+        (word, arguments.strip()) for word, _, arguments in (line.partition(" ") for line in text.splitlines() if line)
+    ]
 
 
 def test_container_file_copies_existing_files_and_runs_the_command_directly() -> None:
@@ -92,14 +98,14 @@ def test_container_file_copies_existing_files_and_runs_the_command_directly() ->
     assert [word for word, _ in steps] == (
         "FROM ARG ARG COPY RUN WORKDIR USER ENTRYPOINT CMD".split()  # noqa: SIM905  as it reads
     )
-    known = dict(steps)
-    lock, wheel, _ = known["COPY"].split()
+    arguments_by_keyword = dict(steps)
+    lock, wheel, _ = arguments_by_keyword["COPY"].split()
     assert (ROOT / lock).exists()
     assert wheel == "dist/${WHEEL}"
     assert re.fullmatch(r"WHEEL=leasehold-\*-cp313-cp313-manylinux\*_x86_64\.whl", steps[2][1])
     assert steps[0][1].endswith("python:3.13-slim")
-    assert json.loads(known["ENTRYPOINT"]) == ["leasehold"]
-    assert known["USER"] != "root"
+    assert json.loads(arguments_by_keyword["ENTRYPOINT"]) == ["leasehold"]
+    assert arguments_by_keyword["USER"] != "root"
 
 
 def test_container_shell_parses_and_drops_digests(tmp_path: Path) -> None:
@@ -118,35 +124,35 @@ def test_container_shell_parses_and_drops_digests(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_the_container_file_builds(tmp_path: Path) -> None:
     builders = [name for name in ("podman", "docker") if shutil.which(name)]
-    able = [
+    usable_builders = [
         name for name in builders if not subprocess.run([name, "info"], capture_output=True, check=False).returncode
     ]
-    if not able:
+    if not usable_builders:
         pytest.skip("THE CONTAINER FILE IS NOT BUILT: there is neither podman nor a docker that runs")
-    from releasing import compiled, plain, pythons  # noqa: PLC0415  not needed to skip
+    from releasing import compiled, find_interpreters, plain  # noqa: PLC0415  not needed to skip
 
     (tmp_path / "dist").mkdir()
     (tmp_path / "requirements.lock").write_text((ROOT / "requirements.lock").read_text())
     sources, wheel = plain(tmp_path / "dist")
-    here = pythons().get("3.13")
-    named = here and compiled(sources, "3.13", here, tmp_path / "dist")
-    options = ["--build-arg", f"WHEEL={(named or wheel).name}"]
+    python_path = find_interpreters().get("3.13")
+    compiled_wheel = python_path and compiled(sources, "3.13", python_path, tmp_path / "dist")
+    options = ["--build-arg", f"WHEEL={(compiled_wheel or wheel).name}"]
     tag = "leasehold-of-a-test"
-    subprocess.run([able[0], "build", *options, "-f", CONTAINERFILE, "-t", tag, tmp_path], check=True)
+    subprocess.run([usable_builders[0], "build", *options, "-f", CONTAINERFILE, "-t", tag, tmp_path], check=True)
     try:
         version_line = subprocess.run(
-            [able[0], "run", "--rm", tag, "--version"], capture_output=True, text=True, check=True
+            [usable_builders[0], "run", "--rm", tag, "--version"], capture_output=True, text=True, check=True
         )
         assert version_line.stdout == "leasehold 0.1.0\n"
     finally:
-        subprocess.run([able[0], "rmi", tag], check=False)
+        subprocess.run([usable_builders[0], "rmi", tag], check=False)
 
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[KubernetesApi]:
     """Run the API server of an empty cluster, if the user asks for it and it is available."""
-    with tried_on_kubernetes("MANIFESTS ARE") as found:
-        yield found
+    with tried_on_kubernetes("MANIFESTS ARE") as cluster_api:
+        yield cluster_api
 
 
 @pytest.mark.more
@@ -154,7 +160,7 @@ def api() -> Iterator[KubernetesApi]:
 @pytest.mark.timeout(2000)  # the API server may have to be built first
 def test_kubernetes_accepts_the_manifests(api: KubernetesApi) -> None:
     """By default, Kubernetes silently drops an unknown field, and so perhaps a probe or a grace period."""
-    assert [api.create(each) for each in objects()] == [(201, "")] * 4
+    assert [api.create(manifest) for manifest in objects()] == [(201, "")] * 4
 
 
 def test_manifest_check_rejects_unknown_options() -> None:

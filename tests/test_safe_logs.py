@@ -207,9 +207,16 @@ def _reports_before_recovery(tree: ast.AST) -> list[int]:
 
 def _early_reports(body: list[ast.stmt], *, followed: bool) -> Iterator[int]:
     for index, statement in enumerate(body):
-        later = body[index + 1 :]
-        leaves = next((each for each in later if isinstance(each, ast.Return | ast.Raise | ast.Continue)), None)
-        acts = not all(map(_only_leaves, later)) or (followed and leaves is None)
+        later_statements = body[index + 1 :]
+        leaving_statement = next(
+            (
+                later_statement
+                for later_statement in later_statements
+                if isinstance(later_statement, ast.Return | ast.Raise | ast.Continue)
+            ),
+            None,
+        )
+        acts = not all(map(_only_leaves, later_statements)) or (followed and leaving_statement is None)
         if _reports(statement) and acts:
             yield statement.lineno
         for field in ("body", "orelse", "finalbody"):
@@ -229,7 +236,7 @@ def _only_leaves(statement: ast.stmt) -> bool:
     """Return whether the statement changes nothing: it only logs, or leaves the clause with existing values."""
     match statement:
         case ast.Return(value):
-            return value is None or not any(isinstance(each, ast.Call) for each in ast.walk(value))
+            return value is None or not any(isinstance(node, ast.Call) for node in ast.walk(value))
         case ast.Raise() | ast.Continue() | ast.Break() | ast.Pass():
             return True
         case _:

@@ -68,10 +68,10 @@ def unpacked(project: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the contents of leasehold's wheel, and with attrs."""
-    here = unpacked(ROOT, tmp_path_factory.mktemp("wheel"))
+    wheel_folder = unpacked(ROOT, tmp_path_factory.mktemp("wheel"))
     for package in (attr, attrs):
-        (here / package.__name__).symlink_to(Path(str(package.__file__)).parent)
-    return here
+        (wheel_folder / package.__name__).symlink_to(Path(str(package.__file__)).parent)
+    return wheel_folder
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +96,10 @@ def test_wheel_contains_exactly_the_packages(installed: Path) -> None:
     """Without the `py.typed` marker, type checkers ignore the package. Tests must not be installed."""
     names = {path.name.partition("-")[0] for path in installed.iterdir()}
     assert names == {"leasehold", "attr", "attrs"}
-    missing = {path.relative_to(ROOT) for path in (ROOT / "leasehold").rglob("*.py")} - {
+    missing_files = {path.relative_to(ROOT) for path in (ROOT / "leasehold").rglob("*.py")} - {
         path.relative_to(installed) for path in (installed / "leasehold").rglob("*.py")
     }
-    assert not missing
+    assert not missing_files
     assert (installed / "leasehold" / "py.typed").exists()
 
 
@@ -192,9 +192,13 @@ def test_planted_fault_fails_as_the_page_shows(wheels: Wheels, project: Path) ->
     assert result.returncode == 1, result.stdout + result.stderr
     lines = [line.removeprefix("E").strip() for line in result.stdout.splitlines()]
     for block in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL):
-        rest = iter(lines)
-        missing = [line for line in block.splitlines() if not any(line.strip() in each for each in rest)]
-        assert missing == [], result.stdout
+        remaining_lines = iter(lines)
+        missing_lines = [
+            line
+            for line in block.splitlines()
+            if not any(line.strip() in output_line for output_line in remaining_lines)
+        ]
+        assert missing_lines == [], result.stdout
 
 
 @pytest.mark.more

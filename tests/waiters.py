@@ -37,10 +37,10 @@ class Clock:
         self.now += seconds
 
 
-def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  any value
-    """Call `look` until it returns a truthy value, and return the value. Raises AssertionError after `seconds`."""
+def until(condition: Callable[[], Any], expectation: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  any value
+    """Call `condition` until it returns a truthy value, and return the value. Raises AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not (result := look()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {expectation}"
         time.sleep(0.01)
     return result

@@ -55,14 +55,14 @@ class Feed:
         """Record that the stream was deleted, together with all records put so far."""
         self._former, self.recreated_at = len(self.sent), time.time()
 
-    def list_expected_records(self, dispatched: Collection[tuple[str, str]]) -> list[SentRecord]:
+    def list_expected_records(self, dispatched_pairs: Collection[tuple[str, str]]) -> list[SentRecord]:
         """Return the records that must arrive.
 
-        These are all records of the current stream, and the records of deleted streams that are in `dispatched`, which
-        contains pairs of a key and a digest.
+        These are all records of the current stream, and the records of deleted streams that are in `dispatched_pairs`,
+        which contains pairs of a key and a digest.
         """
         dispatched_records = [
-            record for record in self.sent[: self._former] if (record.key, record.digest) in dispatched
+            record for record in self.sent[: self._former] if (record.key, record.digest) in dispatched_pairs
         ]
         return dispatched_records + self.sent[self._former :]
 

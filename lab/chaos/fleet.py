@@ -93,7 +93,8 @@ def list_table_fault_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]
         full_disk_kinds = (DISK_FULL,) if table.disk and table.disk.small else ()
         return (*full_disk_kinds, *((READ_ONLY,) if libc else ()), HELD, EMPTY_TABLE)
     line_kinds = tuple(
-        FaultKind(what, "store") for what in ((*WIRE_FAULTS, LOST_RESPONSES) if table.wired else HTTP_FAULTS)
+        FaultKind(fault_name, "store")
+        for fault_name in ((*WIRE_FAULTS, LOST_RESPONSES) if table.wired else HTTP_FAULTS)
     )
     return (
         *line_kinds,
@@ -355,19 +356,19 @@ class Fleet(Stage):
     def begin(self, fault: Fault) -> None:
         """Cause a fault, and record it."""
         begin_time = time.time()
-        subject = self._cause_fault(fault)
+        affected_name = self._cause_fault(fault)
         if self._is_noticed(fault.kind.what):
             incident_kind: IncidentKind = (
                 "nap" if fault.kind.what == "stand still" or fault.kind in PAUSES_DURING_RESHARD else "trouble"
             )
-            self._current_incidents[fault] = Incident(begin_time, incident_kind, subject, math.inf, str(fault))
+            self._current_incidents[fault] = Incident(begin_time, incident_kind, affected_name, math.inf, str(fault))
             self.history.incidents.append(self._current_incidents[fault])
         for worker in self.processes:
             self._record_denial(worker)
 
-    def _is_noticed(self, what: str) -> bool:
+    def _is_noticed(self, fault_name: str) -> bool:
         has_dated_rows = self.ground.dated or any(table.table.dated for table in self.places.values())
-        return what not in UNNOTICED_FAULTS or (what in STEPS and has_dated_rows)
+        return fault_name not in UNNOTICED_FAULTS or (fault_name in STEPS and has_dated_rows)
 
     def _record_denial(self, worker: str) -> None:
         """Add the worker's process to `_denied` if a current fault denies it a resource."""
@@ -376,29 +377,29 @@ class Fleet(Stage):
 
     def _cause_fault(self, fault: Fault) -> str:
         """Cause the fault, and return the worker or shard that it affects, or "" if it affects all."""
-        what, worker = fault.kind.what, fault.worker
+        fault_name, worker = fault.kind.what, fault.worker
         if fault.kind.line:
             return self._cause_fault_of_connections(fault)
         if worker:
-            self._cause_fault_of_worker(what, worker)
+            self._cause_fault_of_worker(fault_name, worker)
             if fault.kind in PAUSES_DURING_RESHARD:
-                self._closed_shards[fault] = self._reshard_worker(worker, what)
+                self._closed_shards[fault] = self._reshard_worker(worker, fault_name)
         elif fault.kind == READ_ONLY and self.libc is not None:
-            self.libc.refuse_writes(refused=True)
+            self.libc.refuse_writes(enabled=True)
         elif self.table.disk is not None:
             (self.table.disk.fill_up if fault.kind == DISK_FULL else self.table.disk.hold_transaction)()
         return worker
 
-    def _cause_fault_of_worker(self, what: str, worker: str) -> None:
+    def _cause_fault_of_worker(self, fault_name: str, worker: str) -> None:
         # A worker that is still draining has no new process that the fault could affect.
         self.until(lambda: worker not in self.leaving, 2 * DRAIN_SECONDS)
         process = self.processes[worker]
-        match what:
+        match fault_name:
             case "kill":
                 self.kill(process)
             case "end":
                 self.leaving[worker] = (process, self.drain_worker(process))
-            case sleep if sleep == "stand still" or sleep in RESHARD_PAUSE_NAMES:
+            case pause_name if pause_name == "stand still" or pause_name in RESHARD_PAUSE_NAMES:
                 self._children[process].send_signal(signal.SIGSTOP)
             case "no more threads":
                 self._resource_limits[worker] = ThreadLimit(self._children[process].pid)
@@ -406,16 +407,16 @@ class Fleet(Stage):
                 # Wait until the process has started to work, because it would end if it lacked memory or descriptors
                 # while loading.
                 self.until(lambda: self._had_started(process), 2 * DRAIN_SECONDS)
-                limit_resource = ResourceLimit.memory if what == NO_MEMORY.what else ResourceLimit.descriptors
+                limit_resource = ResourceLimit.memory if fault_name == NO_MEMORY.what else ResourceLimit.descriptors
                 self._resource_limits[worker] = limit_resource(self._children[process].pid)
-            case step if step in STEPS and self.libc is not None:
-                self.libc.set_clock_ahead(worker, STEPS[step])
+            case clock_step if clock_step in STEPS and self.libc is not None:
+                self.libc.set_clock_ahead(worker, STEPS[clock_step])
             case order:
                 if order == ORDER and (lines := self.places["store"].lines) is not None:
                     lines.begin("reset", worker)  # so that there is something to log
                 (self.folder / f"{worker}.orders").write_text(order.removeprefix("handler "))
 
-    def _reshard_worker(self, worker: str, what: str) -> tuple[str, ...]:
+    def _reshard_worker(self, worker: str, fault_name: str) -> tuple[str, ...]:
         """Split or merge an open shard of this worker, and return the shards that are closed as a result.
 
         While the stream is paused, no shard is closed, and the fault is only a pause of the worker.
@@ -426,7 +427,7 @@ class Fleet(Stage):
         shard_id = min(
             (lease.shard for lease in self.leases if lease.owner == worker and lease.shard in open_shards), default=""
         )
-        return self.merge(shard_id) if what.endswith("merge") else (self.split(shard_id),)
+        return self.merge(shard_id) if fault_name.endswith("merge") else (self.split(shard_id),)
 
     def wait_for_deletion(self, fault: Fault) -> tuple[str, ...]:
         """Wait until the leases of the shards closed during this fault are deleted, and return the shards.
@@ -448,26 +449,26 @@ class Fleet(Stage):
         self.history.incidents.append(Incident(begin_time, "trouble", "", time.time() - begin_time, note))
 
     def _cause_fault_of_connections(self, fault: Fault) -> str:
-        what, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
+        fault_name, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
         control, lines = self._find_service_and_lines(fault)
-        if what == "split":
+        if fault_name == "split":
             self.split()
-        elif what == "merge":
+        elif fault_name == "merge":
             self.merge()
-        elif what == "pause" and control is not None:
+        elif fault_name == "pause" and control is not None:
             control.pause()
         elif fault.kind == EMPTY_TABLE:
             self._empty_table()
         elif of_stream:
-            subject = self.ground.begin(what, worker)
+            affected_name = self.ground.begin(fault_name, worker)
             if fault.kind == ANEW:
                 self._count_open_shards()
-            return subject
-        elif what == "restart" and control is not None and lines is not None:
+            return affected_name
+        elif fault_name == "restart" and control is not None and lines is not None:
             control.restart()
             lines.redirect(control.service.url)
         elif lines is not None:
-            lines.begin(what, worker)
+            lines.begin(fault_name, worker)
         return worker
 
     def _find_service_and_lines(self, fault: Fault) -> tuple[ServiceControl | None, Lines | SharedWire | None]:
@@ -514,31 +515,31 @@ class Fleet(Stage):
                 self.history.incidents.append(evolve(incident, t=end_time, seconds=0.0, note=f"the end of {fault}"))
 
     def _undo_fault(self, fault: Fault) -> None:
-        what, worker, line = fault.kind.what, fault.worker, fault.kind.line
+        fault_name, worker, line = fault.kind.what, fault.worker, fault.kind.line
         control, lines = self._find_service_and_lines(fault)
-        if what == "pause":
+        if fault_name == "pause":
             assert control is not None
             control.resume()
         elif line == "stream":
-            self.ground.end(what, worker)
+            self.ground.end(fault_name, worker)
         elif line and worker and lines is not None:
-            lines.end(what, worker)
+            lines.end(fault_name, worker)
         elif worker:
-            self._undo_fault_of_worker(what, worker)
+            self._undo_fault_of_worker(fault_name, worker)
         elif fault.kind == READ_ONLY and self.libc is not None:
-            self.libc.refuse_writes(refused=False)
+            self.libc.refuse_writes(enabled=False)
         elif not line and self.table.disk is not None:
             (self.table.disk.free_space if fault.kind == DISK_FULL else self.table.disk.end_transaction)()
 
-    def _undo_fault_of_worker(self, what: str, worker: str) -> None:
-        match what:
+    def _undo_fault_of_worker(self, fault_name: str, worker: str) -> None:
+        match fault_name:
             case "kill":
                 self.join(worker)
-            case sleep if sleep == "stand still" or sleep in RESHARD_PAUSE_NAMES:
+            case pause_name if pause_name == "stand still" or pause_name in RESHARD_PAUSE_NAMES:
                 self._children[self.processes[worker]].send_signal(signal.SIGCONT)
             case "no more threads" | "no more descriptors" | "no more memory":
                 self._resource_limits.pop(worker).end()
-            case step if step in STEPS and self.libc is not None:
+            case clock_step if clock_step in STEPS and self.libc is not None:
                 self.libc.set_clock_ahead(worker, 0)
             case order:
                 if order == ORDER and (lines := self.places["store"].lines) is not None:

@@ -89,11 +89,11 @@ class Ground(Protocol):
         """Return the additional environment of the workers."""
         ...
 
-    def begin(self, what: str, worker: str) -> str:
+    def begin(self, fault_name: str, worker: str) -> str:
         """Begin a fault, and return the worker or shard that it affects, or "" if it affects all."""
         ...
 
-    def end(self, what: str, worker: str) -> None: ...
+    def end(self, fault_name: str, worker: str) -> None: ...
 
     def drop(self, shards: Collection[str]) -> None:
         """Drop these closed shards, as the stream does once their records have expired."""
@@ -148,8 +148,8 @@ class ChaosKinesisStream:
     def put(self) -> Iterator[SentRecord]:
         """Put one record of each key."""
         records = self._record_maker.next(KEYS)
-        put_records(self._client, self.stream.name, [(sent.key, data) for sent, data in records])
-        return (sent for sent, _ in records)
+        put_records(self._client, self.stream.name, [(sent_record.key, data) for sent_record, data in records])
+        return (sent_record for sent_record, _ in records)
 
     def feed_leased_shards(self, shards: set[str]) -> None:
         """Do nothing, because new shards receive records as soon as they exist."""
@@ -163,24 +163,24 @@ class ChaosKinesisStream:
     def environment(self) -> Mapping[str, str]:
         return {}
 
-    def begin(self, what: str, worker: str) -> str:
+    def begin(self, fault_name: str, worker: str) -> str:
         """Begin the fault on the worker's line, or restart the service, or recreate the stream."""
-        if what == ANEW.what:
+        if fault_name == ANEW.what:
             name = self.stream.name
             self._client.delete_stream(StreamName=name)
             self._client.get_waiter("stream_not_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
             self._client.create_stream(StreamName=name, ShardCount=SHARDS)
             self._client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
-        elif what == "restart":
+        elif fault_name == "restart":
             self._restart(_read_whole_file(self._streams_file))
         else:
-            self.lines.begin(what, worker)
+            self.lines.begin(fault_name, worker)
         return worker
 
-    def end(self, what: str, worker: str) -> None:
+    def end(self, fault_name: str, worker: str) -> None:
         """End the fault on the worker's line, if the fault concerned a line."""
         if worker:
-            self.lines.end(what, worker)
+            self.lines.end(fault_name, worker)
 
     def drop(self, shards: Collection[str]) -> None:
         saved_streams = json.loads(_read_whole_file(self._streams_file))
@@ -261,7 +261,7 @@ class ChaosHubStream:
         for partition in self._fed_partitions:
             records = self._record_maker.next((partition,) * 3)
             self._hubs.put(self._hub.hub, partition, [data.decode() for _, data in records])
-            yield from (sent for sent, _ in records)
+            yield from (sent_record for sent_record, _ in records)
 
     def feed_leased_shards(self, shards: set[str]) -> None:
         """Start to feed new partitions once they have leases.
@@ -278,11 +278,11 @@ class ChaosHubStream:
         """Return the hub's key."""
         return {HUB_CONNECTION: self._hubs.connection_string()}
 
-    def begin(self, what: str, worker: str) -> str:
+    def begin(self, fault_name: str, worker: str) -> str:
         """Begin the fault for this worker's connections, for one partition, or for the whole hub."""
         self._turn += 1
         partition = str(self._turn % self._hub.partitions)
-        match what:
+        match fault_name:
             case HUBS_UNREACHABLE.what:
                 self.wire.cut()
             case ANEW.what:
@@ -299,12 +299,12 @@ class ChaosHubStream:
                 self._hub = evolve(self._hub, partitions=self._hub.partitions + 1)
                 return ""
             case _:
-                SharedWire(self.wire).begin(what, worker)
+                SharedWire(self.wire).begin(fault_name, worker)
         return worker
 
-    def end(self, what: str, worker: str) -> None:
+    def end(self, fault_name: str, worker: str) -> None:
         """End the fault. All faults of a worker end in the same way, because it has only one at a time."""
-        if what == HUBS_UNREACHABLE.what:
+        if fault_name == HUBS_UNREACHABLE.what:
             self.wire.mend()
         else:
             self.wire.let_through(worker)

@@ -46,10 +46,10 @@ class FaultyLibc:
         """Set the worker's time of day ahead by this many seconds. With 0, the time is right again."""
         self._set_number(worker, 0, seconds)
 
-    def refuse_writes(self, *, refused: bool) -> None:
+    def refuse_writes(self, *, enabled: bool) -> None:
         """Make the disk read-only or writable for all workers."""
         for worker in self._settings:
-            self._set_number(worker, 1, refused)
+            self._set_number(worker, 1, enabled)
 
     def _set_number(self, worker: str, index: int, number: int) -> None:
         _, shared_memory = self._settings[worker]

@@ -169,12 +169,12 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
             return find_client_at_port(port, {} if not fleets else fleets[0].list_process_groups())
 
         hub_address = ""
-        ground: ChaosKinesisStream | ChaosHubStream
+        chaos_stream: ChaosKinesisStream | ChaosHubStream
         if request.source == "kinesis":
-            ground = stack.enter_context(open_kinesis_ground(folder, workers, request.seed))
+            chaos_stream = stack.enter_context(open_kinesis_ground(folder, workers, request.seed))
         else:
-            ground = stack.enter_context(open_hub_ground(find_client_of_port))
-            hub_address = ground.source("").removeprefix("eventhubs://").partition("?")[0]
+            chaos_stream = stack.enter_context(open_hub_ground(find_client_of_port))
+            hub_address = chaos_stream.source("").removeprefix("eventhubs://").partition("?")[0]
         requested_tables = {"store": (request.store, request.layout)} | (
             {"goal": (request.to, request.to_layout)} if request.to else {}
         )
@@ -191,24 +191,24 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
             else:
                 lines = Lines.laid(service_control.service.url, line_names, f"{request.seed} {role}", table.refused)
                 tables_by_role[role] = TableWithLines(table, stack.enter_context(lines))
-        store, operator = stack.enter_context(closing(_open_driver_store(tables_by_role))), None
+        store, swap_operator = stack.enter_context(closing(_open_driver_store(tables_by_role))), None
         if goal_table := tables_by_role.get("goal"):
             environment = tables_by_role["store"].environment(COMMAND) | goal_table.environment(COMMAND)
             addresses = tables_by_role["store"].url(COMMAND), goal_table.url(COMMAND)
-            operator = SwapOperator(addresses, environment, folder, f"{request.seed} swap")
+            swap_operator = SwapOperator(addresses, environment, folder, f"{request.seed} swap")
         table = tables_by_role["store"].table
         disk = table.disk.folder if table.disk else folder / "disk"
         libc = FaultyLibc.compile(folder, workers, disk) if has_compiler() else None
         fleet = Fleet(
             folder,
-            ground.stream,
+            chaos_stream.stream,
             store,
             table.url,
             SETTINGS,
-            ground=ground,
+            ground=chaos_stream,
             places=tables_by_role,
             libc=libc,
-            operator=operator,
+            operator=swap_operator,
             multilang=request.consumer == "multilang",
         )
         fleets.append(fleet)

@@ -22,10 +22,10 @@ from leasehold.adapters.options import Options
 if __name__ == "__main__":
     writes, source, store, cycle_seconds = (sys.argv.pop(1) for _ in range(4))
 
-    def check_options_of_run(_source: str, _store: str, handling: Any, options: Options, named: Any) -> Consumption:  # noqa: ANN401  as in the function that it replaces
+    def check_options_of_run(_source: str, _store: str, handling: Any, options: Options, label: Any) -> Consumption:  # noqa: ANN401  as in the function that it replaces
         """Return the consumption with the run's stream, store and cycle time, and with the option `if_recreated`."""
         options = options | {"set": {"cycle_seconds": float(cycle_seconds)}, "if_recreated": "TRIM_HORIZON"}
-        return consuming.check_consumption_options(source, store, handling, options, named)
+        return consuming.check_consumption_options(source, store, handling, options, label)
 
     RaisingLogHandler(Path(os.environ["CHAOS_ORDERS"])).install()
     with record_writes(Path(writes)), patch.object(multilang, "check_consumption_options", check_options_of_run):

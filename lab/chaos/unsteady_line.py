@@ -34,7 +34,11 @@ def list_one_way_kinds(line: str, *, writes: bool = False) -> tuple[FaultKind, .
         line: The name of the line.
         writes: Whether the line can distinguish writes from reads.
     """
-    return tuple(FaultKind(what, line, ONE_WAY_SECONDS) for what in ONE_WAY if writes or what != WRITES_UNANSWERED)
+    return tuple(
+        FaultKind(fault_name, line, ONE_WAY_SECONDS)
+        for fault_name in ONE_WAY
+        if writes or fault_name != WRITES_UNANSWERED
+    )
 
 
 @define
@@ -59,21 +63,21 @@ class FaultyWorkerLine(Line):
 
     def next(self, operation: str) -> Fault | None:
         fault = super().next(operation)
-        for what in sorted(self.conditions):
-            fault = fault or self._random_fault(what, operation)
+        for condition in sorted(self.conditions):
+            fault = fault or self._random_fault(condition, operation)
         self.met += fault is not None
         return fault
 
-    def _random_fault(self, what: str, operation: str) -> Fault | None:
-        if what == "parted":
+    def _random_fault(self, condition: str, operation: str) -> Fault | None:
+        if condition == "parted":
             return Reset()
-        if what == WRITES_UNANSWERED:
+        if condition == WRITES_UNANSWERED:
             return Reset(late=True) if operation in WRITES else None
-        if what in ONE_WAY:
-            return Silent(20.0, late=what == REQUESTS_ONLY)
-        if what == SLOW_SERVICE:
+        if condition in ONE_WAY:
+            return Silent(20.0, late=condition == REQUESTS_ONLY)
+        if condition == SLOW_SERVICE:
             return Late(self._draw.uniform(6.0, 25.0))
-        if what == "slow listings":
+        if condition == "slow listings":
             return Late(3.0) if operation in LISTINGS else None
         faults: dict[str, Fault] = {
             "late": Late(self._draw.uniform(0.1, 1.5)),
@@ -82,7 +86,7 @@ class FaultyWorkerLine(Line):
             "lost replies": Reset(late=True),
             "refused": self._draw.choice(self.refused),
         }
-        return faults[what] if self._draw.random() < FAULT_PROBABILITY else None
+        return faults[condition] if self._draw.random() < FAULT_PROBABILITY else None
 
 
 @frozen
@@ -93,11 +97,11 @@ class Lines:
 
     @classmethod
     @contextmanager
-    def laid(cls, to: str, workers: Sequence[str], seed: str, refused: tuple[Refused, ...]) -> Iterator[Self]:
+    def laid(cls, service_url: str, workers: Sequence[str], seed: str, refusals: tuple[Refused, ...]) -> Iterator[Self]:
         """Open the lines for the duration of the block."""
         with ExitStack() as stack:
             lines_by_worker = {
-                worker: FaultyWorkerLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers
+                worker: FaultyWorkerLine(service_url, seed=f"{seed} {worker}", refused=refusals) for worker in workers
             }
             for proxy in lines_by_worker.values():
                 stack.enter_context(laid(proxy))
@@ -112,12 +116,12 @@ class Lines:
         for proxy in self._lines.values():
             proxy.to = url
 
-    def begin(self, what: str, worker: str) -> None:
+    def begin(self, fault_name: str, worker: str) -> None:
         """Begin a condition on the line of this worker."""
-        self._lines[worker].conditions.add(what)
+        self._lines[worker].conditions.add(fault_name)
 
-    def end(self, what: str, worker: str) -> None:
-        self._lines[worker].conditions.discard(what)
+    def end(self, fault_name: str, worker: str) -> None:
+        self._lines[worker].conditions.discard(fault_name)
 
     @property
     def met(self) -> int:

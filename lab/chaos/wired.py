@@ -26,12 +26,12 @@ class SharedWire:
 
     @classmethod
     @contextmanager
-    def laid(cls, to: str, name_of: Callable[[int], str]) -> Iterator[Self]:
+    def laid(cls, service_url: str, name_of: Callable[[int], str]) -> Iterator[Self]:
         """Run the proxy until the block ends.
 
         `name_of` returns the name of the worker whose connection has a given local port.
         """
-        wire = Wire(urlsplit(to).port or 0, name_of)
+        wire = Wire(urlsplit(service_url).port or 0, name_of)
         try:
             yield cls(wire)
         finally:
@@ -45,9 +45,9 @@ class SharedWire:
         """Connect the wire to the service's new address."""
         self.wire.to = urlsplit(url).port or 0
 
-    def begin(self, what: str, worker: str) -> None:
+    def begin(self, fault_name: str, worker: str) -> None:
         """Begin a fault for this worker: one of WIRE_FAULTS or ONE_WAY, or LOST_RESPONSES."""
-        match what:
+        match fault_name:
             case "late":
                 self.wire.delay(worker, LATE_SECONDS)
             case "silent":
@@ -63,5 +63,5 @@ class SharedWire:
             case _:
                 self.wire.lose_replies(worker)
 
-    def end(self, what: str, worker: str) -> None:  # noqa: ARG002  a worker has one fault at a time
+    def end(self, fault_name: str, worker: str) -> None:  # noqa: ARG002  a worker has one fault at a time
         self.wire.let_through(worker)

@@ -69,11 +69,13 @@ class RecordingStore(PassingStore):
 
 
 @contextmanager
-def record_writes(to: Path) -> Iterator[None]:
+def record_writes(output_path: Path) -> Iterator[None]:
     """Make workers of this process record their writes of leases, to one table or to both tables of a swap."""
     with (
-        patch.object(consuming, "open_store", lambda url, **options: RecordingStore(open_store(url, **options), to)),
-        patch.object(consuming, "SwapStore", lambda tables, name: RecordingStore(SwapStore(tables, name), to)),
+        patch.object(
+            consuming, "open_store", lambda url, **options: RecordingStore(open_store(url, **options), output_path)
+        ),
+        patch.object(consuming, "SwapStore", lambda tables, name: RecordingStore(SwapStore(tables, name), output_path)),
     ):
         yield
 

@@ -89,8 +89,8 @@ def _lines(body: bytes) -> None:
         produce._make_key_function(key_option, ",")(body).encode()
 
 
-def _offset(stored: Any) -> None:  # noqa: ANN401  any value that Spark stored
-    offset = decode_offset(stored)
+def _offset(stored_offset: Any) -> None:  # noqa: ANN401  any value that Spark stored
+    offset = decode_offset(stored_offset)
     assert decode_offset(json.loads(json.dumps(encode_offset(offset)))) == offset
 
 

@@ -65,8 +65,8 @@ def _convert_change_row(data: bytes) -> None:
     try:
         row = json.loads(data)
         change = row["dynamodb"]
-        if (created := change.get("ApproximateCreationDateTime")) is not None:  # boto3 parses it into a datetime
-            change["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
+        if (creation_time := change.get("ApproximateCreationDateTime")) is not None:  # boto3 parses it into a datetime
+            change["ApproximateCreationDateTime"] = datetime.fromtimestamp(creation_time % 10**10, UTC)
         record = convert_record(row)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
         raise ValueError("no change") from exc  # a record that no poller returns
@@ -92,8 +92,8 @@ def _aggregate(data: bytes) -> None:
 
 
 def _split_and_prepend_mark(data: bytes) -> None:
-    mark, rest = split_mark(data)
-    assert data == (rest if mark is None else prepend_mark(rest, mark))
+    mark, remaining_data = split_mark(data)
+    assert data == (remaining_data if mark is None else prepend_mark(remaining_data, mark))
     assert mark is None or mark.epoch < EPOCH_LIMIT
 
 

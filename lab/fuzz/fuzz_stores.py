@@ -124,12 +124,12 @@ def _line(text: str) -> None:
 
 def _objects(layout: Layout, document: object) -> None:
     parts: dict[str, dict[str, object]] = document if isinstance(document, dict) else {}
-    stored = {
+    stored_objects = {
         part: StoredObject(part, "e", {name: text for name, text in parts[part].items() if isinstance(text, str)})
         for part in ("ownership", "checkpoint", "notes")
         if isinstance(parts.get(part), dict)
     }
-    _read(parse_row("0", lambda: layout.lease("0", Parts(**stored))))
+    _read(parse_row("0", lambda: layout.lease("0", Parts(**stored_objects))))
 
 
 def _object_name(name: str) -> None:
@@ -176,8 +176,8 @@ def _session_cell(document: object) -> None:
         if isinstance(attribute, dict)
     }
     item["entityType"] = {"S": dynamodb_cells.SESSION_ROW_TYPE}
-    stored = dynamodb_cells._parse_row("leases", item)
-    assert {type(text) for pair in stored.fields.items() for text in pair} <= {str}
+    stored_row = dynamodb_cells._parse_row("leases", item)
+    assert {type(text) for pair in stored_row.fields.items() for text in pair} <= {str}
 
 
 def _direct(body: bytes) -> None:

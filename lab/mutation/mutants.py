@@ -165,10 +165,10 @@ def read_groups(only: str | None = None) -> tuple[Group, ...]:
     )
     if only is None:
         return tuple(all_groups)
-    selected = tuple(
+    selected_groups = tuple(
         group if only == group.name else evolve(group, modules=(only,)) for group in all_groups if only in group.names
     )
-    return selected or sys.exit(f"{only}: modules.toml does not list it")
+    return selected_groups or sys.exit(f"{only}: modules.toml does not list it")
 
 
 def read_excuses(module: str | None) -> tuple[Excuse, ...]:
@@ -188,9 +188,9 @@ def copy_tree(group: Group) -> Path:
 
 
 def _copy(folder: Path) -> None:
-    unneeded = shutil.ignore_patterns("__pycache__", "node_modules", ".hypothesis", "*.so")
+    ignore_unneeded = shutil.ignore_patterns("__pycache__", "node_modules", ".hypothesis", "*.so")
     for name in ("leasehold", "lab", "tests", "specs"):
-        shutil.copytree(ROOT / name, folder / name, ignore=unneeded, dirs_exist_ok=True)
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore_unneeded, dirs_exist_ok=True)
 
 
 def _run_mutmut(folder: Path, *arguments: str) -> str:

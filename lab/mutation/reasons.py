@@ -111,12 +111,12 @@ def run_tests(tests: Sequence[str]) -> int:
 def violation_is_noticed(reason: Reason) -> bool:
     """Plant the violation of this reason, and return whether one of the reason's tests fails."""
     path = COPY / reason.file
-    original = path.read_text(encoding="utf-8")
-    path.write_text(original.replace(reason.was, reason.now), encoding="utf-8")
+    original_text = path.read_text(encoding="utf-8")
+    path.write_text(original_text.replace(reason.was, reason.now), encoding="utf-8")
     try:
         return run_tests(reason.tests) == FAILED
     finally:
-        path.write_text(original, encoding="utf-8")
+        path.write_text(original_text, encoding="utf-8")
 
 
 def main() -> int:

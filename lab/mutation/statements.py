@@ -125,24 +125,32 @@ def _list_swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
 
     At least one of the two must be only a call, and the second must not use names that the first one binds.
     """
-    for first, second in pairwise(block):
-        has_call = isinstance(first, ast.Expr) or isinstance(second, ast.Expr)
-        are_independent = _only_records(first) and _only_records(second) and not _order_matters(first, second)
+    for first_statement, second_statement in pairwise(block):
+        has_call = isinstance(first_statement, ast.Expr) or isinstance(second_statement, ast.Expr)
+        are_independent = (
+            _only_records(first_statement)
+            and _only_records(second_statement)
+            and not _order_matters(first_statement, second_statement)
+        )
         if (
-            _has_effect(first)
-            and _has_effect(second)
+            _has_effect(first_statement)
+            and _has_effect(second_statement)
             and has_call
             and not are_independent
-            and not (_find_names_bound(first) & _find_names_read(second))
+            and not (_find_names_bound(first_statement) & _find_names_read(second_statement))
         ):
             source_lines = source.splitlines(keepends=True)
             first_lines, second_lines = (
-                source_lines[first.lineno - 1 : first.end_lineno],
-                source_lines[second.lineno - 1 : second.end_lineno],
+                source_lines[first_statement.lineno - 1 : first_statement.end_lineno],
+                source_lines[second_statement.lineno - 1 : second_statement.end_lineno],
             )
-            source_between = source_lines[first.end_lineno or 0 : second.lineno - 1]
-            source_lines[first.lineno - 1 : second.end_lineno] = [*second_lines, *source_between, *first_lines]
-            yield Fault("swap", first.lineno, "".join(source_lines))
+            source_between = source_lines[first_statement.end_lineno or 0 : second_statement.lineno - 1]
+            source_lines[first_statement.lineno - 1 : second_statement.end_lineno] = [
+                *second_lines,
+                *source_between,
+                *first_lines,
+            ]
+            yield Fault("swap", first_statement.lineno, "".join(source_lines))
 
 
 def _has_effect(statement: ast.stmt) -> bool:
@@ -354,7 +362,9 @@ def plant_fault(module: str, fault: Fault) -> None:
 
 def _find_function_code(code: CodeType, line: int) -> CodeType:
     """Return the code of the outermost function around this line."""
-    code_candidates = [each for each in code.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
+    code_candidates = [
+        constant for constant in code.co_consts if isinstance(constant, CodeType) and constant.co_firstlineno <= line
+    ]
     innermost_code = max(code_candidates, key=attrgetter("co_firstlineno"))
     return innermost_code if innermost_code.co_flags & CO_OPTIMIZED else _find_function_code(innermost_code, line)
 
@@ -379,11 +389,13 @@ class Verdicts:
             return True
         return False if _compute_digest(module, fault, *map(_read_test_text, tests)) in self._results_by_key else None
 
-    def add(self, module: str, fault: Fault, tests: list[str], *, seen: bool) -> None:
+    def add(self, module: str, fault: Fault, tests: list[str], *, is_seen: bool) -> None:
         """Add a result. It is valid until the function changes or, if the fault was missed, until a test changes."""
-        key = _compute_digest(module, fault) if seen else _compute_digest(module, fault, *map(_read_test_text, tests))
+        key = (
+            _compute_digest(module, fault) if is_seen else _compute_digest(module, fault, *map(_read_test_text, tests))
+        )
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(f"{key} {'seen' if seen else 'missed'}\n")
+            file.write(f"{key} {'seen' if is_seen else 'missed'}\n")
 
 
 def _compute_digest(module: str, fault: Fault, *tests: str) -> str:
@@ -459,7 +471,7 @@ def _test_faults(
         for fault, forked_run in [*running_tests.items()]:
             if (is_noticed_by_test := forked_run.result()) is not None:
                 del running_tests[fault]
-                verdicts.add(module, fault, tests, seen=is_noticed_by_test)
+                verdicts.add(module, fault, tests, is_seen=is_noticed_by_test)
                 yield fault, is_noticed_by_test
         time.sleep(0.05)
 
@@ -473,10 +485,10 @@ def read_unseen_faults() -> list[dict[str, str]]:
     """Return the faults that behave like the original, each with its module, kind, first line and reason."""
     entries = tomllib.loads((HERE / "unseen.toml").read_text(encoding="utf-8"))
     return [
-        {"module": module, "kind": kind, "line": line, "why": why}
+        {"module": module, "kind": kind, "line": line, "why": reason}
         for module, kinds in entries.items()
         for kind, lines in kinds.items()
-        for line, why in lines.items()
+        for line, reason in lines.items()
     ]
 
 

@@ -96,9 +96,9 @@ class Observer:
     def find_longest_gap(self) -> float:
         """Return the longest time between two changes of a row."""
         return max(
-            later[0] - earlier[0]
+            later_change[0] - earlier_change[0]
             for version_changes in self.seen.values()
-            for earlier, later in pairwise(version_changes)
+            for earlier_change, later_change in pairwise(version_changes)
         )
 
 
@@ -162,13 +162,13 @@ def _measure_block(
     )
     query_leases, taken_before = _list_query_leases(environment), rival_store.taken
     observer, start_time, memory_mib_before = Observer(), time.monotonic(), measure_resident_mib(runner_pid)
-    while (elapsed := time.monotonic() - start_time) < seconds:
+    while (elapsed_seconds := time.monotonic() - start_time) < seconds:
         observer.observe(environment.table.list().leases, query_leases)
         time.sleep(0.5)
     memory_mib = memory_mib_before, measure_resident_mib(runner_pid)
     remaining_leases, lost_leases = len(_list_query_leases(environment)), rival_store.taken - taken_before
     return BlockedResult(
-        round(elapsed, 1),
+        round(elapsed_seconds, 1),
         len(query_leases),
         remaining_leases,
         lost_leases,

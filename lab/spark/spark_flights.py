@@ -235,14 +235,14 @@ def _wait_until_read(run: Run) -> tuple[int, int]:
     return count_leases_at_tip(), len(run.read_leases())
 
 
-def judge_run(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> FlightsResult:
+def judge_run(run: Run, sent_rows: Sequence[Row], at_tip: tuple[int, int]) -> FlightsResult:
     landed_rows = pd.concat([_read_landed(run.folder / "rows" / name, name) for name in ("one", "two", "plain")])
     flight_rows = landed_rows[landed_rows["data"] != MARK]
     distinct_rows = flight_rows.drop_duplicates(IDENTITY)
     repeated_rows = flight_rows[flight_rows.duplicated(IDENTITY)]
-    sent_data, landed_data = {row.data for row in sent}, set(distinct_rows["data"])
+    sent_data, landed_data = {row.data for row in sent_rows}, set(distinct_rows["data"])
     return FlightsResult(
-        sent=len(sent),
+        sent=len(sent_rows),
         landed=len(distinct_rows),
         lost=len(sent_data - landed_data),
         strangers=len(landed_data - sent_data) + len(distinct_rows) - len(landed_data),
@@ -276,18 +276,18 @@ def _read_landed(folder: Path, member: str) -> pd.DataFrame:
 
 
 def run_flights(
-    environment: Ground, sent: Sequence[Row], folder: Path, *, rate: int, report: Callable[[str], None]
+    environment: Ground, sent_rows: Sequence[Row], folder: Path, *, rate: int, report: Callable[[str], None]
 ) -> FlightsResult:
     """Run the scenario with this stream and lease table, keeping files in this folder, and return the result."""
     with ExitStack() as stack:
         for name in ("one", "two", "plain"):
             (folder / "rows" / name).mkdir(parents=True)
-        run = Run(environment, folder, environment.feed(sent, rate), report)
+        run = Run(environment, folder, environment.feed(sent_rows, rate), report)
         pool = stack.enter_context(ThreadPoolExecutor(1))
         stack.callback(run.feed.end)
         stack.callback(run.end_members)
         feed_future = pool.submit(run.feed)
-        return judge_run(run, sent, play_scenario(run, len(sent), feed_future))
+        return judge_run(run, sent_rows, play_scenario(run, len(sent_rows), feed_future))
 
 
 def format_result(result: FlightsResult) -> str:

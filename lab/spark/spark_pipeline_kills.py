@@ -138,15 +138,15 @@ class Received:
     order: int
 
 
-def compare_rows(sent: Sequence[Row], received: Sequence[Row]) -> Received:
+def compare_rows(sent_rows: Sequence[Row], received_rows: Sequence[Row]) -> Received:
     """Compare the rows that a reader received, in this order, with the rows that were sent."""
-    delivery_counts = Counter(data for _, data in received)
+    delivery_counts = Counter(data for _, data in received_rows)
     numbers_by_key = defaultdict[str, list[int]](list)
-    for key, data in received:
+    for key, data in received_rows:
         numbers_by_key[key].append(int(data))
     return Received(
-        len(received),
-        sum(not delivery_counts[data] for _, data in sent),
+        len(received_rows),
+        sum(not delivery_counts[data] for _, data in sent_rows),
         sum(count - 1 for count in delivery_counts.values()),
         sum(key_numbers != sorted(key_numbers) for key_numbers in numbers_by_key.values()),
     )

@@ -106,11 +106,11 @@ class Consumption:
                 }
                 while isinstance(store, str):
                     try:
-                        if (to := self.options["to"]) is None:
+                        if (target_url := self.options["to"]) is None:
                             store = open_store(store, session=self.sessions[1], **store_options)
                         else:  # the leases may move to another table, so both tables are needed
-                            tables = open_tables(store, to, sessions=self.sessions[1:], **store_options)
-                            store = SwapStore(tables, display_name(to))
+                            tables = open_tables(store, target_url, sessions=self.sessions[1:], **store_options)
+                            store = SwapStore(tables, display_name(target_url))
                     except OutcomeUnknown as fault:
                         # With `wait`, keep trying to open the store, as a running worker would keep trying to read.
                         if not self.options["wait"]:
@@ -210,12 +210,12 @@ def check_consumption_options(
             raise ValueError(
                 f"{option_label('leases')}: file:// is a backup, on which no fleet works; copy it to a store"
             )
-    if (to := values["to"]) is not None:
+    if (target_url := values["to"]) is not None:
         if not isinstance(leases, str):
             raise ValueError(
                 f"{option_label('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
             )
-        check_tables_differ(leases, to, option_label("to"))
+        check_tables_differ(leases, target_url, option_label("to"))
     lambda_handler = None
     if isinstance(handler, str) and handler.startswith(LAMBDA_PREFIX):
         lambda_handler = _make_lambda_handler(handler, given_options)
@@ -415,7 +415,7 @@ def _import_function(text: str) -> Callable[..., Any]:
         # cannot shadow a library of the same name.
         sys.path.append(folder_name)
     try:
-        imported = getattr(importlib.import_module(module), name, None)
+        imported_object = getattr(importlib.import_module(module), name, None)
     except SyntaxError as error:
         raise ValueError(f"{text!r}: {error.filename}, line {error.lineno}: {error.msg}") from error
     except Exception as error:
@@ -423,11 +423,11 @@ def _import_function(text: str) -> Callable[..., Any]:
             hint = did_you_mean(str(error.name), [file.stem for file in folder.glob("*.py")] if folder else [])
             raise ValueError(f"{text!r}: there is no module {error.name!r} here{hint}") from error
         raise ValueError(f"{text!r}: {_error_location(error)}: {error_summary(error)}") from error
-    if not callable(imported):
+    if not callable(imported_object):
         functions = [callable_name for callable_name, value in vars(sys.modules[module]).items() if callable(value)]
         hint = did_you_mean(name, functions)
         raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
-    function: Callable[..., Any] = imported
+    function: Callable[..., Any] = imported_object
     return function
 
 

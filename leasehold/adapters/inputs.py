@@ -45,8 +45,8 @@ def parse_duration(text: str) -> float:
         seconds = float(normalized)
     elif _DURATION_PATTERN.fullmatch(normalized):
         seconds = sum(float(number) * SECONDS_PER_UNIT[unit] for number, unit in _DURATION_PART.findall(normalized))
-    elif iso := _ISO_DURATION.fullmatch(normalized):
-        amounts_by_unit = zip(iso.groups(), "wdhms", strict=True)
+    elif iso_match := _ISO_DURATION.fullmatch(normalized):
+        amounts_by_unit = zip(iso_match.groups(), "wdhms", strict=True)
         seconds = sum(float(number) * SECONDS_PER_UNIT[unit] for number, unit in amounts_by_unit if number is not None)
     if not math.isfinite(seconds):  # NaN, or infinite if a number has too many digits for a float
         raise ValueError(f"{text!r} is not {DURATION_FORMATS}")
@@ -128,14 +128,18 @@ def parse_time_ms(text: str, now: float) -> int:
         ValueError: The text is not a time, or the time is not in the years 1 to 9999.
     """
     try:
-        stripped = text.strip()
-        if _MILLISECONDS_PATTERN.fullmatch(stripped):
-            milliseconds = int(stripped)
-        elif stripped.lower().startswith("now"):
-            milliseconds = round((now + (_parse_signed_duration(stripped[3:]) if stripped[3:] else 0.0)) * 1000)
+        stripped_text = text.strip()
+        if _MILLISECONDS_PATTERN.fullmatch(stripped_text):
+            milliseconds = int(stripped_text)
+        elif stripped_text.lower().startswith("now"):
+            milliseconds = round(
+                (now + (_parse_signed_duration(stripped_text[3:]) if stripped_text[3:] else 0.0)) * 1000
+            )
         else:
-            time = datetime.fromisoformat(stripped)
-            milliseconds = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+            parsed_time = datetime.fromisoformat(stripped_text)
+            milliseconds = round(
+                (parsed_time if parsed_time.tzinfo else parsed_time.replace(tzinfo=UTC)).timestamp() * 1000
+            )
         datetime.fromtimestamp(milliseconds / 1000, UTC)  # raises for years outside 1 to 9999
     except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is not {TIME_FORMATS}") from None

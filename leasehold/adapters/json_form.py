@@ -65,12 +65,12 @@ def parse_json_document(text: bytes) -> "JsonValue":
         raise BadJsonField(f"input: {text} is not a JSON number; write null for what is unknown or infinite")
 
     try:
-        parsed = json.loads(text, object_pairs_hook=check_fields_are_unique, parse_constant=reject_constant)
+        document = json.loads(text, object_pairs_hook=check_fields_are_unique, parse_constant=reject_constant)
     except BadJsonField:
         raise
     except (ValueError, RecursionError) as error:
         raise BadJsonField(f"input: not a JSON document ({str(error) or 'nested too deeply'})") from None
-    return JsonValue("input", parsed)
+    return JsonValue("input", document)
 
 
 @frozen
@@ -118,30 +118,30 @@ class JsonValue:
             raise self.make_error("true or false")
         return self.raw_value
 
-    def parse_number(self, least: float = 0.0, most: float = NUMBER_MAX) -> float:
-        """Return the value, which must be a number from `least` to `most`."""
+    def parse_number(self, minimum: float = 0.0, maximum: float = NUMBER_MAX) -> float:
+        """Return the value, which must be a number from `minimum` to `maximum`."""
         if isinstance(self.raw_value, bool) or not isinstance(self.raw_value, int | float):
             raise self.make_error("a number")
-        if not least <= self.raw_value <= most:
-            raise self.make_error(f"between {least:g} and {most:g}")
+        if not minimum <= self.raw_value <= maximum:
+            raise self.make_error(f"between {minimum:g} and {maximum:g}")
         return float(self.raw_value)
 
-    def parse_integer(self, least: int = 0, most: float = NUMBER_MAX) -> int:
-        """Return the value, which must be an integer from `least` to `most`."""
+    def parse_integer(self, minimum: int = 0, maximum: float = NUMBER_MAX) -> int:
+        """Return the value, which must be an integer from `minimum` to `maximum`."""
         if isinstance(self.raw_value, bool) or not isinstance(self.raw_value, int):
             raise self.make_error("a whole number")
-        if not least <= self.raw_value <= most:
-            raise self.make_error(f"between {least} and {most:g}")
+        if not minimum <= self.raw_value <= maximum:
+            raise self.make_error(f"between {minimum} and {maximum:g}")
         return self.raw_value
 
-    def parse_decimal(self, most: int) -> int:
+    def parse_decimal(self, maximum: int) -> int:
         """Return the integer in the value, which must be a decimal string.
 
         Unlike a JSON number, a string keeps all digits of a large integer.
         """
         text = self.parse_text()
-        if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
-            raise self.make_error(f"a decimal string of at most {most}")
+        if not (text.isascii() and text.isdigit() and len(text) <= len(str(maximum)) and int(text) <= maximum):
+            raise self.make_error(f"a decimal string of at most {maximum}")
         return int(text)
 
     def items(self) -> list["JsonValue"]:
@@ -314,7 +314,7 @@ def parse_config(value: JsonValue) -> Config:
         fields.take_optional_field("initial_position", lambda name: name.parse_one_of(*_INITIAL_POSITIONS), "LATEST")
     )
     if initial_position.sequence == "AT_TIMESTAMP":
-        initial_position = at_timestamp(fields.take_required_field("timestamp_ms").parse_integer(most=2**53))
+        initial_position = at_timestamp(fields.take_required_field("timestamp_ms").parse_integer(maximum=2**53))
     return _build_from_fields(Config, fields, rules=rules, initial_position=initial_position)
 
 
@@ -379,7 +379,7 @@ def _parse_count(value: JsonValue) -> int:
 
     The count `sub` can be large, because with AT_TIMESTAMP it is a time in milliseconds.
     """
-    return value.parse_integer(most=10**COUNT_DIGITS - 1)
+    return value.parse_integer(maximum=10**COUNT_DIGITS - 1)
 
 
 def _parse_hash_key(value: JsonValue) -> int:

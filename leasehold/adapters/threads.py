@@ -100,9 +100,9 @@ class ThreadScheduler:
         """Start a thread. Raises RuntimeError if the system cannot start another thread."""
         spawn(name, work, failed)
 
-    def log_unexpected(self, where: str, fault: BaseException) -> None:
-        """Log the exception with its traceback. The message begins with `where`."""
-        log.error("%s: unexpected fault", where, exc_info=fault)
+    def log_unexpected(self, task_name: str, fault: BaseException) -> None:
+        """Log the exception with its traceback. The message begins with `task_name`."""
+        log.error("%s: unexpected fault", task_name, exc_info=fault)
 
 
 class ThreadQueue:

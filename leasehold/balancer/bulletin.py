@@ -132,23 +132,28 @@ def worker_digits(worker: str) -> str:
 
 
 def call_annotation(
-    looks: int, seconds: float, rows: Sequence[str], names: Mapping[str, Sequence[str]], *, to_all: bool = False
+    look_count: int,
+    seconds: float,
+    row_keys: Sequence[str],
+    called_keys: Mapping[str, Sequence[str]],
+    *,
+    to_all: bool = False,
 ) -> Annotations:
     """Return the row attribute that stores a call.
 
-    If the call would be too long, or if a key in `names` contains a separator, the call becomes `*`, which calls all
-    workers. If a key in `rows` contains a separator, the call is empty.
+    If the call would be too long, or if a key in `called_keys` contains a separator, the call becomes `*`, which calls
+    all workers. If a key in `row_keys` contains a separator, the call is empty.
 
     Args:
-        looks: The looks of the bulletin that the call belongs to.
+        look_count: The looks of the bulletin that the call belongs to.
         seconds: The duration of the read of the whole table.
-        rows: The key of the row with the bulletin, then the keys of the rows on which stand-ins would write theirs.
-        names: The keys that each called worker should read. An empty sequence stands for the whole table.
+        row_keys: The key of the row with the bulletin, then the keys of the rows on which stand-ins would write theirs.
+        called_keys: The keys that each called worker should read. An empty sequence stands for the whole table.
         to_all: Whether to call all workers.
     """
-    keys_by_worker = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
+    keys_by_worker = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(called_keys.items())}
     worker_entries = [digits + ("=" + ",".join(keys) if keys else "") for digits, keys in keys_by_worker.items()]
-    prefix = f"{looks} {min(int(seconds), CALL_SECONDS_MAX)} {','.join(rows)}"
+    prefix = f"{look_count} {min(int(seconds), CALL_SECONDS_MAX)} {','.join(row_keys)}"
     call = " ".join([prefix, *worker_entries])
     if (
         to_all
@@ -156,7 +161,7 @@ def call_annotation(
         or not all(_fits_in_call(key) for keys in keys_by_worker.values() for key in keys)
     ):
         call = f"{prefix} *"
-    return ((CALL, call),) if rows and all(map(_fits_in_call, rows)) else ((CALL, ""),)
+    return ((CALL, call),) if row_keys and all(map(_fits_in_call, row_keys)) else ((CALL, ""),)
 
 
 def _fits_in_call(key: str) -> bool:
@@ -171,8 +176,8 @@ def _fits_in_call(key: str) -> bool:
 @lru_cache(maxsize=100)
 def call_of(text: str) -> LookoutCall | None:
     """Parse a call. Return None if the string is empty or malformed."""
-    looks, seconds, row, *entries = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
-    numbers_valid = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
+    look_count, seconds, row, *entries = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
+    numbers_valid = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (look_count, seconds))  # noqa: PLR2004  as a bulletin's
     if not numbers_valid or not row:
         return None
     keys_by_digits = {
@@ -181,7 +186,7 @@ def call_of(text: str) -> LookoutCall | None:
     }
     to_all, (bulletin_key, *stand_in_keys) = keys_by_digits.pop("*", None) is not None, row.split(",")
     return LookoutCall(
-        int(looks), min(int(seconds), CALL_SECONDS_MAX), bulletin_key, tuple(stand_in_keys), to_all, keys_by_digits
+        int(look_count), min(int(seconds), CALL_SECONDS_MAX), bulletin_key, tuple(stand_in_keys), to_all, keys_by_digits
     )
 
 
@@ -201,9 +206,9 @@ def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotatio
     for name, text in annotations:
         call = call_of(text) if name == CALL else None
         time_has_grown = call is not None and int(seconds) > call.seconds
-        looks, _, rest = text.partition(" ")
+        look_count, _, remaining_text = text.partition(" ")
         updated_annotations.append(
-            (name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if time_has_grown else text)
+            (name, f"{look_count} {int(seconds)} {remaining_text.partition(' ')[2]}" if time_has_grown else text)
         )
     return tuple(updated_annotations)
 
@@ -241,30 +246,32 @@ class BulletinTracker:
             requested_keys: The keys that were requested, or None for a read of the whole table.
             full_at: The time at which the last full read ended.
         """
-        rows_read, previous = tuple(leases), self.hearing
+        rows_read, previous_state = tuple(leases), self.hearing
         bulletins = [(_parse_counts(text), lease) for lease in rows_read if (text := lease.annotation(BULLETIN))]
-        latest_bulletin = max([previous.latest, *{bulletin for bulletin, _ in bulletins}])
+        latest_bulletin = max([previous_state.latest, *{bulletin for bulletin, _ in bulletins}])
         # Several rows may contain the same call with different times, because the lookout updates the time during a
         # listing.
         calls = [call_in_row(lease, latest_bulletin) for bulletin, lease in bulletins if bulletin == latest_bulletin]
-        calls.append(previous.call if latest_bulletin == previous.latest else "")
-        looks_at = ended if self.looks_at is None or latest_bulletin.looks != previous.latest.looks else self.looks_at
-        acts_at = ended if latest_bulletin.acts != previous.latest.acts else self.acts_at
-        warns_at = ended if latest_bulletin.warns != previous.latest.warns else self.warns_at
+        calls.append(previous_state.call if latest_bulletin == previous_state.latest else "")
+        looks_at = (
+            ended if self.looks_at is None or latest_bulletin.looks != previous_state.latest.looks else self.looks_at
+        )
+        acts_at = ended if latest_bulletin.acts != previous_state.latest.acts else self.acts_at
+        warns_at = ended if latest_bulletin.warns != previous_state.latest.warns else self.warns_at
         # A row counts as unchanged if it still has the same owner as in the last full read.
         unchanged_keys = (
             {lease.key for lease in rows_read if lease.held >= began - full_at} if requested_keys is not None else ()
         )
-        hearing = BulletinState(
+        new_state = BulletinState(
             latest=latest_bulletin,
-            acts_read=latest_bulletin.acts if requested_keys is None else previous.acts_read,
-            acts_still=previous.acts_still if acts_at is None else max(0.0, began - acts_at),
+            acts_read=latest_bulletin.acts if requested_keys is None else previous_state.acts_read,
+            acts_still=previous_state.acts_still if acts_at is None else max(0.0, began - acts_at),
             looks_still=max(0.0, began - looks_at),
-            warned=previous.warned if warns_at is None else max(0.0, began - warns_at),
+            warned=previous_state.warned if warns_at is None else max(0.0, began - warns_at),
             turned=requested_keys is not None and not set(requested_keys) <= set(unchanged_keys),
             call=max(calls, key=_call_seconds),
         )
-        return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)
+        return evolve(self, hearing=new_state, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)
 
 
 def _call_seconds(text: str) -> int:

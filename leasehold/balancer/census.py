@@ -156,30 +156,32 @@ class KnownLeases(Sequence[Lease]):
     """All leases that a worker knows, from the last read of the whole table and later reads of a few rows.
 
     Attributes:
-        whole: The last read of the whole table.
+        full_reading: The last read of the whole table.
         since: The leases from later reads, by key. If a row was deleted, its value is None.
         moved: The keys of the leases that appeared, disappeared, ended or changed their owner in later reads.
     """
 
-    def __init__(self, whole: FullReading, since: Mapping[str, Lease | None]) -> None:
-        self.whole, self.since = whole, since
-        full_leases = whole.by_key if since else {}
+    def __init__(self, full_reading: FullReading, since: Mapping[str, Lease | None]) -> None:
+        self.whole, self.since = full_reading, since
+        full_leases = full_reading.by_key if since else {}
         self.moved = tuple(
             key for key, lease in since.items() if _owner_and_ended(full_leases.get(key)) != _owner_and_ended(lease)
         )
         added_count = sum(lease is not None and key not in full_leases for key, lease in since.items())
         self._len = (
-            len(whole.leases) + added_count - sum(lease is None and key in full_leases for key, lease in since.items())
+            len(full_reading.leases)
+            + added_count
+            - sum(lease is None and key in full_leases for key, lease in since.items())
         )
 
     def __len__(self) -> int:
         return self._len
 
     def __iter__(self) -> Iterator[Lease]:
-        full_leases, since = self.whole.by_key, self.since
-        rows = (since.get(lease.key, lease) for lease in self.whole.leases)
+        full_leases, later_leases = self.whole.by_key, self.since
+        rows = (later_leases.get(lease.key, lease) for lease in self.whole.leases)
         yield from (lease for lease in rows if lease is not None)
-        yield from (lease for key, lease in since.items() if lease is not None and key not in full_leases)
+        yield from (lease for key, lease in later_leases.items() if lease is not None and key not in full_leases)
 
     def __eq__(self, other: object) -> bool:
         """Return whether the other sequence contains the same leases in the same order."""
@@ -208,13 +210,13 @@ class KnownLeases(Sequence[Lease]):
 
     def owned_by(self, worker: str | None) -> Iterator[Lease]:
         """Yield the leases of this owner."""
-        full_leases, since = self.whole.by_key, self.since
+        full_leases, later_leases = self.whole.by_key, self.since
         for old_lease in self.whole.by_owner.get(worker, ()):
-            lease = since.get(old_lease.key, old_lease)
+            lease = later_leases.get(old_lease.key, old_lease)
             if lease is not None and lease.owner == worker:
                 yield lease
         for key in self.moved:
-            lease, old_row = since[key], full_leases.get(key)
+            lease, old_row = later_leases[key], full_leases.get(key)
             if lease is not None and lease.owner == worker and (old_row is None or old_row.owner != worker):
                 yield lease
 

@@ -122,9 +122,12 @@ def _stream_contradiction(lease: Lease, incarnation: str) -> Contradiction | Non
     return Contradiction("made anew", lease.stream, lease.key, f"{description}: nothing is read; {REMEDY}")
 
 
-def created_later(incarnation: str, earlier: str) -> bool:
+def created_later(incarnation: str, earlier_incarnation: str) -> bool:
     """Return whether both incarnations have the same stream name and `incarnation` was created later."""
-    (stream, time), (earlier_stream, earlier_time) = _split_incarnation(incarnation), _split_incarnation(earlier)
+    (stream, time), (earlier_stream, earlier_time) = (
+        _split_incarnation(incarnation),
+        _split_incarnation(earlier_incarnation),
+    )
     return stream == earlier_stream and time > earlier_time
 
 
@@ -243,9 +246,9 @@ def restarts(
         }
         former_incarnation = next(
             (
-                previous
+                previous_incarnation
                 for lease in leases_to_replace.values()
-                if (previous := lease.annotation(INCARNATION)) is not None
+                if (previous_incarnation := lease.annotation(INCARNATION)) is not None
             ),
             "",
         )

@@ -20,10 +20,10 @@ def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
     does not.
     """
     last_covered = HASH_KEYS[0] - 1
-    for first, last in sorted(ranges):
-        if first > last_covered + 1:
-            return (last_covered + 1, first - 1)
-        last_covered = max(last_covered, last)
+    for first_key, last_key in sorted(ranges):
+        if first_key > last_covered + 1:
+            return (last_covered + 1, first_key - 1)
+        last_covered = max(last_covered, last_key)
     return None if last_covered >= HASH_KEYS[1] else (last_covered + 1, HASH_KEYS[1])
 
 
@@ -171,19 +171,19 @@ def blocking_problems(family: Family) -> tuple[Problem, ...]:
     return tuple(found_problems)
 
 
-def unrelated_shards(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
-    """Return the shards that are not related to any shard in `unread`, neither directly nor through other shards.
+def unrelated_shards(shards: Collection[Shard], unread_shard_ids: Collection[str]) -> tuple[Shard, ...]:
+    """Return the shards that are related to no shard in `unread_shard_ids`, either directly or through other shards.
 
     Parents and children are related, and so are all partitions of a stream (L6). The position at which a lease starts
-    depends on the leases of related shards (L3 to L9), so the others are not affected by `unread`.
+    depends on the leases of related shards (L3 to L9), so the others are not affected by `unread_shard_ids`.
     """
     neighbors: dict[str, set[str]] = {}
-    for shard in shards if unread else ():
+    for shard in shards if unread_shard_ids else ():
         is_partition = not shard.parents and shard.hash_range is None
-        for other in (*shard.parents, *((f"partitions of {shard.stream}",) if is_partition else ())):
-            neighbors.setdefault(shard.id, set()).add(other)
-            neighbors.setdefault(other, set()).add(shard.id)
-    related_ids, to_visit = set(unread), list(unread)
+        for neighbor_id in (*shard.parents, *((f"partitions of {shard.stream}",) if is_partition else ())):
+            neighbors.setdefault(shard.id, set()).add(neighbor_id)
+            neighbors.setdefault(neighbor_id, set()).add(shard.id)
+    related_ids, to_visit = set(unread_shard_ids), list(unread_shard_ids)
     while to_visit:
         new_neighbors = neighbors.get(to_visit.pop(), set()) - related_ids
         related_ids |= new_neighbors

@@ -83,26 +83,28 @@ def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
             )
     roots = {lease.key for lease in leases if keys.isdisjoint(lease.parents)}
     key_digest = digest_under("")
-    ring = sorted(
+    owners_by_digest = sorted(
         (key_digest(name), name) for name in {lease.owner for lease in leases if lease.yields and lease.owner}
     )
-    if all(name != worker for _, name in ring):
+    if all(name != worker for _, name in owners_by_digest):
         return frozenset()
     deletable_keys = (key for key, is_started in all_children_started.items() if is_started and key in roots)
     return frozenset(
-        key for key in deletable_keys if ring[bisect(ring, (key_digest(key), "")) % len(ring)][1] == worker
+        key
+        for key in deletable_keys
+        if owners_by_digest[bisect(owners_by_digest, (key_digest(key), "")) % len(owners_by_digest)][1] == worker
     )
 
 
-def leases_of_unlisted_shards(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:
+def leases_of_unlisted_shards(family: Family, worker: str, expired_keys: Collection[str]) -> tuple[Lease, ...]:
     """Return the leases of unlisted shards that are not held by another living worker, sorted by key (L10).
 
-    The result contains leases that belong to this worker, have no owner, have ended, or are in `expired`.
+    The result contains leases that belong to this worker, have no owner, have ended, or are in `expired_keys`.
     """
     return tuple(
         lease
         for key, lease in sorted(family.leases.items())
-        if key not in family.shards and (lease.owner in {None, worker} or lease.ended or key in expired)
+        if key not in family.shards and (lease.owner in {None, worker} or lease.ended or key in expired_keys)
     )
 
 
@@ -224,7 +226,9 @@ def children_to_create(
         _create_action(child, child_position(config), "L3")
         for child in sorted(children, key=lambda child: child.id)
         if child.id not in leases
-        and all(other == parent.key or other in leases or other not in listed for other in child.parents)
+        and all(
+            parent_id == parent.key or parent_id in leases or parent_id not in listed for parent_id in child.parents
+        )
     )
 
 
@@ -278,17 +282,17 @@ def _create_missing_children(family: Family, config: Config) -> dict[str, Create
     The lease of a child is created if at least one parent has ended, and each of the other parents has ended, or is
     unlisted and has no lease.
     """
-    creates = {}
+    create_actions = {}
     for shard in family.shards.values():
         if shard.id in family.leases:
             continue
         parent_ended = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
         parent_missing = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
         if any(parent_ended) and all(
-            finished or missing for finished, missing in zip(parent_ended, parent_missing, strict=True)
+            is_ended or is_missing for is_ended, is_missing in zip(parent_ended, parent_missing, strict=True)
         ):
-            creates[shard.id] = _create_action(shard, child_position(config), "L3")
-    return creates
+            create_actions[shard.id] = _create_action(shard, child_position(config), "L3")
+    return create_actions
 
 
 def _create_orphaned_children(family: Family, unlisted_leases: Collection[Lease], config: Config) -> dict[str, Create]:
@@ -345,7 +349,7 @@ def _create_orphans(
     and the children of its shard start at their beginning. The children's leases had existed before and were deleted as
     well, except for a merged shard whose other parent has not ended.
     """
-    creates, position = dict[str, Create](), config.initial_position
+    create_actions, position = dict[str, Create](), config.initial_position
     # During a long outage, all shards with leases, and even their children, may disappear from the listing. If the
     # stream has been read before, LATEST would skip the records that remain in later descendants, or in a hash range
     # that no lease covers.
@@ -378,19 +382,22 @@ def _create_orphans(
                 and (parent in line_starts or not descends_by_shard[parent])
             ):  # L5
                 start_position = TRIM_HORIZON if parent in missed_shards else position
-                creates[parent] = _create_action(family.shards[parent], start_position, "L5")
+                create_actions[parent] = _create_action(family.shards[parent], start_position, "L5")
         finished_parents = {
             parent for parent in shard.parents if parent in deleted_leases and parent not in leases_to_recreate
         }
         # The other parent of a merged shard must have a lease first. Without a lease, this parent would count as
         # finished (L12).
         if finished_parents and all(
-            other in finished_parents or other in family.leases or other not in family.shards for other in shard.parents
+            other_parent in finished_parents or other_parent in family.leases or other_parent not in family.shards
+            for other_parent in shard.parents
         ):  # L13
-            creates[shard_id] = _create_action(shard, child_position(config), "L13")
+            create_actions[shard_id] = _create_action(shard, child_position(config), "L13")
         if shard_id in tips and not counting_parents:  # L4
-            creates[shard_id] = _create_action(shard, TRIM_HORIZON if shard_id in missed_shards else position, "L4")
-    return creates
+            create_actions[shard_id] = _create_action(
+                shard, TRIM_HORIZON if shard_id in missed_shards else position, "L4"
+            )
+    return create_actions
 
 
 def _tips_and_ancestors(tips: Collection[str], family: Family) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ class LookoutRanks:
             return math.inf
         return self.row.held if self.row_released else self.row.idle
 
-    def on_duty(self, me: Me, hearing: BulletinState, config: Config) -> bool:
+    def on_duty(self, me: Me, bulletin_state: BulletinState, config: Config) -> bool:
         """Return whether this worker acts as the lookout.
 
         The first worker in rank is the lookout. If the lookout's bulletin has stopped changing, the other workers stand
@@ -193,8 +193,8 @@ class LookoutRanks:
         if self.row is None or self.ranks[0] == me.worker:
             return True
         seconds_overdue = max(
-            self.silent_seconds - (0.0 if self.row_released else _row_silence_limit(me, hearing, config)),
-            hearing.looks_still - _looks_silence_limit(me, hearing, config),
+            self.silent_seconds - (0.0 if self.row_released else _row_silence_limit(me, bulletin_state, config)),
+            bulletin_state.looks_still - _looks_silence_limit(me, bulletin_state, config),
         )
         if seconds_overdue <= 0:
             return False
@@ -206,33 +206,36 @@ class LookoutRanks:
         return rank - 1 if self.place is None else self.place
 
 
-def _listing_seconds(me: Me, hearing: BulletinState, config: Config) -> float:
+def _listing_seconds(me: Me, bulletin_state: BulletinState, config: Config) -> float:
     """Return how many seconds a listing of the table takes (C8).
 
     The result is the larger one of the times that the lookout and this worker have measured.
     """
-    call = call_of(hearing.call)
+    call = call_of(bulletin_state.call)
     return max(
         me.history.full_took,
         0.0 if call is None else min(call.seconds, scale_to_lease_seconds(LISTING_SECONDS_MAX, config)),
     )
 
 
-def _looks_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
+def _looks_silence_limit(me: Me, bulletin_state: BulletinState, config: Config) -> float:
     """Return how long the count *looks* may stay unchanged, in seconds (C8).
 
     The limit grows with the time that a listing of the table takes, so that a slow listing is not mistaken for a dead
     lookout. During a listing, the lookout writes how long the listing has taken so far (`prolonged_annotations`).
     """
-    return scale_to_lease_seconds(LOOKS_SILENCE_SECONDS, config) + 2 * _listing_seconds(me, hearing, config)
+    return scale_to_lease_seconds(LOOKS_SILENCE_SECONDS, config) + 2 * _listing_seconds(me, bulletin_state, config)
 
 
-def _row_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
+def _row_silence_limit(me: Me, bulletin_state: BulletinState, config: Config) -> float:
     """Return how long the bulletin's row may stay unchanged, in seconds (C8).
 
     A long listing may also delay the renewals of the row.
     """
-    return scale_to_lease_seconds(ROW_SILENCE_SECONDS, config) + math.floor(_listing_seconds(me, hearing, config)) / 2
+    return (
+        scale_to_lease_seconds(ROW_SILENCE_SECONDS, config)
+        + math.floor(_listing_seconds(me, bulletin_state, config)) / 2
+    )
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
@@ -246,9 +249,9 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     """
     limit = expires_above(config)
     ranks = _rank_workers(leases.our_workers(limit) if isinstance(leases, KnownLeases) else our_workers(leases, limit))
-    hearing = None if me is None else me.history.hearing
-    call = None if hearing is None else call_of(hearing.call)
-    if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
+    bulletin_state = None if me is None else me.history.hearing
+    call = None if bulletin_state is None else call_of(bulletin_state.call)
+    if me is not None and bulletin_state is not None and call is not None and ranks and ranks[0] != me.worker:
         named_keys = (call.row, *call.stand_in_rows)
         by_key = (
             leases
@@ -267,9 +270,13 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
             return LookoutRanks(ranks, named_row, row_released=not owner_is_ours(named_row), place=stand_in_place)
         if named_row is not None and named_row.owner == me.worker:
             first_row = bulletin_row(leases, ranks[0])
-            first_is_alive = first_row is not None and first_row.idle <= _row_silence_limit(me, hearing, config)
+            first_is_alive = first_row is not None and first_row.idle <= _row_silence_limit(me, bulletin_state, config)
             # The first in rank has not listed the table since another worker wrote the latest bulletin.
-            if first_row is not None and first_is_alive and 0 < bulletin_of(first_row).looks < hearing.latest.looks:
+            if (
+                first_row is not None
+                and first_is_alive
+                and 0 < bulletin_of(first_row).looks < bulletin_state.latest.looks
+            ):
                 return LookoutRanks((me.worker, *(worker for worker in ranks if worker != me.worker)), named_row)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
@@ -291,9 +298,9 @@ def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
     return max(held_leases, key=donation_order, default=None)
 
 
-def bulletin_row_renewals(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
+def bulletin_row_renewals(own_leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
     """Return the renewal of the bulletin's row, if one is due (C4). This row is renewed more often than the others."""
-    row = bulletin_row(mine, me.worker)
+    row = bulletin_row(own_leases, me.worker)
     return (Renew(row, "C4"),) if row is not None and row.idle >= heartbeat_seconds(config) else ()
 
 
@@ -309,8 +316,8 @@ def scale_to_lease_seconds(seconds: float, config: Config) -> float:
 
 def called_claims(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
     """Return claims of the free leases that the latest call names for this worker (C6)."""
-    hearing = me.history.hearing
-    call = None if hearing is None else call_of(hearing.call)
+    bulletin_state = me.history.hearing
+    call = None if bulletin_state is None else call_of(bulletin_state.call)
     keys = set(call.keys(me.worker)) if call is not None and config.rules.keeps_lookout else set()
     if not keys:
         return ()
@@ -329,14 +336,14 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
     the lease expire. If released leases are reserved for newcomers (M12), no lease is freed, because the reservation
     would only delay the next claim.
     """
-    hearing = me.history.hearing
+    bulletin_state = me.history.hearing
     others_expired = (lease for lease in census.expired if lease.owner != me.worker)
     sorted_leases = tuple(sorted(others_expired, key=lambda lease: lease.key))
     if (
-        hearing is None
+        bulletin_state is None
         or not sorted_leases
         or not config.rules.frees_expired
-        or not lookout_ranks(leases, config, me).on_duty(me, hearing, config)
+        or not lookout_ranks(leases, config, me).on_duty(me, bulletin_state, config)
     ):
         return ()
     return tuple(Release(lease, "C6") for lease in sorted_leases)
@@ -363,17 +370,17 @@ def _scale_request_wait(seconds: float, config: Config) -> float:
 
 
 def next_look(
-    actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: BulletinState
+    actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, bulletin_state: BulletinState
 ) -> Look:
     """Return when to read the table next, which rows to read, and what to write on this worker's own rows."""
     ranks, is_partial_read = lookout_ranks(leases, config, me), me.history.full_still > 0
-    on_duty = ranks.on_duty(me, hearing, config)
+    on_duty = ranks.on_duty(me, bulletin_state, config)
     census = take_census(leases, me, config)
-    mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, KnownLeases) else leases
+    own_leases = tuple(leases.owned_by(me.worker)) if isinstance(leases, KnownLeases) else leases
     annotations = (
         _next_bulletin(actions, leases, census, me, config)
         if on_duty
-        else _last_bulletin(mine, leases, me, hearing, ranks)
+        else _last_bulletin(own_leases, leases, me, bulletin_state, ranks)
     )
     settle_wait = _settle_wait(actions, census, me, config) if not is_partial_read or ranks.row is None else None
     if settle_wait is None and awaits_joiners(census.mine, me, config) and wants_more_leases(census, me, config):
@@ -385,7 +392,7 @@ def next_look(
         # Between two listings, the lookout reads only those of its rows whose leases other workers will probably
         # request (C7).
         seconds_to_listing = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
-        own_row = bulletin_row(mine, me.worker) if likely_requested_keys else None
+        own_row = bulletin_row(own_leases, me.worker) if likely_requested_keys else None
         hurried_seconds = scale_to_lease_seconds(HURRIED_READ_SECONDS, config)
         if (
             own_row is None
@@ -404,7 +411,7 @@ def next_look(
         )
     if is_partial_read and _should_list(leases, me, config, ranks, census):
         return Look(0.0, annotations=annotations)
-    call = call_of(hearing.call)
+    call = call_of(bulletin_state.call)
     called_keys = _called_keys(leases, me, call)
     # C8: read the row more often if it has not changed for a while, because the lookout may have stopped.
     row_silent = ranks.row_released or ranks.silent_seconds > heartbeat_seconds(config)
@@ -412,14 +419,14 @@ def next_look(
         likely_requested_keys
         or called_keys
         or row_silent
-        or hearing.warned < scale_to_lease_seconds(WARNED_SECONDS, config)
+        or bulletin_state.warned < scale_to_lease_seconds(WARNED_SECONDS, config)
     )
     seconds = scale_to_lease_seconds(HURRIED_READ_SECONDS if must_hurry else BULLETIN_READ_SECONDS, config)
-    if called_keys and not hearing.looks_still:
+    if called_keys and not bulletin_state.looks_still:
         seconds = scale_to_lease_seconds(CALLED_READ_SECONDS, config)
     keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *likely_requested_keys)
-    lookout_stopped = hearing.looks_still > _looks_silence_limit(me, hearing, config)
-    lookout_stopped |= ranks.row_released or ranks.silent_seconds > _row_silence_limit(me, hearing, config)
+    lookout_stopped = bulletin_state.looks_still > _looks_silence_limit(me, bulletin_state, config)
+    lookout_stopped |= ranks.row_released or ranks.silent_seconds > _row_silence_limit(me, bulletin_state, config)
     if lookout_stopped and len(leases) >= ROWS_PER_LISTING_COST * STAND_INS_MAX:
         # C8: if another worker stands in for the lookout, it writes its bulletin on one of these rows. Reading them is
         # cheaper than listing the table.
@@ -443,8 +450,8 @@ def _called_keys(leases: Sequence[Lease], me: Me, call: LookoutCall | None) -> t
 
 def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: LookoutRanks, census: Census) -> bool:
     """Return whether this reader should list the whole table now (C7, C8, C11)."""
-    hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
-    call = call_of(hearing.call)
+    bulletin_state, full_still = me.history.hearing or BulletinState(), me.history.full_still
+    call = call_of(bulletin_state.call)
     # C8: list the table once, to start measuring how long each lease stays unchanged. If a worker started to measure
     #     only when it became the lookout, it would find expired leases `lease_seconds` later.
     early_seconds = scale_to_lease_seconds(EARLY_SECONDS, config) * (
@@ -455,8 +462,8 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     # case, because the lookout doesn't see it and cannot call it.
     listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
     may_act = call is None or call.reads_whole_table(me.worker) or listing_is_cheaper or not census.mine
-    work_for_us = hearing.latest.acts != hearing.acts_read and may_act
-    row_changed_owner = hearing.turned and (
+    work_for_us = bulletin_state.latest.acts != bulletin_state.acts_read and may_act
+    row_changed_owner = bulletin_state.turned and (
         call is None or (ranks.row_released and len(leases) < ROWS_PER_LISTING_COST * STAND_INS_MAX)
     )
     # Use the larger number, because the ranks contain only workers of this library, while the counts contain all
@@ -587,12 +594,12 @@ def _next_bulletin(
         and lease.key not in expired_keys
         for lease in census.leases
     )
-    hearing = me.history.hearing or BulletinState()
+    bulletin_state = me.history.hearing or BulletinState()
     own_leases = [lease for lease in leases if lease.owner == me.worker]
     if me.history.full_still > 0:  # no new bulletin, because a bulletin changes only after a listing
-        carries_bulletin = any(bulletin_of(lease) == hearing.latest for lease in own_leases)
+        carries_bulletin = any(bulletin_of(lease) == bulletin_state.latest for lease in own_leases)
         return (
-            bulletin_annotations(hearing.latest, ((CALL, hearing.call),) if hearing.call else ())
+            bulletin_annotations(bulletin_state.latest, ((CALL, bulletin_state.call),) if bulletin_state.call else ())
             if carries_bulletin
             else ()
         )
@@ -608,14 +615,14 @@ def _next_bulletin(
     # lists the table. While a dead worker's leases expire one after another, the counts are uneven, but no worker can
     # change that yet.
     imbalance_persists = not lease_newly_free if open_leases else _uneven_for_a_cycle(census, me, config)
-    moves_overdue = hearing.acts_still >= config.cycle_seconds and imbalance_persists
-    latest, row = hearing.latest, bulletin_row(own_leases, me.worker)
+    moves_overdue = bulletin_state.acts_still >= config.cycle_seconds and imbalance_persists
+    latest_bulletin, row = bulletin_state.latest, bulletin_row(own_leases, me.worker)
     if row is None:
         return bulletin_annotations(
             Bulletin(
-                latest.looks + 1,
-                latest.acts + (moves_overdue or worker_joined or lease_newly_free),
-                latest.warns + owner_may_be_dead,
+                latest_bulletin.looks + 1,
+                latest_bulletin.acts + (moves_overdue or worker_joined or lease_newly_free),
+                latest_bulletin.warns + owner_may_be_dead,
             )
         )
     # If calls to single workers have no effect, call all workers once per cycle.
@@ -626,12 +633,12 @@ def _next_bulletin(
     )
     keys_by_worker = config.rules.calls(census, me, config) if moves_expected and not moves_overdue else {}
     rows = (row.key, *_bulletin_row_keys(leases, lookout_ranks(leases, config).ranks[1:STAND_INS_MAX]))
-    call = call_annotation(latest.looks + 1, me.history.full_took, rows, keys_by_worker, to_all=moves_overdue)
+    call = call_annotation(latest_bulletin.looks + 1, me.history.full_took, rows, keys_by_worker, to_all=moves_overdue)
     return bulletin_annotations(
         Bulletin(
-            latest.looks + 1,
-            latest.acts + (moves_overdue or worker_joined or lease_newly_free),
-            latest.warns + owner_may_be_dead,
+            latest_bulletin.looks + 1,
+            latest_bulletin.acts + (moves_overdue or worker_joined or lease_newly_free),
+            latest_bulletin.warns + owner_may_be_dead,
         ),
         call,
     )
@@ -646,8 +653,8 @@ def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
     if me.history.owners_still <= config.cycle_seconds:
         return False
     counts = census.counts
-    floor = len(census.leases) // len(counts)
-    if max(counts.values()) - min(counts.values()) >= 2 + 2 * count_tolerance(census.leases, floor):
+    base_share = len(census.leases) // len(counts)
+    if max(counts.values()) - min(counts.values()) >= 2 + 2 * count_tolerance(census.leases, base_share):
         return True
     # Even if no two workers' counts differ by more than one, the groups of workers may hold unequal shares. In this
     # case, the rules return an empty list of keys for a worker that should take leases from living workers.
@@ -656,27 +663,31 @@ def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
     moves_in_progress = pending_handoffs(census, config)
     return bool(
         load_takers(
-            census, counts, floor, moves_in_progress, config.rules.most_leases, settle_seconds=config.cycle_seconds
+            census, counts, base_share, moves_in_progress, config.rules.most_leases, settle_seconds=config.cycle_seconds
         )
     )
 
 
 def _last_bulletin(
-    own_leases: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ranks: LookoutRanks
+    own_leases: Sequence[Lease], leases: Sequence[Lease], me: Me, bulletin_state: BulletinState, ranks: LookoutRanks
 ) -> Annotations:
     """Return the last bulletin that a worker writes when it is no longer the lookout, and its call (C3).
 
     The call points readers to the row of the new lookout. If the key of this row cannot be part of a call, readers list
     the table instead, because *acts* has grown.
     """
-    latest = hearing.latest
-    if not latest.looks or all(bulletin_of(lease) != latest for lease in own_leases if lease.owner == me.worker):
+    latest_bulletin = bulletin_state.latest
+    if not latest_bulletin.looks or all(
+        bulletin_of(lease) != latest_bulletin for lease in own_leases if lease.owner == me.worker
+    ):
         return ()
     row = bulletin_row(leases, ranks.ranks[0]) if ranks.ranks else None
     stand_ins = ranks.ranks[1:STAND_INS_MAX]
     call = (
         ()
         if row is None
-        else call_annotation(latest.looks + 1, 0.0, (row.key, *_bulletin_row_keys(leases, stand_ins)), {})
+        else call_annotation(latest_bulletin.looks + 1, 0.0, (row.key, *_bulletin_row_keys(leases, stand_ins)), {})
     )
-    return bulletin_annotations(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)
+    return bulletin_annotations(
+        evolve(latest_bulletin, looks=latest_bulletin.looks + 1, acts=latest_bulletin.acts + 1), call
+    )

@@ -30,12 +30,12 @@ DIGITS_MAX = 129
 def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
     # attrs runs validators after it has set all fields, so this function can validate all fields of a position.
     if not (isinstance(sequence, str) and isinstance(position.sub, int) and isinstance(position.token, str)):
-        msg = f"checkpoint: {position!r} needs a str, an int and a str"
-        raise TypeError(msg)
+        message = f"checkpoint: {position!r} needs a str, an int and a str"
+        raise TypeError(message)
     is_number = sequence.isascii() and sequence.isdigit() and len(sequence) <= DIGITS_MAX
     if sequence not in SENTINELS and not is_number:
-        msg = f"checkpoint: {sequence!r} is neither one of {sorted(SENTINELS)} nor a decimal sequence number"
-        raise ValueError(msg)
+        message = f"checkpoint: {sequence!r} is neither one of {sorted(SENTINELS)} nor a decimal sequence number"
+        raise ValueError(message)
 
 
 @frozen
@@ -109,22 +109,22 @@ numbers as floats.
 
 def _check_weight(_lease: object, _attribute: object, weight: int | None) -> None:
     if weight is not None and not (type(weight) is int and 0 <= weight <= WEIGHT_MAX):
-        msg = f"weight: {weight!r} is not a whole number of bytes per second, from 0 to {WEIGHT_MAX}"
-        raise ValueError(msg)
+        message = f"weight: {weight!r} is not a whole number of bytes per second, from 0 to {WEIGHT_MAX}"
+        raise ValueError(message)
 
 
 def _check_names_and_owner(lease: Any, _attribute: object, owner: Any) -> None:  # noqa: ANN401  as given
     # attrs runs validators after it has set all fields, so this function can validate several of them.
     for name in ("key", "stream", "shard"):
         if not isinstance(value := getattr(lease, name), str):
-            msg = f"{name}: {value!r} is not a str"
-            raise TypeError(msg)
+            message = f"{name}: {value!r} is not a str"
+            raise TypeError(message)
     if not isinstance(owner, str | None):
-        msg = f"owner: {owner!r} is neither a str nor None"
-        raise TypeError(msg)
+        message = f"owner: {owner!r} is neither a str nor None"
+        raise TypeError(message)
     if owner == "":
-        msg = "owner: '' is not a worker id; use None for a lease without an owner"
-        raise ValueError(msg)
+        message = "owner: '' is not a worker id; use None for a lease without an owner"
+        raise ValueError(message)
 
 
 # Do not use slots, because `watched` copies every lease at each read of the table, and copying `__dict__` takes only a
@@ -192,8 +192,8 @@ class Lease:
     def _ended(self) -> bool:
         checkpoint: Any = self.checkpoint
         if not isinstance(checkpoint, Position):
-            msg = f"checkpoint: {checkpoint!r} is not a Position"
-            raise TypeError(msg)
+            message = f"checkpoint: {checkpoint!r} is not a Position"
+            raise TypeError(message)
         return self.checkpoint.ended
 
     def watched(self, idle: float, held: float, next_owner_idle: float) -> "Lease":

@@ -180,14 +180,14 @@ def lifecycle(
     # If a source uses the same id for shards of different streams, create only one lease, because keys must be unique.
     existing_keys = {lease.key for lease in leases}
     created_by_key = {action.lease.key: action for action in reversed(actions) if action.lease.key not in existing_keys}
-    deletes = [action for action in actions if action.lease.key in existing_keys and isinstance(action, Delete)]
-    return (*(created_by_key[key] for key in sorted(created_by_key)), *deletes)
+    delete_actions = [action for action in actions if action.lease.key in existing_keys and isinstance(action, Delete)]
+    return (*(created_by_key[key] for key in sorted(created_by_key)), *delete_actions)
 
 
 def _action_keys(actions: Collection[Action]) -> set[str]:
     """Return the keys of all leases in these actions, including those in alternates."""
     takings_with_alternates = (action for action in actions if isinstance(action, Taking) and action.alternates)
-    alternate_keys = {other.lease.key for action in takings_with_alternates for other in action.alternates}
+    alternate_keys = {alternate.lease.key for action in takings_with_alternates for alternate in action.alternates}
     return alternate_keys | {action.lease.key for action in actions}
 
 

@@ -103,8 +103,10 @@ class WorkerReports:
 
     def after(self, reports: Reports, leases: Iterable[Lease], ended: float) -> "WorkerReports":
         """Return the state after another read of the whole table."""
-        counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
-        tracks = {worker: self._next_track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
+        lease_counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
+        tracks = {
+            worker: self._next_track(worker, stamp, lease_counts[worker], ended) for worker, stamp in reports.stamps
+        }
         return WorkerReports(reports.leader, tracks, is_first=False)
 
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
@@ -136,21 +138,21 @@ class WorkerReports:
             for worker, track in sorted(living_tracks.items())
         )
 
-    def _next_track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
+    def _next_track(self, worker: str, stamp: str, lease_count: int, ended_at: float) -> ReportTrack:
         """Return the state of a worker after another read of the table."""
         old_track = self.tracks.get(worker)
         if old_track is None:
             # A report in the first read may be years old. A report that first appears in a later read was written after
             # the previous read.
-            return ReportTrack(stamp, ended, -math.inf if self.is_first else ended, count, ended)
-        stamp_at = old_track.stamp_at if stamp == old_track.stamp else ended
-        if old_track.count and not count:
+            return ReportTrack(stamp, ended_at, -math.inf if self.is_first else ended_at, lease_count, ended_at)
+        stamp_at = old_track.stamp_at if stamp == old_track.stamp else ended_at
+        if old_track.count and not lease_count:
             # The worker may have died just after its last report, so that other workers took its leases. Only its next
             # report proves that it is alive.
-            return ReportTrack(stamp, stamp_at, -math.inf, count, ended)
-        moved_at = old_track.moved_at if stamp == old_track.stamp else ended
-        gained_leases = count > old_track.count or old_track.moved_at == -math.inf
-        return ReportTrack(stamp, stamp_at, moved_at, count, ended if gained_leases else old_track.since)
+            return ReportTrack(stamp, stamp_at, -math.inf, lease_count, ended_at)
+        moved_at = old_track.moved_at if stamp == old_track.stamp else ended_at
+        gained_leases = lease_count > old_track.count or old_track.moved_at == -math.inf
+        return ReportTrack(stamp, stamp_at, moved_at, lease_count, ended_at if gained_leases else old_track.since)
 
 
 class Sighting(NamedTuple):
@@ -296,20 +298,20 @@ class Watch:
             }
             sightings: Mapping[str, Sighting] = new_sightings
             leases: Sequence[Lease] = tuple([sighting.lease for sighting in new_sightings.values()])
-            whole, deleted_keys = FullReading(tuple(leases)), earlier_sightings.keys() - new_sightings.keys()
-            unchanged = not deleted_keys and _same_state(earlier_sightings, new_sightings)
-            owners_at, fleet_at = self._changes(earlier_sightings, new_sightings, ended, unchanged=unchanged)
-            history = self._history(sightings, leases, unchanged=unchanged)
+            full_reading, deleted_keys = FullReading(tuple(leases)), earlier_sightings.keys() - new_sightings.keys()
+            is_unchanged = not deleted_keys and _same_state(earlier_sightings, new_sightings)
+            owners_at, fleet_at = self._changes(earlier_sightings, new_sightings, ended, unchanged=is_unchanged)
+            history = self._history(sightings, leases, unchanged=is_unchanged)
         else:
             new_sightings = {
                 lease.key: self._next_sighting(self.sightings.get(lease.key), lease, began, ended) for lease in listing
             }
             sightings = self._updated_sightings(new_sightings, set(requested_keys) - new_sightings.keys())
-            deleted_keys, whole = (
+            deleted_keys, full_reading = (
                 {key for key in requested_keys if key not in new_sightings and key in self.sightings},
                 self.whole,
             )
-            leases = _known_leases(whole, sightings)
+            leases = _known_leases(full_reading, sightings)
             owners_at, fleet_at = self._changes_in(new_sightings, deleted_keys, leases, ended)
             history = self.history
         full_at = self.full_at if requested_keys is not None else ended
@@ -331,7 +333,7 @@ class Watch:
             led=worker_reports.led(began),
             gone=self._deleted_leases(sightings, deleted_keys),
         )
-        watch = Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, worker_reports, whole)
+        watch = Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, worker_reports, full_reading)
         return evolve(watch, silence_seconds=self.silence_seconds, recovered_at=self.recovered_at), leases
 
     def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, unchanged: bool) -> History:
@@ -393,7 +395,7 @@ class Watch:
         old_sightings = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(old_sightings.whole, {**old_sightings.since, **dict.fromkeys(deleted_keys), **new_sightings})
 
-    def _next_sighting(self, old_sighting: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
+    def _next_sighting(self, old_sighting: Sighting | None, lease: Lease, began_at: float, ended_at: float) -> Sighting:
         """Return the new state of a lease, given its state before this read.
 
         The times of the version, the owner and the next owner are tracked separately. Each of them starts again when
@@ -402,14 +404,16 @@ class Watch:
         if old_sighting is None:
             # The lease was not in an earlier read. Unless this is the first read, the owner got the lease after the
             # previous read.
-            owner_at = -math.inf if self.owners_at is None else ended
+            owner_at = -math.inf if self.owners_at is None else ended_at
             watched_lease = lease.watched(
                 idle=math.inf if lease.owner is None else lease.idle,
                 held=math.inf if self.owners_at is None else 0.0,
                 next_owner_idle=0.0,
             )
-            return Sighting(watched_lease, version_at=ended, owner_at=owner_at, next_owner_at=ended)
-        old_lease, version_at, owner_at, next_owner_at, watched, previous_interval, gap, pace = old_sighting
+            return Sighting(watched_lease, version_at=ended_at, owner_at=owner_at, next_owner_at=ended_at)
+        old_lease, version_at, owner_at, next_owner_at, watched_seconds, previous_interval, shortest_interval, pace = (
+            old_sighting
+        )
         same_owner = old_lease.owner == lease.owner
         # Do not compare only the versions, because a row that was deleted and recreated starts a new counter, so it may
         # have an earlier version again (L13).
@@ -418,33 +422,33 @@ class Watch:
         else:
             # Ignore the time before a new owner's first renewal, because it does not show how often the new owner
             # renews.
-            interval = watched if version_at > owner_at else 0.0
-            gap = min(interval, previous_interval) if same_owner else 0.0
+            interval = watched_seconds if version_at > owner_at else 0.0
+            shortest_interval = min(interval, previous_interval) if same_owner else 0.0
             renewals = lease.epoch - old_lease.epoch if same_owner else 0
             # `pace` is a lower bound, because an owner with a shorter renewal interval would have renewed at least once
             # more between the two reads.
-            pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
-            previous_interval, version_at = interval, ended
+            pace = max(0.0, began_at - version_at) / (renewals + 1) if renewals > 0 else 0.0
+            previous_interval, version_at = interval, ended_at
         if not same_owner:
-            owner_at = ended
+            owner_at = ended_at
         if old_lease.next_owner != lease.next_owner:
-            next_owner_at = ended
-        watched = began - version_at if began > version_at else 0.0
+            next_owner_at = ended_at
+        watched_seconds = began_at - version_at if began_at > version_at else 0.0
         # The age of the row according to the store may include an outage, so limit it to the time since the outage
         # (C17).
-        age = min(lease.idle, max(0.0, began - self.recovered_at)) if lease.idle else 0.0
-        idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
+        age = min(lease.idle, max(0.0, began_at - self.recovered_at)) if lease.idle else 0.0
+        idle_seconds, held_seconds = max(age, watched_seconds), began_at - owner_at if began_at > owner_at else 0.0
         watched_lease = lease.watched(
-            idle, held, max(0.0, began - next_owner_at) if lease.next_owner is not None else 0.0
+            idle_seconds, held_seconds, max(0.0, began_at - next_owner_at) if lease.next_owner is not None else 0.0
         )
         return Sighting(
             watched_lease,
             version_at,
             owner_at,
             next_owner_at,
-            watched,
+            watched_seconds,
             previous_interval,
-            gap,
+            shortest_interval,
             0.0 if lease.ended else pace,
         )
 
@@ -452,7 +456,7 @@ class Watch:
         self,
         old_sightings: Mapping[str, Sighting],
         new_sightings: Mapping[str, Sighting],
-        ended: float,
+        ended_at: float,
         *,
         unchanged: bool,
     ) -> tuple[float, float]:
@@ -463,14 +467,14 @@ class Watch:
         fleet_at = (
             self.fleet_at if unchanged or _named_workers(old_sightings) == _named_workers(new_sightings) else None
         )
-        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
+        return (ended_at if owners_at is None else owners_at), (ended_at if fleet_at is None else fleet_at)
 
     def _changes_in(
         self,
         new_sightings: Mapping[str, Sighting],
         deleted_keys: Collection[str],
         new_leases: KnownLeases,
-        ended: float,
+        ended_at: float,
     ) -> tuple[float, float]:
         """Return when the present owners and the present set of workers were first read, after a read of a few rows.
 
@@ -503,13 +507,15 @@ class Watch:
         )
         owners_at = self.owners_at if owners_same else None
         fleet_at = self.fleet_at if fleet_same else None
-        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
+        return (ended_at if owners_at is None else owners_at), (ended_at if fleet_at is None else fleet_at)
 
 
-def _known_leases(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
+def _known_leases(full_reading: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
     """Return all known leases, that is, the leases of the last full read, updated with later reads."""
-    since = sightings.since if isinstance(sightings, Sightings) else {}
-    return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
+    later_sightings = sightings.since if isinstance(sightings, Sightings) else {}
+    return KnownLeases(
+        full_reading, {key: None if sighting is None else sighting.lease for key, sighting in later_sightings.items()}
+    )
 
 
 def _same_state(old_sightings: Mapping[str, Sighting], new_sightings: Mapping[str, Sighting]) -> bool:

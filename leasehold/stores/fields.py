@@ -93,7 +93,7 @@ def lease_to_cells(lease: Lease) -> dict[str, Any]:
     Each layout encodes these values in its own way.
     """
     hash_keys = None if lease.hash_range is None else [str(hash_key) for hash_key in lease.hash_range]
-    first, last = hash_keys or (None, None)
+    first_key, last_key = hash_keys or (None, None)
     return {
         "key": lease.key,
         "stream": lease.stream,
@@ -108,8 +108,8 @@ def lease_to_cells(lease: Lease) -> dict[str, Any]:
         "sub": lease.checkpoint.sub,
         "token": lease.checkpoint.token,
         "hash_range": hash_keys,
-        "first_hash": first,
-        "last_hash": last,
+        "first_hash": first_key,
+        "last_hash": last_key,
         "weight": None if lease.weight is None else convert_to_kilobytes(lease.weight),
         "next_owner": lease.next_owner,
         "next_owner_idle": lease.next_owner_idle,
@@ -151,8 +151,8 @@ def lease_from_cells(checked_cells: Mapping[str, Any], names: Mapping[str, str],
         BadRowField: If the hash keys or the checkpoint are invalid.
     """
     values = dict(checked_cells)
-    first, last = (values.pop(field_name) for field_name in ("first_hash", "last_hash"))
-    values["hash_range"] = parse_hash_range((names["first_hash"], names["last_hash"]), first, last)
+    first_key, last_key = (values.pop(field_name) for field_name in ("first_hash", "last_hash"))
+    values["hash_range"] = parse_hash_range((names["first_hash"], names["last_hash"]), first_key, last_key)
     values["checkpoint"] = parse_position(
         names["checkpoint"], checked_cells["checkpoint"], values.pop("sub"), values.pop("token")
     )
@@ -175,10 +175,10 @@ line."""
 class BadRowField(Exception):
     """Raised if a field of a row cannot be parsed. The message contains the field's name and the reason."""
 
-    def __init__(self, field: str, why: str) -> None:
-        super().__init__(f"{field}: {why}")
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
         self.field = field
-        self.why = why
+        self.why = reason
 
 
 def parse_row(key: str, parse: Callable[[], T]) -> T | Malformed:
@@ -188,8 +188,8 @@ def parse_row(key: str, parse: Callable[[], T]) -> T | Malformed:
     except BadRowField as error:
         return Malformed(escape_surrogates(key), escape_surrogates(error.field), error.why)
     except ValueError as error:
-        field, _, why = str(error).partition(": ")
-        return Malformed(escape_surrogates(key), escape_surrogates(field), why)
+        field, _, reason = str(error).partition(": ")
+        return Malformed(escape_surrogates(key), escape_surrogates(field), reason)
 
 
 def escape_surrogates(text: str) -> str:
@@ -262,11 +262,11 @@ def parse_keys(field: str, text: str) -> tuple[str, ...]:
     return tuple(check_name(field, key) for key in items)
 
 
-def parse_annotations(field: str, encoded: str) -> Annotations:
+def parse_annotations(field: str, encoded_annotations: str) -> Annotations:
     """Parse annotations, which are stored as a JSON object of strings."""
-    annotations = parse_json_field(field, encoded)
+    annotations = parse_json_field(field, encoded_annotations)
     if not (isinstance(annotations, dict) and all(isinstance(value, str) for value in annotations.values())):
-        raise BadRowField(field, f"{shortened_repr(encoded)} is not an object of strings")
+        raise BadRowField(field, f"{shortened_repr(encoded_annotations)} is not an object of strings")
     return tuple(sorted((check_text(field, key), check_text(field, value)) for key, value in annotations.items()))
 
 

@@ -250,14 +250,14 @@ class PostgresStore:
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Return these leases in the given order, without those that do not exist."""
-        requested = tuple(keys)
+        requested_keys = tuple(keys)
         rows = (
-            {row["key"]: row for row in self.rows(self._sql.select_some, {"keys": list(requested)})}
-            if requested
+            {row["key"]: row for row in self.rows(self._sql.select_some, {"keys": list(requested_keys)})}
+            if requested_keys
             else {}
         )
         self._cached_rows.update(rows)
-        return tuple(require_valid_lease(to_lease(rows[key])) for key in requested if key in rows)
+        return tuple(require_valid_lease(to_lease(rows[key])) for key in requested_keys if key in rows)
 
     def write(self, write: Write) -> Outcome:
         """Apply the write to the row as last read (rule 2). If the row has changed, read it and try again."""
@@ -267,10 +267,10 @@ class PostgresStore:
         if just_read:
             row = self._read(key)
         for _ in range(ATTEMPTS):
-            stored = require_valid_lease(to_lease(row)) if row else None
-            new_lease = lease_after_write(write, stored)
+            stored_lease = require_valid_lease(to_lease(row)) if row else None
+            new_lease = lease_after_write(write, stored_lease)
             if new_lease is None and just_read:
-                return Lost(key, stored)
+                return Lost(key, stored_lease)
             if new_lease and self._put(key, row, None if isinstance(write, DeleteLease) else new_lease):
                 return Done(new_lease)
             row, just_read = self._read(key), True

@@ -161,21 +161,21 @@ class Parts:
     @property
     def existing(self) -> tuple[StoredObject, ...]:
         """The objects that exist, with the ownership object first."""
-        return tuple(stored for stored in (self.ownership, self.checkpoint, self.notes) if stored)
+        return tuple(stored_object for stored_object in (self.ownership, self.checkpoint, self.notes) if stored_object)
 
     def part(self, part: Part) -> StoredObject | None:
         """Return the lease's object of this kind, or None if it does not exist."""
-        stored: StoredObject | None = getattr(self, part)
-        return stored
+        stored_object: StoredObject | None = getattr(self, part)
+        return stored_object
 
     def fields(self, part: Part) -> ObjectFields:
         """Return the fields of the lease's object of this kind, or no fields if the object does not exist."""
-        stored = self.part(part)
-        return stored.fields if stored else {}
+        stored_object = self.part(part)
+        return stored_object.fields if stored_object else {}
 
-    def replace(self, part: Part, stored: StoredObject | None) -> "Parts":
+    def replace(self, part: Part, stored_object: StoredObject | None) -> "Parts":
         """Return a copy of these parts with one object replaced."""
-        return evolve(self, **{part: stored})
+        return evolve(self, **{part: stored_object})
 
 
 def encode_owner_fields(old_lease: Lease, new_lease: Lease, encode: Callable[[str, str], str]) -> ObjectFields:

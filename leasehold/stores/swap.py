@@ -168,16 +168,21 @@ class LeasePlaces:
             "closed": "all bound for TO, ending",
             "": "staying",
         }
-        total = self.there + self.moving + self.gone
-        places = f"{self.there} in FROM, {self.moving} on their way, {self.gone} in TO"
-        return f"{total} leases: {places}; {direction_text[self.way]}"
+        total_count = self.there + self.moving + self.gone
+        counts_text = f"{self.there} in FROM, {self.moving} on their way, {self.gone} in TO"
+        return f"{total_count} leases: {counts_text}; {direction_text[self.way]}"
 
 
 def count_places(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
     """Return the number of these joined leases in each place."""
-    places = [split_version(lease)[:2] for lease in leases]
-    moving = places.count((FROM, True)) + places.count((TO, True))
-    return LeasePlaces(direction, there=places.count((FROM, False)), moving=moving, gone=places.count((TO, False)))
+    sides_and_marks = [split_version(lease)[:2] for lease in leases]
+    moving_count = sides_and_marks.count((FROM, True)) + sides_and_marks.count((TO, True))
+    return LeasePlaces(
+        direction,
+        there=sides_and_marks.count((FROM, False)),
+        moving=moving_count,
+        gone=sides_and_marks.count((TO, False)),
+    )
 
 
 def split_leftover_rows(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
@@ -188,8 +193,8 @@ def split_leftover_rows(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple
     leases = tuple(rows)
     is_over = any(row.key == CONTROL_KEY and row.annotation(MOVED_TO) is not None for row in leases)
     leases = tuple(row for row in leases if row.key != CONTROL_KEY)
-    leftovers = tuple(row for row in leases if is_over and is_marked(row))
-    return (tuple(row for row in leases if not is_marked(row)) if is_over else leases), leftovers
+    leftover_rows = tuple(row for row in leases if is_over and is_marked(row))
+    return (tuple(row for row in leases if not is_marked(row)) if is_over else leases), leftover_rows
 
 
 def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
@@ -197,20 +202,22 @@ def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
     rows = tuple(leases)
     marked_count = sum(map(is_marked, rows))
     control = next((lease for lease in rows if lease.key == CONTROL_KEY), None)
-    if control is not None and (goal := control.annotation(MOVED_TO)) is not None:
+    if control is not None and (target := control.annotation(MOVED_TO)) is not None:
         leftovers_text = f"; {marked_count} rows that it left here are not shown" if marked_count else ""
-        return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{leftovers_text}",)
-    sentences = []
+        return (
+            f"the leases have moved to {target} (leasehold swap), and that swap is over: look there{leftovers_text}",
+        )
+    notices = []
     if marked_count:
-        sentences.append(
+        notices.append(
             f"{marked_count} leases have moved or are moving to another table (leasehold swap): look there, too; "
             "--to TO shows both"
         )
     if control is not None:
-        sentences.append(
+        notices.append(
             f"{CONTROL_KEY} is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
         )
-    return tuple(sentences)
+    return tuple(notices)
 
 
 @frozen
@@ -312,12 +319,14 @@ class SwapStore:
             and (control is None or control.annotation(MOVED_TO))
         ):
             reject_moved(listings[TO])  # this swap is over, so marked rows in TO belong to a later swap
-        malformed = {row.key: row for listing in listings for row in listing.malformed}
-        keys = sorted((rows[FROM].keys() | rows[TO].keys()) - malformed.keys())
+        malformed_rows_by_key = {row.key: row for listing in listings for row in listing.malformed}
+        keys = sorted((rows[FROM].keys() | rows[TO].keys()) - malformed_rows_by_key.keys())
         pairs = self._reread_torn({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
         leases = (pair.lease for pair in pairs.values())
         return Listing(
-            tuple(lease for lease in leases if lease is not None), tuple(malformed.values()), listings[FROM].reports
+            tuple(lease for lease in leases if lease is not None),
+            tuple(malformed_rows_by_key.values()),
+            listings[FROM].reports,
         )
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -474,15 +483,15 @@ class SwapStore:
             self._moving.discard(lease.key)
         return self._read_lost_outcome(lease.key) if moved_lease is None else Done(moved_lease)
 
-    def move_unowned(self, lease_as_read: Lease, goal: int) -> Outcome:
-        """Move a lease without an owner to the table `goal`, and do not claim it there.
+    def move_unowned(self, lease_as_read: Lease, target_side: int) -> Outcome:
+        """Move a lease without an owner to the table `target_side`, and do not claim it there.
 
         Return `Lost` if the lease has changed.
 
         If the lease is already moving, complete that move instead, whatever its direction.
         """
         side, was_marked, row = split_version(lease_as_read)
-        if lease_as_read.owner is not None or (side == goal and not was_marked):
+        if lease_as_read.owner is not None or (side == target_side and not was_marked):
             return self._read_lost_outcome(lease_as_read.key)
         mark_outcome = (
             Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MOVED_OWNER_PREFIX))
@@ -551,10 +560,10 @@ class SwapStore:
         Returns:
             The lease, or None if another worker wrote to the other table in the meantime.
         """
-        row, goal = pair.row, 1 - pair.side
+        row, target_side = pair.row, 1 - pair.side
         if row is None:
             return None
-        table, copy_row = self._tables[goal], pair.rows[goal]
+        table, copy_row = self._tables[target_side], pair.rows[target_side]
         if copy_row is None:
             create_outcome = table.write(writes.CreateLease(_copy_without_owner(row)))
             if (copy_row := create_outcome.lease) is None:
@@ -587,9 +596,9 @@ class SwapStore:
                     return None
                 copy_row = outcome.lease
         if new_owner is None:
-            return join_version(goal, copy_row)
+            return join_version(target_side, copy_row)
         claim_outcome = table.write(writes.ClaimLease(copy_row, new_owner, annotations))
-        return join_version(goal, claim_outcome.lease) if isinstance(claim_outcome, Done) else None
+        return join_version(target_side, claim_outcome.lease) if isinstance(claim_outcome, Done) else None
 
     def _delete_both_rows(self, write: writes.DeleteLease) -> Outcome:
         """Delete both rows of the lease, the current row last.
@@ -651,8 +660,8 @@ def parse_direction(control: Lease) -> Direction:
 
 def check_control_row(control: Lease, names: tuple[str, str]) -> Lease:
     """Return the control row after checking it. Raises StoreError if it belongs to another swap."""
-    if (goal := control.annotation(MOVED_TO)) is not None:
-        raise StoreError(f"the leases of TO ({names[TO]}) have moved to {goal} by a later `leasehold swap`")
+    if (target_name := control.annotation(MOVED_TO)) is not None:
+        raise StoreError(f"the leases of TO ({names[TO]}) have moved to {target_name} by a later `leasehold swap`")
     if control.annotation(ORIGIN) != names[FROM]:
         raise StoreError(
             f"TO ({names[TO]}) is the goal of a swap from {control.annotation(ORIGIN)}, and not from {names[FROM]}"
@@ -702,12 +711,12 @@ def get_or_create_control_row(tables: tuple[Store, Store], names: tuple[str, str
     return check_control_row(rows[0], names)
 
 
-def check_tables_differ(store: str, to: str, option: str) -> None:
-    """Raise ValueError if workers cannot use the store with the URL `to`, or if both URLs name the same store."""
-    if split_store_url(to)[0] == "file":
-        raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
-    if split_store_url(store) == split_store_url(to):
-        raise ValueError(f"{option}: it is the store that already has the leases")
+def check_tables_differ(source_url: str, target_url: str, option_label: str) -> None:
+    """Raise ValueError if workers cannot use the store at `target_url`, or if both URLs name the same store."""
+    if split_store_url(target_url)[0] == "file":
+        raise ValueError(f"{option_label}: file:// is a backup, on which no fleet works")
+    if split_store_url(source_url) == split_store_url(target_url):
+        raise ValueError(f"{option_label}: it is the store that already has the leases")
 
 
 def open_both(
@@ -748,8 +757,8 @@ def open_both(
 
 
 def open_tables(
-    store: str,
-    to: str,
+    source_url: str,
+    target_url: str,
     *,
     sessions: "tuple[Session | None, Session | None]" = (None, None),
     create: bool = True,
@@ -759,15 +768,15 @@ def open_tables(
 
     `open_both` calls this function.
     """
-    check_tables_differ(store, to, "to")
+    check_tables_differ(source_url, target_url, "to")
     with ExitStack() as exit_stack:
         source, target = (
             exit_stack.enter_context(
                 closing(open_store(url, create=create, request_seconds=request_seconds, session=session))
             )
-            for url, session in zip((store, to), sessions, strict=True)
+            for url, session in zip((source_url, target_url), sessions, strict=True)
         )
-        get_or_create_control_row((source, target), (display_name(store), display_name(to)))
+        get_or_create_control_row((source, target), (display_name(source_url), display_name(target_url)))
         exit_stack.pop_all()
     return source, target
 
@@ -779,8 +788,8 @@ def reject_moved(listing: Listing) -> None:
     claims nor creates leases. A worker that was started before the swap keeps the leases that it holds.
     """
     control = next((row for row in listing.leases if row.key == CONTROL_KEY), None)
-    if control is not None and (goal := control.annotation(MOVED_TO)) is not None:
-        raise StoreError(f"the leases have moved to {goal} by `leasehold swap`; start the worker with it")
+    if control is not None and (target_name := control.annotation(MOVED_TO)) is not None:
+        raise StoreError(f"the leases have moved to {target_name} by `leasehold swap`; start the worker with it")
     if control is not None:
         raise StoreError(
             "this table is the goal of a swap that is not over; start the worker with both: --store FROM --to TO"

@@ -389,19 +389,21 @@ def merge_annotations(annotations: Annotations, changes: Annotations) -> Annotat
     return tuple(sorted({**dict(annotations), **dict(changes)}.items()))
 
 
-def lease_after_write(write: Write, stored: Lease | None) -> Lease | None:
+def lease_after_write(write: Write, stored_lease: Lease | None) -> Lease | None:
     """Return the lease after this write, or None if its condition does not hold.
 
     For `DeleteLease`, return the lease in the write. The store itself must remove the row.
     """
     match write:
         case CreateLease(lease):
-            return new_row(lease) if stored is None else None
+            return new_row(lease) if stored_lease is None else None
         case DeleteLease(lease):
-            condition_holds = stored is None or (stored.ended if lease.ended else stored.version == lease.version)
+            condition_holds = stored_lease is None or (
+                stored_lease.ended if lease.ended else stored_lease.version == lease.version
+            )
             return lease if condition_holds else None
         case _:
-            return _apply_change(write, stored) if stored else None
+            return _apply_change(write, stored_lease) if stored_lease else None
 
 
 def new_row(lease: Lease) -> Lease:
@@ -419,85 +421,106 @@ def new_row(lease: Lease) -> Lease:
     return with_counter(row, lease.epoch)
 
 
-def _apply_change(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  a case for each write
-    expected = write.lease
-    is_unchanged = stored.version == expected.version and stored.owner == expected.owner
+def _apply_change(write: LeaseChange, stored_lease: Lease) -> Lease | None:  # noqa: C901  a case for each write
+    expected_lease = write.lease
+    is_unchanged = stored_lease.version == expected_lease.version and stored_lease.owner == expected_lease.owner
     match write:
         case ClaimLease(me=me, annotations=annotations):
-            return _with_owner(stored, me, annotations) if stored.version == expected.version else None
+            return (
+                _with_owner(stored_lease, me, annotations) if stored_lease.version == expected_lease.version else None
+            )
         case StealLease(me=me, annotations=annotations):
-            is_next_owner = expected.next_owner != me or stored.next_owner == me
-            return _with_owner(stored, me, annotations) if is_next_owner and stored.owner == expected.owner else None
+            is_next_owner = expected_lease.next_owner != me or stored_lease.next_owner == me
+            return (
+                _with_owner(stored_lease, me, annotations)
+                if is_next_owner and stored_lease.owner == expected_lease.owner
+                else None
+            )
         case RenewLease(annotations=annotations):
-            if not is_unchanged or (stored.ended and not expected.ended):
+            if not is_unchanged or (stored_lease.ended and not expected_lease.ended):
                 return None
-            return _with_weight(stored, expected).written(
-                stored.epoch + 1, merge_annotations(stored.annotations, annotations)
+            return _with_weight(stored_lease, expected_lease).written(
+                stored_lease.epoch + 1, merge_annotations(stored_lease.annotations, annotations)
             )
         case CheckpointLease(position=position):
-            if not (is_unchanged and _can_move_checkpoint(stored, position)):
+            if not (is_unchanged and _can_move_checkpoint(stored_lease, position)):
                 return None
-            row = _with_next_epoch(evolve(_with_weight(stored, expected), checkpoint=position))
+            row = _with_next_epoch(evolve(_with_weight(stored_lease, expected_lease), checkpoint=position))
             return _without_owner(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
             # Reject the late checkpoint if the stored checkpoint is already at this position, past it, or at SHARD_END.
-            is_later = _can_move_checkpoint(stored, position) and stored.checkpoint.order != position.order
-            return evolve(stored, checkpoint=position) if is_later else None
+            is_later = _can_move_checkpoint(stored_lease, position) and stored_lease.checkpoint.order != position.order
+            return evolve(stored_lease, checkpoint=position) if is_later else None
         case ReleaseLease(me=me, to=to):
-            condition_holds = stored.owner == me if expected.owner == me else stored.version == expected.version
-            return _with_next_epoch(evolve(_without_owner(stored), owner=to)) if condition_holds else None
+            condition_holds = (
+                stored_lease.owner == me
+                if expected_lease.owner == me
+                else stored_lease.version == expected_lease.version
+            )
+            return _with_next_epoch(evolve(_without_owner(stored_lease), owner=to)) if condition_holds else None
         case RequestLease(me=me):
-            owner_answers = stored.owner == expected.owner and stored.yields and not stored.ended and not stored.leaving
+            owner_answers = (
+                stored_lease.owner == expected_lease.owner
+                and stored_lease.yields
+                and not stored_lease.ended
+                and not stored_lease.leaving
+            )
             return (
-                evolve(stored, next_owner=me)
-                if owner_answers and stored.next_owner in {None, me, expected.next_owner}
+                evolve(stored_lease, next_owner=me)
+                if owner_answers and stored_lease.next_owner in {None, me, expected_lease.next_owner}
                 else None
             )
         case WithdrawRequest(me=me):
-            is_requested_by_me = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
-            return evolve(stored, next_owner=None) if is_requested_by_me else None
+            is_requested_by_me = (
+                stored_lease.owner == expected_lease.owner
+                and stored_lease.next_owner == me
+                and not stored_lease.leaving
+            )
+            return evolve(stored_lease, next_owner=None) if is_requested_by_me else None
         case GiveLease(position=position):
             next_owner_stays = (
-                stored.next_owner is not None
-                and stored.next_owner == expected.next_owner
-                and stored.leaving == expected.leaving
+                stored_lease.next_owner is not None
+                and stored_lease.next_owner == expected_lease.next_owner
+                and stored_lease.leaving == expected_lease.leaving
             )
-            if not (next_owner_stays and is_unchanged and _can_move_checkpoint(stored, position)):
+            if not (next_owner_stays and is_unchanged and _can_move_checkpoint(stored_lease, position)):
                 return None
             # In a KCL 3.x hand-off, the next owner may be a Java worker, which does not answer requests.
-            row = evolve(_without_owner(stored), owner=stored.next_owner, yields=not stored.leaving)
+            row = evolve(_without_owner(stored_lease), owner=stored_lease.next_owner, yields=not stored_lease.leaving)
             return _with_next_epoch(evolve(row, checkpoint=position))
         case TakeBackLease(me=me):
-            return _with_owner(stored, me) if is_unchanged else None
+            return _with_owner(stored_lease, me) if is_unchanged else None
         case AnnotateLease(name=name, value=value):
-            annotated_lease = evolve(stored, annotations=merge_annotations(stored.annotations, ((name, value),)))
-            return annotated_lease if stored.owner == expected.owner else None
+            annotated_lease = evolve(
+                stored_lease, annotations=merge_annotations(stored_lease.annotations, ((name, value),))
+            )
+            return annotated_lease if stored_lease.owner == expected_lease.owner else None
         case ResetLease(position=position, annotations=annotations):
-            if stored.owner is not None or stored.version != expected.version:
+            if stored_lease.owner is not None or stored_lease.version != expected_lease.version:
                 return None
             row = evolve(
-                _without_owner(stored),
+                _without_owner(stored_lease),
                 checkpoint=position,
-                annotations=merge_annotations(stored.annotations, annotations),
+                annotations=merge_annotations(stored_lease.annotations, annotations),
             )
-            row = evolve(row, parents=expected.parents, hash_range=expected.hash_range)
-            return with_counter(row, max(stored.epoch + 1, write.epoch))
+            row = evolve(row, parents=expected_lease.parents, hash_range=expected_lease.hash_range)
+            return with_counter(row, max(stored_lease.epoch + 1, write.epoch))
         case _:
             assert_never(write)
 
 
-def _with_next_epoch(stored: Lease) -> Lease:
-    return stored.written(stored.epoch + 1, stored.annotations)
+def _with_next_epoch(lease: Lease) -> Lease:
+    return lease.written(lease.epoch + 1, lease.annotations)
 
 
-def _with_owner(stored: Lease, me: str, annotations: Annotations = ()) -> Lease:
+def _with_owner(lease: Lease, me: str, annotations: Annotations = ()) -> Lease:
     row = evolve(
-        stored,
+        lease,
         owner=me,
         next_owner=None,
         yields=True,
         leaving=False,
-        annotations=merge_annotations(stored.annotations, annotations),
+        annotations=merge_annotations(lease.annotations, annotations),
     )
     return _with_next_epoch(row)
 
@@ -506,13 +529,13 @@ def _without_owner(lease: Lease) -> Lease:
     return evolve(lease, owner=None, next_owner=None, yields=False, leaving=False)
 
 
-def _with_weight(stored: Lease, expected: Lease) -> Lease:
-    return stored if expected.weight in {None, stored.weight} else evolve(stored, weight=expected.weight)
+def _with_weight(lease: Lease, expected_lease: Lease) -> Lease:
+    return lease if expected_lease.weight in {None, lease.weight} else evolve(lease, weight=expected_lease.weight)
 
 
-def _can_move_checkpoint(stored: Lease, position: Position) -> bool:
+def _can_move_checkpoint(lease: Lease, position: Position) -> bool:
     """Return whether the checkpoint may move to this position.
 
     A checkpoint never moves back, and never moves away from SHARD_END.
     """
-    return not stored.ended and stored.checkpoint.order <= position.order
+    return not lease.ended and lease.checkpoint.order <= position.order

@@ -21,7 +21,7 @@ from leasehold_lab.simulator.question import SimulationQuestion  # noqa: E402
 from leasehold_lab.simulator.question import simulate_question as simulated  # noqa: E402
 
 QUESTION = {
-    "leases": [{"key": f"s-{place}"} for place in range(4)],
+    "leases": [{"key": f"s-{index}"} for index in range(4)],
     "me": {"worker": "a"},
     "config": {"rules": "toy", "most": 3},
 }

@@ -76,18 +76,18 @@ def writes_of(history: SimulatedHistory) -> list[int]:
     ]
 
 
-def alone(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
+def alone(start_times: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
     """Yield a scenario for each write and each of its faults."""
-    for start in starts:
+    for start in start_times:
         yield from _with_later_fault(MoveScenario(start))
 
 
-def pairs(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
+def pairs(start_times: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
     """Yield the scenarios with two faults. The second fault may affect any write after the first one.
 
     Pairs are needed because a hand-off takes additional writes after a first fault.
     """
-    for scenario in alone(starts):
+    for scenario in alone(start_times):
         yield from _with_later_fault(scenario)
 
 
@@ -104,12 +104,12 @@ def main(*, jobs: Annotated[int, typer.Option(min=1, help="Stories told at a tim
     logging.disable(logging.CRITICAL)  # otherwise workers would log each fault
     scenarios = [*alone(), *pairs(STARTS[:2])]
     with ProcessPoolExecutor(jobs) as pool:
-        results = zip(
+        breaches_by_scenario = zip(
             scenarios, track(pool.map(breaches, scenarios, chunksize=50), "moves", len(scenarios)), strict=True
         )
         failures = [
             f"{scenario}: {'; '.join(scenario_breaches)}"
-            for scenario, scenario_breaches in results
+            for scenario, scenario_breaches in breaches_by_scenario
             if scenario_breaches
         ]
     Console().print(*failures, f"{len(scenarios)} stories, {len(failures)} with something wrong", sep="\n")

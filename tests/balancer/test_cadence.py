@@ -49,14 +49,14 @@ from leasehold_lab.properties.strategies import WORKERS, bulletin_states, config
 
 def test_ranks_contain_only_our_living_workers() -> None:
     """C3: Only living workers of ours are ranked. No dead worker or worker of another library becomes the lookout."""
-    java = Lease("j-1", owner="java", annotations=(("process", "p/w-9"),))
-    dead = row("d-1", "w-8", idle=11.0)
-    assert lookout_ranks((*TABLE, java, dead), CONFIG).ranks == (LOOKOUT, NEXT, *THIRDS, READER, LAST)
+    java_lease = Lease("j-1", owner="java", annotations=(("process", "p/w-9"),))
+    expired_lease = row("d-1", "w-8", idle=11.0)
+    assert lookout_ranks((*TABLE, java_lease, expired_lease), CONFIG).ranks == (LOOKOUT, NEXT, *THIRDS, READER, LAST)
 
 
 def test_ranks_are_equal_in_all_versions() -> None:
     """C3: Workers of different versions agree on which worker is the lookout."""
-    assert lookout_ranks([row(f"s-{place}", f"w-{place}") for place in range(6)], CONFIG).ranks == (
+    assert lookout_ranks([row(f"s-{index}", f"w-{index}") for index in range(6)], CONFIG).ranks == (
         "w-3",
         "w-4",
         "w-1",
@@ -69,7 +69,7 @@ def test_ranks_are_equal_in_all_versions() -> None:
 def test_bulletin_row_is_not_the_first_that_newcomers_request() -> None:
     """C4: A join does not move the bulletin's row. Otherwise, every worker would have to list the table."""
     assert BOARD is not None
-    joined_table = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
+    joined_table = (*TABLE, *(row(f"t-{index}", f"w-{index % 6}") for index in range(40)), row("n-0", "new"))
     steals = [
         action for action in plan(joined_table, None, Me("new", history=FULL), CONFIG) if isinstance(action, Steal)
     ]
@@ -133,10 +133,10 @@ def test_readers_list_the_table_after_news() -> None:
 
 def test_last_worker_lists_the_table_after_the_lookout_released_its_row() -> None:
     """C8, C13: the remaining worker notices the released leases immediately, instead of up to 20 s later."""
-    unowned, own_lease = row("s-0", None), row("s-1", READER)
-    assert look(READER, (unowned, own_lease), heard(turned=True)).seconds == 0.0
-    assert look(READER, (unowned, own_lease), heard()).seconds > 10.0
-    assert look(READER, (unowned, own_lease), FULL).seconds > 10.0
+    free_lease, own_lease = row("s-0", None), row("s-1", READER)
+    assert look(READER, (free_lease, own_lease), heard(turned=True)).seconds == 0.0
+    assert look(READER, (free_lease, own_lease), heard()).seconds > 10.0
+    assert look(READER, (free_lease, own_lease), FULL).seconds > 10.0
 
 
 def test_workers_stand_in_by_rank() -> None:
@@ -177,18 +177,18 @@ def test_stand_in_stays_on_duty_while_the_lookout_is_stuck() -> None:
 
 def test_twelve_workers_list_the_table_early() -> None:
     """C8: When the bulletin's row is silent, only the twelve next in rank list the table early."""
-    table = tuple(row(f"s-{place:03}", f"w-{place}", bulletin="7 2 1") for place in range(100))
+    table = tuple(row(f"s-{index:03}", f"w-{index}", bulletin="7 2 1") for index in range(100))
     ranks = lookout_ranks(table, CONFIG).ranks
     silent_table = tuple(evolve(lease, idle=4.1) if lease.owner == ranks[0] else lease for lease in table)
-    looks = [look(worker, silent_table, evolve(QUIET, full_still=30.0)) for worker in ranks[3:]]
-    assert [decision.keys is None for decision in looks] == [True] * 10 + [False] * 87
+    decisions = [look(worker, silent_table, evolve(QUIET, full_still=30.0)) for worker in ranks[3:]]
+    assert [decision.keys is None for decision in decisions] == [True] * 10 + [False] * 87
     later_table = tuple(evolve(lease, idle=8.1) if lease.owner == ranks[0] else lease for lease in table)
     assert look(ranks[-1], later_table, evolve(QUIET, full_still=30.0)).keys is None  # several workers may be dead
 
 
 def test_single_worker_lists_the_table_seldom() -> None:
     """C13: a worker without peers lists the table seldom. It notices new workers when they take a lease."""
-    own_leases = tuple(row(f"s-{place}", "w-1") for place in range(3))
+    own_leases = tuple(row(f"s-{index}", "w-1") for index in range(3))
     assert look("w-1", own_leases, FULL).seconds == 20.0
 
 
@@ -230,34 +230,34 @@ def test_worker_that_may_take_more_reads_the_table_soon(
     A worker that would take more leases after the wait for joiners reads the table again soon: at the latest after the
     wait that follows a steal. Or it polls the leases that it has requested.
     """
-    table = tuple(row(f"s-{place}", owner, idle) for place, (owner, idle) in enumerate(rows))
+    table = tuple(row(f"s-{index}", owner, idle) for index, (owner, idle) in enumerate(rows))
     history = evolve(me.history, full_still=0.0, hearing=hearing)
     actions = plan(table, None, evolve(me, history=history), config)
     claimed_keys = {action.lease.key for action in actions if isinstance(action, Claim)}
-    remaining = tuple(
+    table_after_claims = tuple(
         evolve(lease, owner=me.worker, idle=0.0, held=0.0, next_owner=None) if lease.key in claimed_keys else lease
         for lease in table
     )
     later_me = evolve(me, history=evolve(history, fleet_still=math.inf))
     further_actions = [
         action
-        for action in plan(remaining, None, later_me, config)
+        for action in plan(table_after_claims, None, later_me, config)
         if isinstance(action, Claim | Steal | RequestHandoff)
     ]
     assume(claimed_keys)
-    decision = look_again(actions, remaining, evolve(me, history=history), config)
+    decision = look_again(actions, table_after_claims, evolve(me, history=history), config)
     assert not further_actions or decision.seconds <= 5.0
     assert not further_actions or decision.keys is None or decision.seconds == HANDOFF_POLL_SECONDS
 
 
 def test_worker_with_requests_lists_again_only_if_it_lacks_more() -> None:
     """C10: A newcomer that has requested its whole share does not list the table while it waits."""
-    requested = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
+    requested_leases = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
     joining_history = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
-    keys = tuple(lease.key for lease in requested)
-    assert look("new", (*requested, *TABLE[3:]), joining_history) == Look(0.125, keys=keys, stale_ok=True)
-    assert look("new", (*requested[:1], *TABLE[1:]), joining_history) == Look(0.125)  # it lacks two more leases
-    assert look("new", (*requested, *TABLE[3:]), evolve(joining_history, full_still=20.1)) == Look(0.125)
+    keys = tuple(lease.key for lease in requested_leases)
+    assert look("new", (*requested_leases, *TABLE[3:]), joining_history) == Look(0.125, keys=keys, stale_ok=True)
+    assert look("new", (*requested_leases[:1], *TABLE[1:]), joining_history) == Look(0.125)  # it lacks two more leases
+    assert look("new", (*requested_leases, *TABLE[3:]), evolve(joining_history, full_still=20.1)) == Look(0.125)
 
 
 def test_newcomer_with_its_share_does_not_wait_for_joiners() -> None:
@@ -352,7 +352,10 @@ def test_lookout_announces_newcomers() -> None:
 def test_newcomers_that_start_together_wait_once() -> None:
     """C10: Newcomers that start together see each other before their wait ends, so they wait only once."""
     idle_times = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
-    waits = [seconds_until_joined(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in idle_times]
+    waits = [
+        seconds_until_joined(History(fleet_still=fleet_still, full_still=full_still), CONFIG)
+        for fleet_still, full_still in idle_times
+    ]
     assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
 
 
@@ -380,7 +383,7 @@ def test_fleet_with_uneven_groups_is_called_once_per_cycle() -> None:
     """C6: A fleet whose groups are uneven is called to the table, even if lease counts differ by only one."""
     config = Config(rules=Minimal(groups="prefix"))
     owners = ("a-1", "a-1", "a-2", "a-2", "b-1", "b-2")
-    table = tuple(row(f"s-{place}", owner) for place, owner in enumerate(owners))
+    table = tuple(row(f"s-{index}", owner) for index, owner in enumerate(owners))
     lookout = lookout_ranks(table, config).ranks[0]
     lacking_workers = [name for name in owners[4:] if plan(table, None, Me(name, history=FULL), config)]
     assert lacking_workers != []

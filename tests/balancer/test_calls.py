@@ -42,13 +42,13 @@ from leasehold.balancer.watch import Watch
 assert BOARD is not None
 BOARD_KEY = BOARD.key
 NEWS = Bulletin(8, 3, 1)
-MORE = (*TABLE, *(row(f"t-{place:02}", f"w-{place % 6}") for place in range(42)))
+LARGER_TABLE = (*TABLE, *(row(f"t-{place:02}", f"w-{place % 6}") for place in range(42)))
 """A table so large that a listing costs more than reading a few rows."""
 
 FREE = (*TABLE, row("s-x", None), row("s-y", None))
 
 
-def called(*called_workers: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
+def history_with_call(*called_workers: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
     """Return the history of a worker that has read this call, but has not listed the table since `acts` changed."""
     call_text = " ".join((f"8 0 {row}", *called_workers))
     return heard(latest=NEWS, acts_read=acts_read, looks_still=1.0, call=call_text)
@@ -57,7 +57,7 @@ def called(*called_workers: str, row: str = BOARD_KEY, acts_read: int = 2) -> Hi
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=24), st.sampled_from((None, 4)))
 def test_future_owners_are_called_to_free_leases(owners: list[int], most: int | None) -> None:
     """C6: The lookout calls the workers that would claim the free leases, so they do so before their next listing."""
-    table = tuple(row(f"s-{place:02}", f"w-{owner}" if owner else None) for place, owner in enumerate(owners))
+    table = tuple(row(f"s-{index:02}", f"w-{owner}" if owner else None) for index, owner in enumerate(owners))
     config = evolve(CONFIG, rules=Minimal(max_leases=most))
     present_workers = sorted({lease.owner for lease in table if lease.owner is not None})
     for lookout in present_workers:
@@ -94,20 +94,24 @@ def test_only_owners_of_leases_to_be_requested_are_called() -> None:
 def test_worker_that_is_not_called_reads_nothing() -> None:
     """C7: After a join or a death, workers that are not called do not read the table, even if the counters changed."""
     bulletin_only = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
-    assert look(READER, TABLE, called(f"{worker_digits(LAST)}=s-x")) == bulletin_only
-    assert look(READER, TABLE, called()) == bulletin_only
-    assert look(READER, TABLE, called(f"{worker_digits(READER)}=s-x,s-y")) == Look(0.0), "cheaper than two rows alone"
-    assert look(READER, MORE, called(f"{worker_digits(READER)}=s-x,s-y")) == Look(
+    assert look(READER, TABLE, history_with_call(f"{worker_digits(LAST)}=s-x")) == bulletin_only
+    assert look(READER, TABLE, history_with_call()) == bulletin_only
+    assert look(READER, TABLE, history_with_call(f"{worker_digits(READER)}=s-x,s-y")) == Look(0.0), (
+        "cheaper than two rows alone"
+    )
+    assert look(READER, LARGER_TABLE, history_with_call(f"{worker_digits(READER)}=s-x,s-y")) == Look(
         0.5, keys=(BOARD_KEY, "s-x", "s-y"), stale_ok=True
     )
-    recent_call = called(f"{worker_digits(READER)}=s-x")
+    recent_call = history_with_call(f"{worker_digits(READER)}=s-x")
     assert recent_call.hearing is not None
     recent_call = evolve(recent_call, hearing=evolve(recent_call.hearing, looks_still=0.0))
     assert look(READER, TABLE, recent_call).seconds == 0.05
     for word in ("*", worker_digits(READER)):
-        assert look(READER, TABLE, called(word)) == Look(0.0)
-        assert look(READER, TABLE, called(word, acts_read=3)) == bulletin_only, "it has listed the table since"
-    assert look("new", TABLE, called()) == Look(0.0), "a worker without a lease cannot be called"
+        assert look(READER, TABLE, history_with_call(word)) == Look(0.0)
+        assert look(READER, TABLE, history_with_call(word, acts_read=3)) == bulletin_only, (
+            "it has listed the table since"
+        )
+    assert look("new", TABLE, history_with_call()) == Look(0.0), "a worker without a lease cannot be called"
 
 
 def test_bulletin_of_earlier_version_calls_all_workers() -> None:
@@ -134,7 +138,7 @@ def test_bulletin_of_earlier_version_calls_all_workers() -> None:
 
 def test_called_worker_claims_only_the_leases_of_the_call() -> None:
     """C6: a called worker reads only the rows in the call, and claims no other leases."""
-    history = called(f"{worker_digits(READER)}=s-x,s-y,s-00")
+    history = history_with_call(f"{worker_digits(READER)}=s-x,s-y,s-00")
     claims = {action for action in plan(FREE, None, Me(READER, history=history), CONFIG) if isinstance(action, Claim)}
     assert claims == {Claim(lease, "C6") for lease in FREE if lease.owner is None}
     assert plan(FREE, None, Me(LAST, history=history), CONFIG) == ()
@@ -145,13 +149,13 @@ def test_called_worker_claims_only_the_leases_of_the_call() -> None:
 def test_reader_follows_the_bulletin_row_in_the_call() -> None:
     """C4: a reader reads the row that the call names as the bulletin row, which may change between its listings."""
     table_with_new_row = (*TABLE, row("z-9", LOOKOUT))
-    keys = look(READER, table_with_new_row, called(row="z-9")).keys
+    keys = look(READER, table_with_new_row, history_with_call(row="z-9")).keys
     assert keys == ("z-9",)
-    assert look(READER, TABLE, called(row="z-9")).keys == (BOARD_KEY, "z-9"), "unknown until it is read"
+    assert look(READER, TABLE, history_with_call(row="z-9")).keys == (BOARD_KEY, "z-9"), "unknown until it is read"
     table_without_owner = tuple(
-        evolve(lease, owner=None, held=0.4) if lease.key == BOARD_KEY else lease for lease in MORE
+        evolve(lease, owner=None, held=0.4) if lease.key == BOARD_KEY else lease for lease in LARGER_TABLE
     )
-    call_with_rows = called(row=",".join(ROWS))
+    call_with_rows = history_with_call(row=",".join(ROWS))
     assert look(READER, table_without_owner, call_with_rows).keys == tuple(ROWS), "whoever stands in is heard there"
     assert look(NEXT, table_without_owner, call_with_rows) == Look(0.0), (
         "the next in rank need not wait for a lookout that has left"
@@ -167,8 +171,8 @@ def test_reader_follows_the_bulletin_row_in_the_call() -> None:
 def test_renewals_by_kcl_do_not_delay_the_next_lookout() -> None:
     """C8: If a KCL worker owns the bulletin row, its renewals do not count as a sign of life of the lookout."""
     kcl_row = Lease(BOARD_KEY, owner="java", idle=0.0, held=0.4)
-    table = tuple(kcl_row if lease.key == BOARD_KEY else lease for lease in MORE)
-    assert look(NEXT, table, called(row=",".join(ROWS))) == Look(0.0)
+    table = tuple(kcl_row if lease.key == BOARD_KEY else lease for lease in LARGER_TABLE)
+    assert look(NEXT, table, history_with_call(row=",".join(ROWS))) == Look(0.0)
 
 
 def test_replaced_lookout_names_the_new_bulletin_row() -> None:
@@ -180,7 +184,7 @@ def test_replaced_lookout_names_the_new_bulletin_row() -> None:
 
 def test_no_worker_stands_in_during_a_long_listing() -> None:
     """C8: Other workers do not stand in while a long listing of the lookout is in progress."""
-    ranks = lookout_ranks(TABLE, CONFIG, Me(NEXT, history=called()))
+    ranks = lookout_ranks(TABLE, CONFIG, Me(NEXT, history=history_with_call()))
     for seconds, idle_seconds, expected in ((0, 7.6, True), (12, 31.4, False), (12, 31.6, True), (1000, 127.6, True)):
         hearing = evolve(HEARING, call=f"7 {seconds} {BOARD_KEY}", looks_still=idle_seconds)
         assert ranks.on_duty(Me(NEXT, history=evolve(QUIET, hearing=hearing)), hearing, CONFIG) == expected
@@ -214,8 +218,8 @@ def test_unreadable_call_is_ignored(text: str) -> None:
 )
 def test_call_round_trips(names: dict[str, list[str]], looks: int, seconds: float) -> None:
     ((_, text),) = call_annotation(looks, seconds, ["s-0", "s-1"], names)
-    parsed = call_of(text)
-    assert parsed == LookoutCall(
+    parsed_call = call_of(text)
+    assert parsed_call == LookoutCall(
         looks,
         min(int(seconds), 10**6),
         "s-0",
@@ -226,7 +230,7 @@ def test_call_round_trips(names: dict[str, list[str]], looks: int, seconds: floa
 
 def test_call_that_does_not_fit_calls_all_workers() -> None:
     """C6: If keys contain spaces, or are too many for a row, the call names all workers."""
-    many_keys = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_LENGTH_MAX // 20)}
+    many_keys = {f"w-{index}": ["shardId-000000000001"] for index in range(CALL_LENGTH_MAX // 20)}
     for names in (many_keys, {"a": ["s 1"]}, {"a": ["s,1"]}):
         ((_, text),) = call_annotation(8, 0.0, ["s-0"], names)
         assert text == "8 0 s-0 *"

@@ -43,15 +43,15 @@ def _split_shards(root_count: int, split_choices: list[int]) -> tuple[Shard, ...
     for choice in split_choices:
         open_shards = [candidate for candidate in shards if candidate.open]
         parent = open_shards[choice % len(open_shards)]
-        first, last = parent.hash_range or (0, 0)
+        first_hash, last_hash = parent.hash_range or (0, 0)
         shards[shards.index(parent)] = evolve(parent, open=False)
-        middle = (first + last) // 2
-        shards.append(create_shard(str(len(shards)), first, middle, parent.id))
-        shards.append(create_shard(str(len(shards)), middle + 1, last, parent.id))
+        middle_hash = (first_hash + last_hash) // 2
+        shards.append(create_shard(str(len(shards)), first_hash, middle_hash, parent.id))
+        shards.append(create_shard(str(len(shards)), middle_hash + 1, last_hash, parent.id))
     return tuple(shards)
 
 
-grown = st.builds(_split_shards, st.integers(1, 3), st.lists(st.integers(0, 9), max_size=3))
+shard_trees = st.builds(_split_shards, st.integers(1, 3), st.lists(st.integers(0, 9), max_size=3))
 
 
 @given(scenes(), st.sampled_from(("", OLD, NEW, "x", ":")), st.data())
@@ -76,18 +76,18 @@ def test_every_table_and_listing_is_planned(scene: Any, incarnation: str, data: 
         )
 
 
-@given(grown, st.sampled_from(("", NEW)))
+@given(shard_trees, st.sampled_from(("", NEW)))
 def test_healthy_fleet_has_no_contradictions(shards: tuple[Shard, ...], incarnation: str) -> None:
     """The table and the listing of a healthy fleet contain no contradictions, so it is never stopped or restarted."""
     assert contradictions(shards, _kept(shards, incarnation).values(), incarnation) == ()
     assert contradictions(shards, _kept(shards, "").values(), incarnation) == (), "of a version before, or of Java"
 
 
-@given(grown, st.data())
+@given(shard_trees, st.data())
 def test_each_contradiction_is_named(shards: tuple[Shard, ...], data: st.DataObject) -> None:
     """A shard that is left unread, or read from another shard's position, is always reported."""
     leases = _kept(shards, "")
-    chosen_shard = data.draw(st.sampled_from([each for each in shards if each.open]))
+    chosen_shard = data.draw(st.sampled_from([item for item in shards if item.open]))
     contradicting_leases: dict[str, Lease] = {
         "ended and open": evolve(leases[chosen_shard.id], checkpoint=SHARD_END),
         "another shard": evolve(leases[chosen_shard.id], hash_range=(7, 8)),
@@ -97,7 +97,7 @@ def test_each_contradiction_is_named(shards: tuple[Shard, ...], data: st.DataObj
     }
     for kind, lease in contradicting_leases.items():
         contradictions_found = contradictions(shards, (leases | {chosen_shard.id: lease}).values(), NEW)
-        assert [(each.kind, each.key) for each in contradictions_found] == [(kind, chosen_shard.id)]
+        assert [(item.kind, item.key) for item in contradictions_found] == [(kind, chosen_shard.id)]
 
 
 def test_messages_contain_a_remedy() -> None:
@@ -130,7 +130,7 @@ def test_messages_contain_a_remedy() -> None:
     )
 
 
-@given(grown, grown, st.sampled_from((TRIM_HORIZON, LATEST)), st.booleans(), st.data())
+@given(shard_trees, shard_trees, st.sampled_from((TRIM_HORIZON, LATEST)), st.booleans(), st.data())
 def test_recreation_completes_after_interruptions(
     before: tuple[Shard, ...],
     after: tuple[Shard, ...],
@@ -144,7 +144,7 @@ def test_recreation_completes_after_interruptions(
         last_key = max(table)
         table[last_key] = evolve(table[last_key], annotations=())
     while contradictions_found := contradictions(after, table.values(), NEW):
-        assert [each.kind for each in contradictions_found] == ["made anew"], "until the last of them is written"
+        assert [item.kind for item in contradictions_found] == ["made anew"], "until the last of them is written"
         steps = restarts(after, table.values(), contradictions_found, NEW, start)
         for step in steps[: data.draw(st.integers(1, len(steps)))]:
             if step.lease is None:
@@ -159,23 +159,25 @@ def test_recreation_completes_after_interruptions(
                     table[parent].annotation(INCARNATION) for parent in step.lease.parents if parent in table
                 ]
                 assert set(parent_incarnations) <= {NEW}, "a child may be read once its parent's lease says the truth"
-    names = {each.id for each in after if each.open or start != LATEST}
-    assert names <= table.keys() <= {each.id for each in after}
-    for each in after:
-        if each.id in table:
-            row = table[each.id]
-            closed = start == LATEST and not each.open
+    names = {item.id for item in after if item.open or start != LATEST}
+    assert names <= table.keys() <= {item.id for item in after}
+    for item in after:
+        if item.id in table:
+            row = table[item.id]
+            starts_at_shard_end = start == LATEST and not item.open
             assert (row.checkpoint, row.parents, row.hash_range) == (
-                SHARD_END if closed else start,
-                each.parents,
-                each.hash_range,
+                SHARD_END if starts_at_shard_end else start,
+                item.parents,
+                item.hash_range,
             )
 
 
 def test_reset_lease_belongs_to_the_current_stream() -> None:
     """A stream that was reset by hand can be read again."""
-    settled = tuple(evolve(lease, annotations=((INCARNATION, SETTLED_VALUE),)) for lease in _kept(SPLIT, OLD).values())
-    assert contradictions(SPLIT, settled, NEW) == ()
+    reset_leases = tuple(
+        evolve(lease, annotations=((INCARNATION, SETTLED_VALUE),)) for lease in _kept(SPLIT, OLD).values()
+    )
+    assert contradictions(SPLIT, reset_leases, NEW) == ()
 
 
 def test_restart_keeps_leases_that_were_reset() -> None:

@@ -54,9 +54,9 @@ def test_every_fleet_settles_in_balance(rules: RuleSet) -> None:
 
 @pytest.mark.parametrize("rules", RULES, ids=repr)
 def test_every_free_lease_is_taken(rules: RuleSet) -> None:
-    for free in range(1, 8):
-        for size in range(1, len(FLEET) + 1):
-            fleet = SmallFleet(FLEET[:size], (None,) * free, Config(rules=rules, lease_seconds=10.0))
+    for free_count in range(1, 8):
+        for worker_count in range(1, len(FLEET) + 1):
+            fleet = SmallFleet(FLEET[:worker_count], (None,) * free_count, Config(rules=rules, lease_seconds=10.0))
             assert None not in settled(plan, fleet).owners.values()
 
 

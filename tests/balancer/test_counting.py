@@ -23,8 +23,8 @@ def test_child_does_not_count_while_its_parent_is_read() -> None:
     assert (census.leases, census.free) == ((parent, orphan_child, held_child), (orphan_child,))
     moving_child = evolve(held_child, next_owner="c")
     assert take_census([parent, moving_child], ME, CONFIG).leases == (parent, moving_child)
-    ended = evolve(parent, checkpoint=SHARD_END)
-    assert take_census([ended, waiting_child], ME, CONFIG).leases == (waiting_child,)
+    ended_parent = evolve(parent, checkpoint=SHARD_END)
+    assert take_census([ended_parent, waiting_child], ME, CONFIG).leases == (waiting_child,)
 
 
 def test_child_counts_immediately_under_kcl() -> None:

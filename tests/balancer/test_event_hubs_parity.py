@@ -22,7 +22,7 @@ EXPIRY = 180.0
 @given(st.text("abcd.x-", max_size=12), st.sampled_from("abcde"), st.booleans())
 def test_python_dialect_takes_the_same_leases_as_the_sdk(layout: str, me: str, greedy: bool) -> None:
     """The Python dialect plans exactly the same claims as the installed SDK."""
-    ids = [f"{place:02d}" for place in range(len(layout))]
+    ids = [f"{index:02d}" for index in range(len(layout))]
     claimed_ids = {
         record["partition_id"]
         for record in _manager(me, greedy=greedy)._balance_ownership(_records(layout, ids), ids)  # noqa: SLF001  the rule itself

@@ -35,9 +35,9 @@ def test_newcomer_waits_until_the_fleet_is_still(history: History, config: Confi
 
 def test_wait_ends_a_cycle_after_the_first_lease() -> None:
     """A newcomer waits for at most a cycle. So the fleet is balanced even if workers keep joining."""
-    others = Lease("1", owner="b", held=90.0)
-    assert awaits_joiners([Lease("0", owner="a", held=19.9), others], OFTEN, CONFIG)
-    assert not awaits_joiners([Lease("0", owner="a", held=20.0), others], OFTEN, CONFIG)
+    other_lease = Lease("1", owner="b", held=90.0)
+    assert awaits_joiners([Lease("0", owner="a", held=19.9), other_lease], OFTEN, CONFIG)
+    assert not awaits_joiners([Lease("0", owner="a", held=20.0), other_lease], OFTEN, CONFIG)
 
 
 def test_worker_without_leases_is_new() -> None:

@@ -40,8 +40,8 @@ def test_fleet_comes_to_rest_under_every_rule_set(kind: type[RuleSet]) -> None:
 
 def evolve_known(rules: RuleSet, **options: object) -> RuleSet:
     """Set these options, except for those that the rule set does not have."""
-    known: dict[str, Any] = {name: value for name, value in options.items() if name in fields_dict(type(rules))}
-    return evolve(rules, **known)
+    known_options: dict[str, Any] = {name: value for name, value in options.items() if name in fields_dict(type(rules))}
+    return evolve(rules, **known_options)
 
 
 def test_equal_reads_give_disjoint_plans() -> None:
@@ -57,7 +57,7 @@ def test_loads_do_not_depend_on_the_order_of_leases() -> None:
         *(Lease(key, owner="w0", weight=weight) for key, weight in weights.items()),
         Lease("k3", owner="w1", weight=700),
     ]
-    plans = {plan(order, None, Me("w1"), Config(rules=Minimal())) for order in permutations(table)}
+    plans = {plan(ordered_leases, None, Me("w1"), Config(rules=Minimal())) for ordered_leases in permutations(table)}
     assert len(plans) == 1
 
 
@@ -91,11 +91,15 @@ def test_expired_leases_are_freed_in_key_order(
 @pytest.mark.parametrize("seed", ["0", "1", "42"])
 def test_plans_are_equal_under_every_hash_seed(seed: str) -> None:
     """The order of a Python set differs between processes. If plans depended on it, they could not be reproduced."""
-    probe = Path(__file__).with_name("hash_seed_probe.py")
+    probe_path = Path(__file__).with_name("hash_seed_probe.py")
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, probe], env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, probe_path], env=environment, capture_output=True, text=True, check=True)
     other_result = subprocess.run(
-        [sys.executable, probe], env=environment | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
+        [sys.executable, probe_path],
+        env=environment | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stdout == other_result.stdout != ""
 

@@ -19,7 +19,7 @@ WORKERS = tuple(f"w-{number:02d}" for number in range(15))
 CONFIG = Config(rules=Minimal())
 
 
-def fleet(seed: int) -> dict[str, Lease]:
+def make_leases(seed: int) -> dict[str, Lease]:
     """Return three hundred leases with log-normal throughputs, twenty for each worker."""
     random = Random(seed)  # noqa: S311  a seed, not a secret
     keys = [f"s-{number:03d}" for number in range(300)]
@@ -29,11 +29,11 @@ def fleet(seed: int) -> dict[str, Lease]:
     }
 
 
-def loads(leases: dict[str, Lease]) -> dict[str, int]:
+def count_loads(leases: dict[str, Lease]) -> dict[str, int]:
     return {worker: sum(lease.weight or 0 for lease in leases.values() if lease.owner == worker) for worker in WORKERS}
 
 
-def plans(leases: dict[str, Lease], turn: int) -> list[tuple[str, Action]]:
+def list_planned_actions(leases: dict[str, Lease], turn: int) -> list[tuple[str, Action]]:
     """Return the workers' planned actions for one listing."""
     return [(worker, action) for worker in WORKERS for action in plan(leases.values(), None, Me(worker, turn), CONFIG)]
 
@@ -41,11 +41,11 @@ def plans(leases: dict[str, Lease], turn: int) -> list[tuple[str, Action]]:
 @pytest.mark.parametrize("seed", range(5))
 def test_loads_reach_the_band_and_stay(seed: int) -> None:
     """S9: Loads reach the band with few moves, unless a single lease is too heavy. After that, no lease moves."""
-    leases = fleet(seed)
+    leases = make_leases(seed)
     move_count = 0
     for turn in range(20):
-        squares_before = sum(load**2 for load in loads(leases).values())
-        actions = plans(leases, turn)
+        squares_before = sum(load**2 for load in count_loads(leases).values())
+        actions = list_planned_actions(leases, turn)
         if not actions:
             break
         assert {action.rule for _, action in actions} == {"M13"}
@@ -54,37 +54,41 @@ def test_loads_reach_the_band_and_stay(seed: int) -> None:
         for worker, action in actions:
             leases[action.lease.key] = evolve(action.lease, owner=worker)
         move_count += len(actions)
-        assert sum(load**2 for load in loads(leases).values()) < squares_before
-    assert plans(leases, 20) == []
-    mean = sum(loads(leases).values()) / len(WORKERS)
-    hottest = max(lease.weight or 0 for lease in leases.values())
-    assert max(loads(leases).values()) <= max((1 + LOAD_BAND) * mean, hottest + LOAD_BAND * mean)
+        assert sum(load**2 for load in count_loads(leases).values()) < squares_before
+    assert list_planned_actions(leases, 20) == []
+    mean = sum(count_loads(leases).values()) / len(WORKERS)
+    largest_weight = max(lease.weight or 0 for lease in leases.values())
+    assert max(count_loads(leases).values()) <= max((1 + LOAD_BAND) * mean, largest_weight + LOAD_BAND * mean)
     assert 0 < move_count <= 0.08 * len(leases)
 
 
-def unmeasured(leases: list[Lease], first: int, last: int) -> list[Lease]:
+def unmeasured_leases(leases: list[Lease], first: int, last: int) -> list[Lease]:
     return [evolve(lease, weight=None) if first <= index < last else lease for index, lease in enumerate(leases)]
 
 
 def test_counts_decide_if_many_weights_are_unknown() -> None:
     """If many leases belong to workers that do not measure throughput, leases are balanced by count."""
-    leases = [*fleet(1).values()]
-    assert count_tolerance(leases, 20) == count_tolerance(unmeasured(leases, 0, 30), 20) == 10
-    assert count_tolerance(unmeasured(leases, 0, 31), 20) == count_tolerance(unmeasured(leases, 200, 231), 20) == 0
+    leases = [*make_leases(1).values()]
+    assert count_tolerance(leases, 20) == count_tolerance(unmeasured_leases(leases, 0, 30), 20) == 10
+    assert (
+        count_tolerance(unmeasured_leases(leases, 0, 31), 20)
+        == count_tolerance(unmeasured_leases(leases, 200, 231), 20)
+        == 0
+    )
     assert count_tolerance([], 0) == 0
 
 
 def test_split_in_a_balanced_fleet_moves_no_leases() -> None:
     """The unmeasured children of a split do not switch a balanced fleet from loads to counts."""
-    leases = fleet(1)
+    leases = make_leases(1)
     for turn in range(20):
-        for worker, action in plans(leases, turn):
+        for worker, action in list_planned_actions(leases, turn):
             leases[action.lease.key] = evolve(action.lease, owner=worker)
     counts = Counter(lease.owner for lease in leases.values())
     assert max(counts.values()) > min(counts.values()) + 1
-    typical = min(leases.values(), key=lambda lease: abs((lease.weight or 0) - 104_832))
-    leases[typical.key] = evolve(typical, weight=None)
-    assert plans(leases, 21) == []
+    median_lease = min(leases.values(), key=lambda lease: abs((lease.weight or 0) - 104_832))
+    leases[median_lease.key] = evolve(median_lease, weight=None)
+    assert list_planned_actions(leases, 21) == []
     assert load_moves({"a": [Lease("n-1"), Lease("n-2")], "b": []}, {"a": 9, "b": 9}, {"a": 9, "b": 9}, 1) == {
         "n-2": "b"
     }
@@ -92,7 +96,7 @@ def test_split_in_a_balanced_fleet_moves_no_leases() -> None:
 
 def test_counts_decide_without_traffic() -> None:
     """If the stream has no traffic, leases are balanced by count, so a newcomer gets its share."""
-    assert count_tolerance([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
+    assert count_tolerance([evolve(lease, weight=0) for lease in make_leases(1).values()], 20) == 0
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_counts_decide_without_traffic() -> None:
 )
 def test_counts_decide_below_a_hundredth_of_a_shards_capacity(each: int, uneven: bool, tolerance: int) -> None:
     """M13: With low traffic, leases are balanced by count. Traffic near the limit does not move them back and forth."""
-    leases = [evolve(lease, weight=each) for lease in fleet(1).values()]
+    leases = [evolve(lease, weight=each) for lease in make_leases(1).values()]
     assert Counter(lease.owner for lease in leases) == dict.fromkeys(WORKERS, 20)
     if uneven:
         leases[0] = evolve(leases[0], owner=leases[1].owner)
@@ -111,21 +115,24 @@ def test_counts_decide_below_a_hundredth_of_a_shards_capacity(each: int, uneven:
 
 def test_gain_below_the_noise_moves_no_lease() -> None:
     """Differences between loads that are smaller than the noise of the measurements move no leases."""
-    held = {"a": [Lease("big", weight=100_000), Lease("small", weight=500)], "b": [Lease("b-1", weight=70_000)]}
-    assert load_moves(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {}
-    held["a"] += [Lease("more", weight=20_000)]
-    assert load_moves(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {"more": "b"}
+    leases_by_worker = {
+        "a": [Lease("big", weight=100_000), Lease("small", weight=500)],
+        "b": [Lease("b-1", weight=70_000)],
+    }
+    assert load_moves(leases_by_worker, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {}
+    leases_by_worker["a"] += [Lease("more", weight=20_000)]
+    assert load_moves(leases_by_worker, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {"more": "b"}
 
 
 def test_gain_at_the_limit_moves_a_lease() -> None:
     """M13: In all versions, a lease moves even if the gain is exactly at the limit."""
-    held = {"a": [Lease("heavy", weight=218), Lease("light", weight=4)], "b": [Lease("b-1", weight=193)]}
-    held |= {worker: [Lease(f"{worker}-1", weight=195)] for worker in "cde"}
-    unlimited_room = dict.fromkeys(held, 9)
-    assert load_moves(held, unlimited_room, unlimited_room) == {"light": "b"}
-    held["a"][1] = Lease("light", weight=3)
-    held["c"] = [Lease("c-1", weight=196)]
-    assert load_moves(held, unlimited_room, unlimited_room) == {}
+    leases_by_worker = {"a": [Lease("heavy", weight=218), Lease("light", weight=4)], "b": [Lease("b-1", weight=193)]}
+    leases_by_worker |= {worker: [Lease(f"{worker}-1", weight=195)] for worker in "cde"}
+    unlimited_room = dict.fromkeys(leases_by_worker, 9)
+    assert load_moves(leases_by_worker, unlimited_room, unlimited_room) == {"light": "b"}
+    leases_by_worker["a"][1] = Lease("light", weight=3)
+    leases_by_worker["c"] = [Lease("c-1", weight=196)]
+    assert load_moves(leases_by_worker, unlimited_room, unlimited_room) == {}
 
 
 def test_moves_for_load_are_requested() -> None:
@@ -144,17 +151,17 @@ def test_moves_for_load_are_requested() -> None:
 def test_move_that_only_swaps_roles_is_not_made() -> None:
     """A lease stays if its move would only make the other worker the fullest one."""
     weights = {"a": (100, 100, 100), "b": (110, 105, 85), "c": (100, 100)}
-    held = {
+    leases_by_worker = {
         worker: [Lease(f"{worker}-{weight}", weight=weight) for weight in worker_weights]
         for worker, worker_weights in weights.items()
     }
-    assert load_moves(held, dict.fromkeys(held, 9), dict.fromkeys(held, 9)) == {}
+    assert load_moves(leases_by_worker, dict.fromkeys(leases_by_worker, 9), dict.fromkeys(leases_by_worker, 9)) == {}
 
 
 def test_counts_decide_beside_workers_of_other_libraries() -> None:
     """M13: Next to a KCL 3.x worker, leases are balanced by count, because that worker would undo other moves."""
     annotations = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
-    leases = [evolve(lease, annotations=annotations["a"]) for lease in fleet(1).values()]
+    leases = [evolve(lease, annotations=annotations["a"]) for lease in make_leases(1).values()]
     owned_leases = [evolve(lease, owner="a") for lease in leases]
     assert count_tolerance(owned_leases, 20) == 10
     assert (

@@ -85,7 +85,7 @@ def test_warning_lasts_ten_seconds(warned: float, seconds: float) -> None:
 def test_single_row_is_read_by_key_in_a_table_of_twelve() -> None:
     """C7: A table of eleven rows is listed, because a listing of twelve rows costs as much as a read by key."""
     recent_history = evolve(QUIET, fleet_still=14.0)
-    rows = [row(f"s-{place}", f"w-{place % 6}") for place in range(10)]
+    rows = [row(f"s-{index}", f"w-{index % 6}") for index in range(10)]
     eleven_rows = (*(lease for lease in rows if lease.owner != READER), *(row(f"t-{n}", READER) for n in range(3)))
     twelve_rows = (*eleven_rows, row("u-0", LAST))
     decision = look(READER, (*twelve_rows, row("u-1", LAST)), recent_history)
@@ -171,9 +171,9 @@ def test_worker_without_leases_renews_no_bulletin_row() -> None:
 
 def test_lease_taken_in_the_same_turn_is_not_announced() -> None:
     """C6: The lookout does not call other workers to a lease that it takes itself."""
-    unowned = row("s-x", None)
-    assert look(LOOKOUT, (*TABLE, unowned), LATELY).annotations[:1] == LOUD
-    assert look(LOOKOUT, (*TABLE, unowned), LATELY, Claim(unowned, "M5")).annotations[:1] == SILENT
+    free_lease = row("s-x", None)
+    assert look(LOOKOUT, (*TABLE, free_lease), LATELY).annotations[:1] == LOUD
+    assert look(LOOKOUT, (*TABLE, free_lease), LATELY, Claim(free_lease, "M5")).annotations[:1] == SILENT
     table_with_own_lease = (*TABLE, row("s-x", LOOKOUT, idle=11.0))
     assert look(LOOKOUT, table_with_own_lease, LATELY).annotations[:1] == SILENT
 
@@ -196,7 +196,7 @@ def test_lasting_state_is_announced_once_per_cycle() -> None:
 @pytest.mark.parametrize(("leases", "acts"), [(1, 0), (2, 1), (3, 1)])
 def test_newcomer_without_a_share_causes_no_call(leases: int, acts: int) -> None:
     """C6: Owners with one lease each are not called for a newcomer, because it will request nothing."""
-    rows = (evolve(row("s-0", "a"), next_owner="new"), *(row(f"s-{place}", "a") for place in range(1, leases)))
+    rows = (evolve(row("s-0", "a"), next_owner="new"), *(row(f"s-{index}", "a") for index in range(1, leases)))
     history = evolve(LATELY, fleet_still=0.0, hearing=evolve(HEARING, latest=Bulletin(), acts_still=1.0))
     assert look("a", rows, history).annotations[:1] == bulletin_annotations(Bulletin(1, acts, 0))
 
@@ -213,14 +213,14 @@ def test_counts_that_differ_by_two_call_the_fleet() -> None:
     assert [
         look(LOOKOUT, leases, NOT_CALLED_FOR_A_CYCLE).annotations[:1] for leases in (differing_by_two, differing_by_one)
     ] == [LOUD, SILENT]
-    for owners_still, notes in ((CONFIG.cycle_seconds, SILENT), (CONFIG.cycle_seconds + 0.25, LOUD)):
+    for owners_still, expected_annotations in ((CONFIG.cycle_seconds, SILENT), (CONFIG.cycle_seconds + 0.25, LOUD)):
         assert (
             look(LOOKOUT, differing_by_two, evolve(NOT_CALLED_FOR_A_CYCLE, owners_still=owners_still)).annotations[:1]
-            == notes
+            == expected_annotations
         )
 
 
-def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
+def leases_with_weights(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
     """Return the leases of these workers with these weights, in units of 10 kB/s."""
     return tuple(
         evolve(row(f"{worker}-{index}", worker), weight=10_000 * weight)
@@ -229,7 +229,7 @@ def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
     )
 
 
-def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
+def is_fleet_called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
     """Return whether the lookout calls all workers of a quiet fleet because of these leases."""
     history = evolve(
         NOT_CALLED_FOR_A_CYCLE, hearing=evolve(HEARING, latest=Bulletin(), acts_still=CONFIG.cycle_seconds)
@@ -240,15 +240,15 @@ def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
 
 def test_counts_may_differ_by_half_a_share_for_loads() -> None:
     """M13: Two workers with even loads share eight leases. Counts of 7 and 1 cause a call, and 6 and 2 do not."""
-    assert called(weighed(a=(1,) * 7, b=(7,)))
-    assert not called(weighed(a=(1,) * 6, b=(3, 3)))
+    assert is_fleet_called(leases_with_weights(a=(1,) * 7, b=(7,)))
+    assert not is_fleet_called(leases_with_weights(a=(1,) * 6, b=(3, 3)))
 
 
 def test_uneven_loads_without_room_cause_no_call() -> None:
     """M13: The fleet is not called if no worker has room for the lease that would even out the loads."""
-    full_table = weighed(a=(1,) * 6, b=(50, 50), c=(30, 30))
-    assert not called(full_table)
-    assert called(full_table[1:])
-    uneven_table = weighed(a=(6, 6, 6), b=(1, 1, 1), c=(1, 1, 1))
-    assert called(uneven_table)
-    assert not called(uneven_table, Config(rules=Minimal(max_leases=3)))
+    full_table = leases_with_weights(a=(1,) * 6, b=(50, 50), c=(30, 30))
+    assert not is_fleet_called(full_table)
+    assert is_fleet_called(full_table[1:])
+    uneven_table = leases_with_weights(a=(6, 6, 6), b=(1, 1, 1), c=(1, 1, 1))
+    assert is_fleet_called(uneven_table)
+    assert not is_fleet_called(uneven_table, Config(rules=Minimal(max_leases=3)))

@@ -22,28 +22,30 @@ def config(**rules: object) -> Config:
     return Config(rules=Minimal(**rules), lease_seconds=10.0, cycle_seconds=20.0)  # type: ignore[arg-type]
 
 
-def held(owner: str, *weights: int | None) -> list[Lease]:
+def leases_with_weights(owner: str, *weights: int | None) -> list[Lease]:
     """Return leases with these weights in units of 10 kB/s. With less traffic, leases would be balanced by count."""
     weights_in_bytes = (None if weight is None else 10_000 * weight for weight in weights)
     return [Lease(f"{owner}-{index}", owner=owner, weight=size) for index, size in enumerate(weights_in_bytes)]
 
 
-def count(owner: str, number: int) -> list[Lease]:
+def unmeasured_leases(owner: str, number: int) -> list[Lease]:
     """Return this many leases without a measured weight."""
-    return held(owner, *[None] * number)
+    return leases_with_weights(owner, *[None] * number)
 
 
-def free(number: int, idle: float) -> list[Lease]:
+def free_leases(number: int, idle: float) -> list[Lease]:
     return [Lease(f"f-{index}", idle=idle) for index in range(number)]
 
 
-def turn(leases: list[Lease], history: History = LATELY, worker: str = "b", **rules: object) -> list[tuple[str, str]]:
+def plan_turn(
+    leases: list[Lease], history: History = LATELY, worker: str = "b", **rules: object
+) -> list[tuple[str, str]]:
     """Return the planned actions of this worker, each as its rule and the lease's owner."""
     actions = plan(leases, None, Me(worker, history=history), config(**rules))
     return [(action.rule, action.lease.owner or "") for action in actions]
 
 
-def first(actions: tuple[Action, ...]) -> Steal | RequestHandoff:
+def first_move(actions: tuple[Action, ...]) -> Steal | RequestHandoff:
     (action,) = actions
     assert isinstance(action, Steal | RequestHandoff)
     return action
@@ -54,12 +56,12 @@ def first(actions: tuple[Action, ...]) -> Steal | RequestHandoff:
 
 def test_newcomer_counts_immediately_with_few_leases() -> None:
     """With three leases, the newcomer gets one before the wait for other joiners is over."""
-    assert turn([*count("a", 2), *count("b", 1)], History(), "c") == [("M5", "a")]
+    assert plan_turn([*unmeasured_leases("a", 2), *unmeasured_leases("b", 1)], History(), "c") == [("M5", "a")]
 
 
 def test_worker_with_its_share_gives_no_lease_to_a_newcomer() -> None:
     """A worker that holds its share keeps it, because it would take the lease back."""
-    table = [*count("a", 2), *count("b", 5)]
+    table = [*unmeasured_leases("a", 2), *unmeasured_leases("b", 5)]
     for number in range(30):
         (action,) = plan(table, None, Me(f"c-{number}"), config())
         assert isinstance(action, Steal)
@@ -69,12 +71,12 @@ def test_worker_with_its_share_gives_no_lease_to_a_newcomer() -> None:
 def test_newcomer_requests_from_four_donors() -> None:
     """Newcomers request from different owners, so that fifty newcomers do not compete for the leases of four owners."""
     donors = [f"d-{number}" for number in range(12)]
-    table = [lease for donor in donors for lease in count(donor, 9)]
+    table = [lease for donor in donors for lease in unmeasured_leases(donor, 9)]
     requested_donors = set()
     for number in range(50):
         name = f"c-{number}"
         digest = digest_under(f"{name}\0{0}")
-        action = first(plan(table, None, Me(name), config()))
+        action = first_move(plan(table, None, Me(name), config()))
         donors_of_newcomer = {candidate.lease.owner for candidate in (action, *action.alternates)}
         assert donors_of_newcomer <= set(sorted(donors, key=digest)[:4])
         requested_donors |= donors_of_newcomer
@@ -89,15 +91,17 @@ def test_successor_takes_the_median_of_the_other_counts(
     others: tuple[int, ...], waiting: int, most: int | None, taken: int
 ) -> None:
     """M12: A successor takes as many leases as the median of the others, and at most its limit."""
-    table = [lease for index, number in enumerate(others) for lease in count(f"o-{index}", number)]
-    taken_rules = turn([*table, *free(waiting, idle=1.0)], LATELY, "c", grace_seconds=5.0, max_leases=most)
+    table = [lease for index, number in enumerate(others) for lease in unmeasured_leases(f"o-{index}", number)]
+    taken_rules = plan_turn([*table, *free_leases(waiting, idle=1.0)], LATELY, "c", grace_seconds=5.0, max_leases=most)
     assert taken_rules == ([("M12", "")] * taken if taken else [])
 
 
 @pytest.mark.parametrize(("idle", "rules"), [(4.9, []), (5.0, ["M6", "M6"])])
 def test_released_lease_waits_for_the_successor(idle: float, rules: list[str]) -> None:
     """M12: a released lease waits for its owner's successor during the grace period, so it moves only once."""
-    actions = turn([*count("a", 3), *count("b", 1), *free(2, idle)], grace_seconds=5.0)
+    actions = plan_turn(
+        [*unmeasured_leases("a", 3), *unmeasured_leases("b", 1), *free_leases(2, idle)], grace_seconds=5.0
+    )
     assert [rule for rule, _ in actions] == rules
 
 
@@ -106,21 +110,25 @@ def test_released_lease_waits_for_the_successor(idle: float, rules: list[str]) -
 
 def test_worker_takes_free_leases_and_the_rest_from_living_workers() -> None:
     """A worker takes its whole share in one turn, first from the free leases, and then from living workers."""
-    assert turn([*count("a", 6), *count("b", 1), *free(1, 1.0)]) == [("M6", ""), ("M6", "a"), ("M6", "a")]
+    assert plan_turn([*unmeasured_leases("a", 6), *unmeasured_leases("b", 1), *free_leases(1, 1.0)]) == [
+        ("M6", ""),
+        ("M6", "a"),
+        ("M6", "a"),
+    ]
 
 
 def test_leases_of_missing_expected_workers_are_taken() -> None:
     """M9: The leases of expected workers that do not join are taken after a while, so all shards are read."""
-    table = [*count("a", 2), *count("b", 2)]
-    assert turn([*table, *free(4, 30.0)], expected_workers=4) == []
-    assert turn([*table, *free(4, 71.0)], expected_workers=4) == [("M6", ""), ("M6", "")]
-    assert turn([*table, *free(4, 71.0)], expected_workers=("a", "b", "c", "d")) == [("M6", ""), ("M6", "")]
+    table = [*unmeasured_leases("a", 2), *unmeasured_leases("b", 2)]
+    assert plan_turn([*table, *free_leases(4, 30.0)], expected_workers=4) == []
+    assert plan_turn([*table, *free_leases(4, 71.0)], expected_workers=4) == [("M6", ""), ("M6", "")]
+    assert plan_turn([*table, *free_leases(4, 71.0)], expected_workers=("a", "b", "c", "d")) == [("M6", ""), ("M6", "")]
 
 
 def test_request_names_the_next_owner_that_it_replaces() -> None:
     """A request names the next owner that it replaces, because the store rejects it if another one is stored."""
-    table = [evolve(lease, yields=True, next_owner="gone", next_owner_idle=90.0) for lease in count("a", 2)]
-    request = first(plan(table, None, Me("b", history=LATELY), config()))
+    table = [evolve(lease, yields=True, next_owner="gone", next_owner_idle=90.0) for lease in unmeasured_leases("a", 2)]
+    request = first_move(plan(table, None, Me("b", history=LATELY), config()))
     assert isinstance(request, RequestHandoff)
     assert (request.from_owner, request.stale_next_owner) == ("a", "gone")
 
@@ -131,21 +139,21 @@ def test_request_names_the_next_owner_that_it_replaces() -> None:
 @pytest.mark.parametrize(("idle", "rules"), [(70.0, []), (70.1, ["M9"]), (math.inf, [])])
 def test_lease_that_stays_free_is_taken_after_patience(idle: float, rules: list[str]) -> None:
     """A lease in another worker's share is taken only after that worker's time is over, and only one per turn."""
-    table = [*count("a", 3), *count("b", 3), *count("c", 1), *free(2, idle)]
-    assert [rule for rule, _ in turn(table, worker="b")] == rules
+    table = [*unmeasured_leases("a", 3), *unmeasured_leases("b", 3), *unmeasured_leases("c", 1), *free_leases(2, idle)]
+    assert [rule for rule, _ in plan_turn(table, worker="b")] == rules
 
 
 def test_grace_is_part_of_patience() -> None:
-    table = [*count("a", 3), *count("b", 3), *count("c", 1), *free(2, 74.9)]
-    assert turn(table, worker="b", grace_seconds=5.0) == []
-    assert turn([*table[:-2], *free(2, 75.1)], worker="b", grace_seconds=5.0) == [("M9", "")]
+    table = [*unmeasured_leases("a", 3), *unmeasured_leases("b", 3), *unmeasured_leases("c", 1), *free_leases(2, 74.9)]
+    assert plan_turn(table, worker="b", grace_seconds=5.0) == []
+    assert plan_turn([*table[:-2], *free_leases(2, 75.1)], worker="b", grace_seconds=5.0) == [("M9", "")]
 
 
 def test_full_worker_never_takes_a_lease() -> None:
     """A worker with `max_leases` leases takes no more, however long a lease stays free."""
-    table = [*count("a", 2), *count("b", 2), *free(2, 200.0)]
-    assert turn(table, STILL, max_leases=2) == []
-    assert turn(table, STILL, max_leases=3) == [("M6", "")]
+    table = [*unmeasured_leases("a", 2), *unmeasured_leases("b", 2), *free_leases(2, 200.0)]
+    assert plan_turn(table, STILL, max_leases=2) == []
+    assert plan_turn(table, STILL, max_leases=3) == [("M6", "")]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +161,8 @@ def test_full_worker_never_takes_a_lease() -> None:
 )
 def test_fullest_worker_is_relieved_beside_a_zombie(most: int, still: float, stolen: bool) -> None:
     """Three workers hold 6, 4 and 1 leases, and the third one is a zombie. The second one takes one from the first."""
-    table = [*count("a", most), *count("b", 4), *count("z", 1)]
-    actions = turn(table, History(owners_still=still, fleet_still=90.0))
+    table = [*unmeasured_leases("a", most), *unmeasured_leases("b", 4), *unmeasured_leases("z", 1)]
+    actions = plan_turn(table, History(owners_still=still, fleet_still=90.0))
     assert actions == ([("M9", "a")] if stolen else [])
 
 
@@ -163,22 +171,31 @@ def test_fullest_worker_is_relieved_beside_a_zombie(most: int, still: float, sto
 )
 def test_overloaded_worker_releases_only_if_configured(release: bool, still: float, goes: bool) -> None:
     """M11: An overloaded worker releases a lease only if the option `release` is set."""
-    table = [*count("a", 4), *count("b", 3), *count("c", 4), *count("z", 1)]
+    table = [
+        *unmeasured_leases("a", 4),
+        *unmeasured_leases("b", 3),
+        *unmeasured_leases("c", 4),
+        *unmeasured_leases("z", 1),
+    ]
     history = History(owners_still=still, fleet_still=still)
-    assert turn(table, history, release=release) == ([("M11", "b")] if goes else [])
+    assert plan_turn(table, history, release=release) == ([("M11", "b")] if goes else [])
 
 
 # Loads (M13): there are 24 leases on three workers, so counts may differ by four
 
 
-def spread(total: int, number: int) -> list[int]:
+def spread_evenly(total: int, number: int) -> list[int]:
     """Return this many nearly even weights that add up to this sum."""
     return [total // number + (index < total % number) for index in range(number)]
 
 
-def loads(**shares: tuple[int, int]) -> list[Lease]:
+def leases_with_loads(**shares: tuple[int, int]) -> list[Lease]:
     """Return the leases of each owner, given its count and load."""
-    return [lease for owner, (number, load) in shares.items() for lease in held(owner, *spread(load, number))]
+    return [
+        lease
+        for owner, (number, load) in shares.items()
+        for lease in leases_with_weights(owner, *spread_evenly(load, number))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -188,39 +205,41 @@ def loads(**shares: tuple[int, int]) -> list[Lease]:
 )
 def test_fullest_worker_is_relieved_for_its_count_if_far_off(fullest: int, rest: int, load: int, stolen: bool) -> None:
     """If loads are known, a lease moves for its count only if the counts differ by more than loads allow."""
-    table = loads(a=(fullest, 1070), b=(4, load), z=(rest, 3000 - 1070 - load))
-    assert turn(table, STILL) == ([("M9", "a")] if stolen else [])
+    table = leases_with_loads(a=(fullest, 1070), b=(4, load), z=(rest, 3000 - 1070 - load))
+    assert plan_turn(table, STILL) == ([("M9", "a")] if stolen else [])
 
 
 @pytest.mark.parametrize(("fullest", "rest", "goes"), [(14, 6, True), (13, 7, False)])
 def test_release_for_count_requires_counts_far_off(fullest: int, rest: int, goes: bool) -> None:
     """M11: If loads are known, a lease is released for its count only if the counts differ by more than loads allow."""
-    table = loads(a=(fullest, 1000), b=(4, 1000), z=(rest, 1000))
+    table = leases_with_loads(a=(fullest, 1000), b=(4, 1000), z=(rest, 1000))
     history = History(owners_still=900.0, fleet_still=900.0)
-    assert turn(table, history, "a", release=True) == ([("M11", "a")] if goes else [])
+    assert plan_turn(table, history, "a", release=True) == ([("M11", "a")] if goes else [])
 
 
 def test_reader_of_a_hot_shard_takes_no_lease_for_its_count() -> None:
     """A worker whose single lease brings its full share of the load takes no others for its count."""
-    assert turn([*held("a", *[10] * 7), *held("b", 100)]) == []
+    assert plan_turn([*leases_with_weights("a", *[10] * 7), *leases_with_weights("b", 100)]) == []
 
 
 def test_count_within_the_tolerance_causes_no_take() -> None:
     """A worker takes no lease for its count if the count is within the tolerance that loads allow."""
-    assert turn([*held("a", *[100] * 6), *held("b", *[50] * 2)]) == [("M13", "a")] * 2
+    assert (
+        plan_turn([*leases_with_weights("a", *[100] * 6), *leases_with_weights("b", *[50] * 2)]) == [("M13", "a")] * 2
+    )
 
 
 def test_loads_are_balanced_after_counts() -> None:
     """Two workers never want the same lease, one for its count and the other for its load."""
-    table = loads(a=(12, 2000), b=(10, 100), c=(2, 300))
-    assert turn(table) == []
+    table = leases_with_loads(a=(12, 2000), b=(10, 100), c=(2, 300))
+    assert plan_turn(table) == []
 
 
 def test_loads_respect_max_leases() -> None:
     """A worker with `max_leases` leases takes no more, whatever the loads are."""
-    table = [*held("a", 50, 50), *held("b", 1, 1)]
-    assert turn(table, max_leases=2) == []
-    assert turn(table, max_leases=3) == [("M13", "a")]
+    table = [*leases_with_weights("a", 50, 50), *leases_with_weights("b", 1, 1)]
+    assert plan_turn(table, max_leases=2) == []
+    assert plan_turn(table, max_leases=3) == [("M13", "a")]
 
 
 # Workers of a KCL 3.x leader (M14)
@@ -232,15 +251,23 @@ def test_leases_for_led_workers_are_released_in_order() -> None:
     Otherwise, an owner would release one lease too many or too few.
     """
     history = evolve(LATELY, led=(("j", 0.0),))
-    table = [*count("a", 5), *count("b", 4), *free(1, 1.0)]
-    released = [*turn(table, history, "a"), *turn(table, history, "b")]
-    assert released == [("M14", "a"), ("M14", "b")]
+    table = [*unmeasured_leases("a", 5), *unmeasured_leases("b", 4), *free_leases(1, 1.0)]
+    planned_releases = [*plan_turn(table, history, "a"), *plan_turn(table, history, "b")]
+    assert planned_releases == [("M14", "a"), ("M14", "b")]
 
 
 def test_led_workers_leases_are_not_evened_out() -> None:
     """No lease is released to even out led workers among themselves, because their leader does that."""
     history = evolve(LATELY, led=(("j", 0.0), ("k", 0.0)))
-    assert turn([*count("a", 4), *count("k", 4), *count("j", 1)], history, "a") == []
-    (release,) = plan([*count("a", 4), *count("k", 3), *count("j", 2)], None, Me("a", history=history), config())
+    assert (
+        plan_turn([*unmeasured_leases("a", 4), *unmeasured_leases("k", 4), *unmeasured_leases("j", 1)], history, "a")
+        == []
+    )
+    (release,) = plan(
+        [*unmeasured_leases("a", 4), *unmeasured_leases("k", 3), *unmeasured_leases("j", 2)],
+        None,
+        Me("a", history=history),
+        config(),
+    )
     assert isinstance(release, Release)
     assert (release.rule, release.next_owner) == ("M14", "j")

@@ -16,27 +16,27 @@ DEAD = 100.0
 ASKED = Lease("s-0", owner="ann", next_owner="bob", yields=True)
 
 
-def steps(worker: str, *leases: Lease) -> tuple[Claim | Release | Steal, ...]:
+def handoff_steps(worker: str, *leases: Lease) -> tuple[Claim | Release | Steal, ...]:
     """Return the actions of this worker for the hand-offs in progress."""
     return handoff_actions(take_census(leases, Me(worker), CONFIG), CONFIG)
 
 
-def moves(*leases: Lease, worker: str = "ann") -> dict[str, tuple[str, str]]:
+def pending_moves(*leases: Lease, worker: str = "ann") -> dict[str, tuple[str, str]]:
     """Return the owner and the next owner of each hand-off that is not finished."""
     return pending_handoffs(take_census(leases, Me(worker), CONFIG), CONFIG)
 
 
 def test_owner_releases_and_others_wait() -> None:
     """During a hand-off only the owner acts. No other worker takes the lease."""
-    assert steps("ann", ASKED) == (Release(ASKED, rule="H3", next_owner="bob"),)
-    assert steps("bob", ASKED) == steps("cyd", ASKED) == ()
+    assert handoff_steps("ann", ASKED) == (Release(ASKED, rule="H3", next_owner="bob"),)
+    assert handoff_steps("bob", ASKED) == handoff_steps("cyd", ASKED) == ()
 
 
 def test_next_owner_of_dead_owner_claims() -> None:
     """The next owner claims the lease of a dead owner, which writes no release."""
     expired_lease = evolve(ASKED, idle=DEAD)
-    assert steps("bob", expired_lease) == (Claim(expired_lease, rule="H4"),)
-    assert steps("ann", expired_lease) == steps("cyd", expired_lease) == ()
+    assert handoff_steps("bob", expired_lease) == (Claim(expired_lease, rule="H4"),)
+    assert handoff_steps("ann", expired_lease) == handoff_steps("cyd", expired_lease) == ()
 
 
 @pytest.mark.parametrize(
@@ -49,28 +49,28 @@ def test_next_owner_of_dead_owner_claims() -> None:
 @pytest.mark.parametrize("worker", ["ann", "bob"])
 def test_lease_without_owner_or_owned_by_next_owner_is_no_move(still: Lease, worker: str) -> None:
     """A next owner neither releases a lease to itself nor claims a free lease under the wrong rule."""
-    assert steps(worker, still) == ()
-    assert moves(evolve(still, owner=None)) == {}
+    assert handoff_steps(worker, still) == ()
+    assert pending_moves(evolve(still, owner=None)) == {}
 
 
 def test_ended_lease_is_not_moved() -> None:
     """Ended leases are not handed off, even under rules that count them."""
-    ended = evolve(ASKED, checkpoint=SHARD_END)
-    census_with_ended = evolve(take_census((ASKED,), Me("ann"), CONFIG), moving=(ended,))
+    ended_lease = evolve(ASKED, checkpoint=SHARD_END)
+    census_with_ended = evolve(take_census((ASKED,), Me("ann"), CONFIG), moving=(ended_lease,))
     assert handoff_actions(census_with_ended, CONFIG) == ()
 
 
 def test_next_owner_steals_after_the_time_to_drain() -> None:
     """The next owner steals the lease from an owner that does not release it within its time to drain."""
     overdue_lease = evolve(ASKED, next_owner_idle=40.0)
-    assert steps("bob", overdue_lease) == (Steal(overdue_lease, from_owner="ann", rule="H4"),)
-    assert steps("bob", evolve(ASKED, next_owner_idle=39.9)) == ()
+    assert handoff_steps("bob", overdue_lease) == (Steal(overdue_lease, from_owner="ann", rule="H4"),)
+    assert handoff_steps("bob", evolve(ASKED, next_owner_idle=39.9)) == ()
 
 
 def test_steps_are_in_key_order() -> None:
     """Steps are in the order of keys, so workers that have read the same table write in the same order."""
     leases = [evolve(ASKED, key=key, shard=key) for key in ("s-2", "s-0", "s-1")]
-    assert [step.lease.key for step in steps("ann", *leases)] == ["s-0", "s-1", "s-2"]
+    assert [step.lease.key for step in handoff_steps("ann", *leases)] == ["s-0", "s-1", "s-2"]
 
 
 def test_lease_taken_back_is_requested_again() -> None:
@@ -97,9 +97,9 @@ def test_lease_no_longer_needed_is_not_requested_again(found: Lease) -> None:
 def test_counts_include_moves_in_progress() -> None:
     """A lease that is being handed off counts for its next owner, and not for its owner."""
     ann_leases = tuple(Lease(f"s-{n}", owner="ann", yields=True) for n in range(4))
-    requested = tuple(evolve(lease, next_owner="bob") for lease in ann_leases[:2])
+    requested_leases = tuple(evolve(lease, next_owner="bob") for lease in ann_leases[:2])
     table = (
-        *requested,
+        *requested_leases,
         *ann_leases[2:],
         Lease("s-4", owner="bob"),
         Lease("s-5", owner="ann", next_owner="cyd", yields=True),
@@ -122,14 +122,14 @@ def test_request_counts_while_its_next_owner_is_alive() -> None:
     The request stops counting a cycle after the next owner may steal: 10 s of lease, 30 s to drain, and 20 s of cycle.
     """
     under_way = {"s-0": ("ann", "bob")}
-    assert moves(evolve(ASKED, next_owner_idle=59.9)) == under_way
-    assert moves(evolve(ASKED, next_owner_idle=60.0)) == {}
-    assert moves(evolve(ASKED, next_owner_idle=1000.0), Lease("s-1", owner="bob")) == under_way
-    assert moves(evolve(ASKED, next_owner_idle=1000.0, leaving=True)) == under_way
+    assert pending_moves(evolve(ASKED, next_owner_idle=59.9)) == under_way
+    assert pending_moves(evolve(ASKED, next_owner_idle=60.0)) == {}
+    assert pending_moves(evolve(ASKED, next_owner_idle=1000.0), Lease("s-1", owner="bob")) == under_way
+    assert pending_moves(evolve(ASKED, next_owner_idle=1000.0, leaving=True)) == under_way
 
 
 def test_lease_of_dead_owner_is_no_move() -> None:
     """A lease that any worker may claim does not count for its next owner."""
-    assert moves(evolve(ASKED, idle=DEAD), Lease("s-1", owner="ann")) == {}
+    assert pending_moves(evolve(ASKED, idle=DEAD), Lease("s-1", owner="ann")) == {}
     # The death of another worker does not affect this move.
-    assert moves(ASKED, Lease("s-1", owner="cyd", idle=DEAD)) == {"s-0": ("ann", "bob")}
+    assert pending_moves(ASKED, Lease("s-1", owner="cyd", idle=DEAD)) == {"s-0": ("ann", "bob")}

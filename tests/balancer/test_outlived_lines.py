@@ -26,29 +26,34 @@ class Lineage:
 
     def ancestors(self, ids: set[str]) -> set[str]:
         """Return every ancestor of these shards."""
-        parents, found, pending = {shard.id: shard.parents for shard in self.shards}, set[str](), list(ids)
-        while pending:
-            new_parents = set(parents[pending.pop()]) - found
-            found |= new_parents
-            pending += new_parents
-        return found
+        parents, ancestor_ids, pending_ids = {shard.id: shard.parents for shard in self.shards}, set[str](), list(ids)
+        while pending_ids:
+            new_parents = set(parents[pending_ids.pop()]) - ancestor_ids
+            ancestor_ids |= new_parents
+            pending_ids += new_parents
+        return ancestor_ids
 
 
 @st.composite
 def lineages(draw: st.DrawFn) -> Lineage:
     """Draw up to three initial shards, and up to six reshards. Each reshard splits a shard or merges two neighbors."""
     root_count, has_hash_ranges = draw(st.integers(1, 3)), draw(st.booleans())
-    edges = [number * (HASH_KEYS[1] + 1) // root_count for number in range(root_count + 1)]
-    shards = {f"s{n:02}": Shard(f"s{n:02}", hash_range=(edges[n], edges[n + 1] - 1)) for n in range(root_count)}
+    range_starts = [number * (HASH_KEYS[1] + 1) // root_count for number in range(root_count + 1)]
+    shards = {
+        f"s{n:02}": Shard(f"s{n:02}", hash_range=(range_starts[n], range_starts[n + 1] - 1)) for n in range(root_count)
+    }
     open_ids = list(shards)
     open_ids_after_reshard = [tuple(open_ids)]
     for _ in range(draw(st.integers(1, 6))):
         index = draw(st.integers(0, len(open_ids) - 1))
-        merges = index + 1 < len(open_ids) and draw(st.booleans())
-        parents = open_ids[index : index + 2] if merges else open_ids[index : index + 1]
-        first, last = (shards[parents[0]].hash_range or HASH_KEYS)[0], (shards[parents[-1]].hash_range or HASH_KEYS)[1]
-        middle = (first + last) // 2
-        ranges = [(first, last)] if merges else [(first, middle), (middle + 1, last)]
+        is_merge = index + 1 < len(open_ids) and draw(st.booleans())
+        parents = open_ids[index : index + 2] if is_merge else open_ids[index : index + 1]
+        first_hash, last_hash = (
+            (shards[parents[0]].hash_range or HASH_KEYS)[0],
+            (shards[parents[-1]].hash_range or HASH_KEYS)[1],
+        )
+        middle_hash = (first_hash + last_hash) // 2
+        ranges = [(first_hash, last_hash)] if is_merge else [(first_hash, middle_hash), (middle_hash + 1, last_hash)]
         children = [f"s{len(shards) + n:02}" for n in range(len(ranges))]
         for parent in parents:
             shards[parent] = evolve(shards[parent], open=False)
@@ -88,9 +93,9 @@ def outages(draw: st.DrawFn, *, orderly: bool) -> Outage:
     a lease.
     """
     lineage = draw(lineages())
-    closed = [shard.id for shard in lineage.shards if not shard.open]
-    expired = set(draw(st.lists(st.sampled_from(closed), unique=True)))
-    expired |= lineage.ancestors(expired) if orderly else set()
+    closed_shard_ids = [shard.id for shard in lineage.shards if not shard.open]
+    expired_shard_ids = set(draw(st.lists(st.sampled_from(closed_shard_ids), unique=True)))
+    expired_shard_ids |= lineage.ancestors(expired_shard_ids) if orderly else set()
     open_shard_ids = draw(st.sampled_from(lineage.cuts))
     leased_ids = (
         draw(st.lists(st.sampled_from(open_shard_ids), min_size=1, unique=True)) if orderly else list(open_shard_ids)
@@ -101,7 +106,7 @@ def outages(draw: st.DrawFn, *, orderly: bool) -> Outage:
         shard, owner = by_id[key], draw(st.sampled_from([None, "dead", *WORKERS]))
         position = READ if number == 0 else draw(st.sampled_from([READ, TRIM_HORIZON]))
         leases.append(Lease(key, parents=shard.parents, checkpoint=position, hash_range=shard.hash_range, owner=owner))
-    return Outage(lineage, tuple(shard for shard in lineage.shards if shard.id not in expired), tuple(leases))
+    return Outage(lineage, tuple(shard for shard in lineage.shards if shard.id not in expired_shard_ids), tuple(leases))
 
 
 @frozen
@@ -113,23 +118,29 @@ class Outcome:
     left: dict[str, Lease]
 
 
-def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataObject | None = None) -> Outcome:
+def run_to_fixpoint(
+    listed_shards: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataObject | None = None
+) -> Outcome:
     """Let several workers plan from one listing and read all shards that they may read, until nothing changes.
 
     If `data` is given, it draws which planned actions are executed in the first rounds, as if workers died.
     """
     table = {lease.key: lease for lease in leases}
-    shards, begun, order = {shard.id: shard for shard in listed}, dict[str, Position](), list[str]()
+    shards, start_positions, read_shard_ids = (
+        {shard.id: shard for shard in listed_shards},
+        dict[str, Position](),
+        list[str](),
+    )
 
     def create(lease: Lease) -> None:
         if lease.key not in table:
-            table[lease.key], begun[lease.key] = lease, lease.checkpoint
+            table[lease.key], start_positions[lease.key] = lease, lease.checkpoint
 
     for turn in range(MAX_ROUNDS):
         table_before = dict(table)
         observed_leases = tuple(evolve(lease, idle=1e6) for lease in table.values())
         for worker in WORKERS:
-            for action in plan(observed_leases, listed, Me(worker, turn), FROM_LATEST):
+            for action in plan(observed_leases, listed_shards, Me(worker, turn), FROM_LATEST):
                 if data is not None and turn < PARTIAL_ROUNDS and not data.draw(st.booleans()):
                     continue
                 match action:
@@ -142,16 +153,16 @@ def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataO
         for key in sorted(table.keys() & shards.keys()):
             if table[key].ended or not readable(table[key], table):
                 continue
-            order += [key] if key not in order else []
+            read_shard_ids += [key] if key not in read_shard_ids else []
             if shards[key].open:
                 table[key] = evolve(table[key], checkpoint=LATER)
                 continue
-            children = [shard for shard in listed if key in shard.parents]
+            children = [shard for shard in listed_shards if key in shard.parents]
             for creation in children_to_create(table[key], children, table, shards, FROM_LATEST):
                 create(creation.lease)
             table[key] = evolve(table[key], checkpoint=SHARD_END)
         if table == table_before and turn >= PARTIAL_ROUNDS:
-            return Outcome(begun, order, table)
+            return Outcome(start_positions, read_shard_ids, table)
     raise AssertionError(f"no fixpoint after {MAX_ROUNDS} rounds")
 
 
@@ -159,7 +170,7 @@ def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataO
 def test_no_listed_record_is_skipped_once_the_stream_was_read(outage: Outage, data: st.DataObject) -> None:
     """Each listed shard without leased descendants is read once, after its parents, from its start or checkpoint."""
     shards_to_read = outage.due
-    outcome = settled(outage.listed, outage.leases, data)
+    outcome = run_to_fixpoint(outage.listed, outage.leases, data)
     assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
     assert set(outcome.order) == shards_to_read.keys()
     pairs = [
@@ -172,6 +183,6 @@ def test_no_listed_record_is_skipped_once_the_stream_was_read(outage: Outage, da
 @given(outages(orderly=False))
 def test_shard_that_outlived_its_children_is_read_from_the_start(outage: Outage) -> None:
     """Whichever shards have expired, each listed shard without leased descendants is read."""
-    outcome = settled(outage.listed, outage.leases)
+    outcome = run_to_fixpoint(outage.listed, outage.leases)
     assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
     assert outage.due.keys() <= set(outcome.order)

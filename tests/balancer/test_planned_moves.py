@@ -18,12 +18,14 @@ def test_hand_off_survives_every_single_fault(caplog: pytest.LogCaptureFixture) 
     assert {scenario: scenario_breaches for scenario in scenarios if (scenario_breaches := breaches(scenario))} == {}
 
 
-def careless(write: Write, stored: Lease | None) -> Lease | None:
+def apply_carelessly(write: Write, stored_lease: Lease | None) -> Lease | None:
     """Apply the write. When a lease is taken back, compare only its owner, which is the planted fault."""
-    return lease_after_write(StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored)
+    return lease_after_write(
+        StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored_lease
+    )
 
 
 def test_gift_taken_back_after_acceptance_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault takes a gift back if the owner matches, without comparing the version of the gift."""
-    monkeypatch.setattr("leasehold.stores.embedded.memory.lease_after_write", careless)
+    monkeypatch.setattr("leasehold.stores.embedded.memory.lease_after_write", apply_carelessly)
     assert "handed over again" in " ".join(breaches(MoveScenario(STARTS[0])))

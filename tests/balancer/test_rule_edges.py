@@ -78,5 +78,5 @@ def test_group_name_ends_at_the_first_separator() -> None:
 )
 def test_group_with_half_the_workers_gets_half_the_leases(owners: tuple[str, ...], workers: tuple[str, ...]) -> None:
     """S8: If a group holds too many or too few leases, at least one move counts as necessary."""
-    held = {f"s-{place}": owner for place, owner in enumerate(owners)}
-    assert least_moves(held, workers, "prefix") == 1
+    owner_by_key = {f"s-{index}": owner for index, owner in enumerate(owners)}
+    assert least_moves(owner_by_key, workers, "prefix") == 1

@@ -62,9 +62,11 @@ def test_new_leases_are_read_soon() -> None:
 
 def test_requested_leases_are_polled_by_key() -> None:
     """A worker polls the leases that it has requested, so it reads the shard as soon as the lease is given."""
-    requested = Lease("s-1", owner="b", next_owner="a")
+    requested_lease = Lease("s-1", owner="b", next_owner="a")
     actions = [RequestHandoff(Lease("s-2", owner="b"), "b", "H2")]
-    assert look_again(actions, [requested, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
+    assert look_again(actions, [requested_lease, S0], Me("a"), Config()) == Look(
+        0.125, keys=("s-1", "s-2"), stale_ok=True
+    )
 
 
 def test_partial_read_is_used_only_for_moves_in_progress() -> None:
@@ -96,7 +98,7 @@ def test_draw_is_specified_exactly() -> None:
 
 def test_draws_differ_between_workers_and_turns() -> None:
     """Workers draw different leases, and each worker draws others in each turn."""
-    leases = [Lease(f"s-{place}") for place in range(50)]
+    leases = [Lease(f"s-{index}") for index in range(50)]
     first_draws = {draw_leases(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
     assert len(first_draws) > 10
 
@@ -156,18 +158,18 @@ def test_child_is_read_after_its_parents() -> None:
 
 def test_renewals_and_steals_do_not_depend_on_the_listing_order() -> None:
     """Renewals and steals do not depend on the order in which leases are listed."""
-    own_leases = [Lease(f"s-{place}", owner="a", idle=9.0) for place in range(3)]
-    other_leases = [Lease(f"o-{place}", owner="bc"[place % 2]) for place in range(14)]
+    own_leases = [Lease(f"s-{index}", owner="a", idle=9.0) for index in range(3)]
+    other_leases = [Lease(f"o-{index}", owner="bc"[index % 2]) for index in range(14)]
     for rules in (Kcl(), EventHubs("java")):
         config = Config(rules=rules, lease_seconds=12.0)
-        planned = plan([*own_leases, *other_leases], None, Me("a"), config)
-        assert plan([*other_leases[::-1], *own_leases[::-1]], None, Me("a"), config) == planned
-        assert len(planned) == 4
+        actions = plan([*own_leases, *other_leases], None, Me("a"), config)
+        assert plan([*other_leases[::-1], *own_leases[::-1]], None, Me("a"), config) == actions
+        assert len(actions) == 4
 
 
 def test_renewals_are_returned_in_key_order() -> None:
     """The renewals between two plans contain all leases that are due, in the order of their keys."""
-    due_leases = [Lease(f"s-{place}", owner="a", idle=5.0) for place in (2, 1)]
+    due_leases = [Lease(f"s-{index}", owner="a", idle=5.0) for index in (2, 1)]
     other_leases = [
         Lease("s-3", owner="a", idle=4.9),
         Lease("s-4", owner="b", idle=5.0),
@@ -191,12 +193,12 @@ def test_renewals_are_returned_in_key_order() -> None:
 )
 def test_next_owner_lists_the_table_regularly(history: History, whole: bool) -> None:
     """A worker that waits for a lease also lists the table regularly, and notices other changes."""
-    requested, other_leases = (
+    requested_lease, other_leases = (
         Lease("s-1", owner="b", next_owner="a"),
-        [Lease(f"b-{place}", owner="b") for place in range(3)],
+        [Lease(f"b-{index}", owner="b") for index in range(3)],
     )
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
-    decision = look_again([], [requested, *other_leases], Me("a", history=history), config)
+    decision = look_again([], [requested_lease, *other_leases], Me("a", history=history), config)
     assert decision == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
 
 
@@ -227,13 +229,13 @@ def test_key_of_another_stream_is_not_created_again() -> None:
 
 def test_lease_that_the_lookout_claims_is_not_freed() -> None:
     """A turn writes each lease only once, so a lease that the lookout claims is not freed in the same turn."""
-    dead_leases = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
-    requested = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
+    dead_leases = [Lease(f"d-{index}", owner="dead", idle=90.0, yields=True) for index in range(2)]
+    requested_lease = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
     own_lease = Lease("s-2", owner="a", idle=1.0, held=90.0)
     history = History(owners_still=30.0, fleet_still=30.0, hearing=BulletinState())
     config = Config(rules=Minimal(), lease_seconds=10.0)
     keys = [
         action.lease.key
-        for action in plan([*dead_leases, requested, own_lease], None, Me("a", history=history), config)
+        for action in plan([*dead_leases, requested_lease, own_lease], None, Me("a", history=history), config)
     ]
     assert sorted(keys) == ["d-0", "d-1", "s-1"]

@@ -64,8 +64,8 @@ def test_all_partitions_of_a_stream_are_kin() -> None:
 
 def test_no_kin_if_all_rows_are_readable() -> None:
     """If all rows can be read, the creation of leases is not restricted."""
-    listed = [shard("0"), shard("1", "0")]
-    assert unrelated_shards(listed, []) == tuple(listed)
+    shards = [shard("0"), shard("1", "0")]
+    assert unrelated_shards(shards, []) == tuple(shards)
 
 
 # Finished leases (L8)
@@ -174,10 +174,10 @@ def test_shard_overlaps_a_hole_in_one_hash_key(keys: tuple[int, int] | None, las
     """L7: If a shard shares even one hash key with a hole, it depends on the hole. Its neighbor does not."""
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 5 if last == 9 else 0, last, times=3)
-    listed = [shard("0", open=False), shard("1", "0", keys=keys, open=False)]
-    assert ("1" in created_leases([parent], listed, hole)) is behind
-    assert "1" not in created_leases([parent], listed, evolve(hole, times=2))
-    assert "1" not in created_leases([parent], listed, evolve(hole, stream="other"))
+    shards = [shard("0", open=False), shard("1", "0", keys=keys, open=False)]
+    assert ("1" in created_leases([parent], shards, hole)) is behind
+    assert "1" not in created_leases([parent], shards, evolve(hole, times=2))
+    assert "1" not in created_leases([parent], shards, evolve(hole, stream="other"))
 
 
 def test_merge_child_after_a_hole_waits_only_for_listed_parents() -> None:
@@ -218,17 +218,19 @@ def test_child_of_a_finished_shard_waits_for_its_other_parent() -> None:
 def test_child_of_expired_shard_waits_for_row_of_other_parent() -> None:
     """L9: If a worker dies between the two creations, the other parent must not look finished."""
     expired_lease = Lease("0", checkpoint=READ, hash_range=(0, 4))
-    listed = [shard("1", keys=(5, 9), open=False), shard("2", "0", "1")]
-    assert created_leases([expired_lease], listed) == {"1": "L5"}
-    assert created_leases([expired_lease, Lease("1", hash_range=(5, 9))], listed) == {"2": "L9"}
+    shards = [shard("1", keys=(5, 9), open=False), shard("2", "0", "1")]
+    assert created_leases([expired_lease], shards) == {"1": "L5"}
+    assert created_leases([expired_lease, Lease("1", hash_range=(5, 9))], shards) == {"2": "L9"}
 
 
 # Rows that were deleted (L13)
 
 
-def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Position = LATEST) -> dict[str, Position]:
+def created_positions(
+    deleted_leases: list[Lease], shards: list[Shard], leases: list[Lease], start: Position = LATEST
+) -> dict[str, Position]:
     """Return the start positions of the leases that a worker creates if it has read these leases before."""
-    me = Me("w", history=History(gone=tuple(gone)))
+    me = Me("w", history=History(gone=tuple(deleted_leases)))
     actions = plan(leases, shards, me, Config(initial_position=start))
     return {action.lease.key: action.lease.checkpoint for action in actions if isinstance(action, Create)}
 
@@ -236,11 +238,11 @@ def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Po
 def test_deleted_lease_starts_at_its_last_known_position() -> None:
     """A lease whose row was deleted is created again at the position that a worker remembers."""
     deleted_leases = [Lease("0", checkpoint=READ, epoch=7, owner="dead")]
-    assert begun(deleted_leases, [shard("0"), shard("1")], []) == {"0": READ, "1": LATEST}
+    assert created_positions(deleted_leases, [shard("0"), shard("1")], []) == {"0": READ, "1": LATEST}
     (creation,) = plan([], [shard("0")], Me("w", history=History(gone=tuple(deleted_leases))), Config())
     assert (creation.rule, creation.lease.epoch) == ("L13", 1_000_007)
-    assert begun(deleted_leases, [shard("0")], [Lease("0")]) == {}
-    assert begun([evolve(deleted_leases[0], stream="other")], [shard("0")], []) == {"0": LATEST}
+    assert created_positions(deleted_leases, [shard("0")], [Lease("0")]) == {}
+    assert created_positions([evolve(deleted_leases[0], stream="other")], [shard("0")], []) == {"0": LATEST}
 
 
 @pytest.mark.parametrize("start", [LATEST, TRIM_HORIZON])
@@ -248,12 +250,17 @@ def test_ended_lease_with_deleted_row_is_not_created_again(start: Position) -> N
     """An ended parent is not read again next to its children, and no child skips its first records under LATEST."""
     listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     ended_lease = Lease("0", checkpoint=SHARD_END)
-    assert begun([ended_lease], listed_shards, [], start) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
-    assert begun([ended_lease, Lease("1", checkpoint=READ, parents=("0",))], listed_shards, [], start) == {
+    assert created_positions([ended_lease], listed_shards, [], start) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
+    assert created_positions([ended_lease, Lease("1", checkpoint=READ, parents=("0",))], listed_shards, [], start) == {
         "1": READ,
         "2": TRIM_HORIZON,
     }
-    assert begun([ended_lease], listed_shards, [Lease("1", checkpoint=READ), Lease("2", checkpoint=READ)], start) == {}
+    assert (
+        created_positions(
+            [ended_lease], listed_shards, [Lease("1", checkpoint=READ), Lease("2", checkpoint=READ)], start
+        )
+        == {}
+    )
 
 
 def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read() -> None:
@@ -261,12 +268,14 @@ def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read
     listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0", open=False), shard("3", open=False)]
     listed_shards.append(shard("4", "2", "3"))
     deleted_leases = [Lease("0", checkpoint=READ), Lease("3", checkpoint=SHARD_END)]
-    assert begun(deleted_leases, listed_shards, []) == {"0": READ}
+    assert created_positions(deleted_leases, listed_shards, []) == {"0": READ}
     half_read_lease = Lease("2", checkpoint=READ, parents=("0",))
-    assert begun(deleted_leases[1:], listed_shards, [Lease("1", checkpoint=READ), half_read_lease]) == {
+    assert created_positions(deleted_leases[1:], listed_shards, [Lease("1", checkpoint=READ), half_read_lease]) == {
         "4": TRIM_HORIZON
     }
-    assert begun([deleted_leases[1], half_read_lease], listed_shards, [Lease("1", checkpoint=READ)]) == {"2": READ}
+    assert created_positions([deleted_leases[1], half_read_lease], listed_shards, [Lease("1", checkpoint=READ)]) == {
+        "2": READ
+    }
 
 
 def test_child_deleted_with_its_parents_starts_at_its_beginning() -> None:
@@ -276,26 +285,29 @@ def test_child_deleted_with_its_parents_starts_at_its_beginning() -> None:
     """
     listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent, sibling = Lease("0", checkpoint=READ), Lease("1", checkpoint=READ, parents=("0",))
-    assert begun([parent], listed_shards, [sibling]) == {"2": TRIM_HORIZON}
+    assert created_positions([parent], listed_shards, [sibling]) == {"2": TRIM_HORIZON}
 
 
 def test_unfinished_parent_with_deleted_row_is_read_before_its_children() -> None:
     """If the row of an unfinished parent was deleted, the rest of the parent is read before its children."""
     listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent = Lease("0", checkpoint=READ)
-    assert begun([parent], listed_shards, []) == {"0": READ}
-    assert begun([parent], listed_shards, [Lease("1"), Lease("2")]) == {"0": READ}
+    assert created_positions([parent], listed_shards, []) == {"0": READ}
+    assert created_positions([parent], listed_shards, [Lease("1"), Lease("2")]) == {"0": READ}
     children = [Lease(key, checkpoint=TRIM_HORIZON, parents=("0",)) for key in ("1", "2")]
-    assert begun([parent, *children], listed_shards, []) == {"0": READ}
-    assert begun(children, listed_shards, [parent]) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
+    assert created_positions([parent, *children], listed_shards, []) == {"0": READ}
+    assert created_positions(children, listed_shards, [parent]) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
 
 
 def test_lease_that_ended_and_was_deleted_is_not_created_again() -> None:
     """A worker that reads the table seldom does not read a shard again that others have finished (L8)."""
     listed_shards = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     parent = Lease("0", checkpoint=READ)
-    assert begun([parent], [listed_shards[0], shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}
-    assert begun([parent], listed_shards, [Lease("2", checkpoint=READ, parents=("1",))]) == {}
+    assert (
+        created_positions([parent], [listed_shards[0], shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))])
+        == {}
+    )
+    assert created_positions([parent], listed_shards, [Lease("2", checkpoint=READ, parents=("1",))]) == {}
 
 
 # Leases of shards that are gone (L10), and faults of a listing (L2)
@@ -315,8 +327,8 @@ def test_fault_of_a_listing_names_its_stream() -> None:
     parent, child = Shard("0", **keys), Shard("1", parents=("0",), **keys)  # type: ignore[arg-type]
     cyclic_shards = [Shard("0", parents=("1",), open=False, **keys), Shard("1", parents=("0",), open=False, **keys)]  # type: ignore[arg-type]
     faults = [
-        [(problem.stream, problem.shard) for problem in problems(listed)]
-        for listed in ([parent, child], cyclic_shards, [parent])
+        [(problem.stream, problem.shard) for problem in problems(shards)]
+        for shards in ([parent, child], cyclic_shards, [parent])
     ]
     assert faults == [[("orders", "0"), ("orders", "")], [("orders", "0")], [("orders", "")]]
 
@@ -341,12 +353,12 @@ def test_line_without_hash_ranges_continues_with_the_oldest_shard(data: st.DataO
     read_index, first_listed_index = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, count - 1))
     all_shards = [Shard(f"{n}", parents=(f"{n - 1}",), open=n == count - 1) for n in range(count)]
     table = {f"{read_index}": Lease(f"{read_index}", parents=(f"{read_index - 1}",), owner="w", checkpoint=READ)}
-    begun = dict[str, Position]()
+    position_by_key = dict[str, Position]()
     for _ in range(3 * count):
         for action in plan(table.values(), all_shards[first_listed_index:], Me("w"), Config(initial_position=LATEST)):
             match action:
                 case Create(lease):
-                    begun[lease.key] = lease.checkpoint
+                    position_by_key[lease.key] = lease.checkpoint
                     table[lease.key] = evolve(lease, owner="w")
                 case Delete(lease):
                     del table[lease.key]
@@ -356,4 +368,4 @@ def test_line_without_hash_ranges_continues_with_the_oldest_shard(data: st.DataO
         for key in sorted(table, key=int):
             if int(key) >= first_listed_index and int(key) < count - 1 and readable(table[key], table):
                 table[key] = evolve(table[key], checkpoint=SHARD_END)
-    assert begun == {f"{n}": TRIM_HORIZON for n in range(max(first_listed_index, read_index + 1), count)}
+    assert position_by_key == {f"{n}": TRIM_HORIZON for n in range(max(first_listed_index, read_index + 1), count)}

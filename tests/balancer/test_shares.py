@@ -86,19 +86,21 @@ def test_shares_are_nearest_to_the_groups_parts(grouping: str) -> None:
         even_divisions = even_shares(names, leases, groups)
         for held_counts in divisions(leases, len(names)):
             counts = dict(zip(names, held_counts, strict=True))
-            fewest_moves = min(moves_to(counts, each) for each in even_divisions)
-            nearest = min(distance(each, groups) for each in even_divisions if moves_to(counts, each) == fewest_moves)
-            assert distance(shares_of(counts, leases, groups), groups) == pytest.approx(nearest)
+            fewest_moves = min(moves_to(counts, division) for division in even_divisions)
+            smallest_distance = min(
+                distance(division, groups) for division in even_divisions if moves_to(counts, division) == fewest_moves
+            )
+            assert distance(shares_of(counts, leases, groups), groups) == pytest.approx(smallest_distance)
 
 
 def distance(shares: dict[str, int], groups: Groups) -> float:
     """Return the sum of the differences between the groups' shares and their parts."""
     total = sum(shares.values())
     members = Counter(path_of(worker, groups) for worker in shares)
-    held = dict.fromkeys(members, 0)
+    lease_counts = dict.fromkeys(members, 0)
     for worker, share in shares.items():
-        held[path_of(worker, groups)] += share
-    return sum(abs(held[path] - total * size / len(shares)) for path, size in members.items())
+        lease_counts[path_of(worker, groups)] += share
+    return sum(abs(lease_counts[path] - total * size / len(shares)) for path, size in members.items())
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
@@ -117,7 +119,7 @@ def test_shares_stay_constant_during_moves(grouping: str) -> None:
 
 def held_by(counts: tuple[int, ...], names: tuple[str, ...]) -> list[Lease]:
     owners = [name for name, count in zip(names, counts, strict=False) for _ in range(count)]
-    return [Lease(f"s-{place}", owner=owner) for place, owner in enumerate(owners)]
+    return [Lease(f"s-{index}", owner=owner) for index, owner in enumerate(owners)]
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
@@ -143,7 +145,7 @@ def test_plans_from_the_same_table_are_disjoint(grouping: str) -> None:
 
 @pytest.mark.parametrize(
     "rules",
-    [Minimal(), Kcl(), KclRust(), *(EventHubs(each) for each in ("gist", "dotnet", "java", "python"))],
+    [Minimal(), Kcl(), KclRust(), *(EventHubs(dialect) for dialect in ("gist", "dotnet", "java", "python"))],
     ids=repr,
 )
 def test_balanced_table_needs_no_moves(rules: RuleSet) -> None:
@@ -180,7 +182,7 @@ def test_least_moves_are_those_of_the_cheapest_even_division(grouping: str) -> N
             for held_counts in divisions(leases, size):
                 counts = dict(zip(names, held_counts, strict=False))
                 owners = dict(enumerate(lease.owner for lease in held_by(held_counts, names)))
-                table = {f"s-{place}": owners.get(place) for place in range(leases)}
+                table = {f"s-{index}": owners.get(index) for index in range(leases)}
                 assert least_moves(table, counts, groups) == min(
                     moves_to(counts, division) for division in even_divisions
                 )

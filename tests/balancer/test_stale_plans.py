@@ -48,30 +48,34 @@ class FleetResult:
         return [lease_rules for lease_rules in rules.values() if len(lease_rules) > 1]
 
 
-def simulate_stale_plans(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> FleetResult:
+def simulate_stale_plans(seed: int, *, even: bool, by_handoff: bool, unit: int = 65_536) -> FleetResult:
     """Simulate two to eight workers with two to twelve leases each. Throughputs are log-normal.
 
     If `even`, all workers start with the same number of leases. Otherwise, each starts with between one lease and twice
-    that number. If `asked`, leases are requested, and their owners give them 0.5 to 15 s later (H2).
+    that number. If `by_handoff`, leases are requested, and their owners give them 0.5 to 15 s later (H2).
     """
-    random = Random(seed)  # noqa: S311  a seed, not a secret
-    workers = [f"w-{version_numbers}" for version_numbers in range(random.randint(2, 8))]
-    leases_per_worker = random.randint(2, 12)
+    rng = Random(seed)  # noqa: S311  a seed, not a secret
+    workers = [f"w-{version_numbers}" for version_numbers in range(rng.randint(2, 8))]
+    leases_per_worker = rng.randint(2, 12)
     owners = [
         worker
         for worker in workers
-        for _ in range(leases_per_worker if even else random.randint(1, 2 * leases_per_worker))
+        for _ in range(leases_per_worker if even else rng.randint(1, 2 * leases_per_worker))
     ]
     table = {
         (key := f"s-{index:03}"): Lease(
-            key, owner=owner, weight=round(unit * random.lognormvariate(0, 1)), yields=asked, annotations=signed(owner)
+            key,
+            owner=owner,
+            weight=round(unit * rng.lognormvariate(0, 1)),
+            yields=by_handoff,
+            annotations=process_annotation(owner),
         )
         for index, owner in enumerate(owners)
     }
     watches, turns, moves, version_numbers = dict.fromkeys(workers, Watch()), Counter[str](), list[Move](), count(1)
     event_queue: list[tuple[float, int, str, Claim | Steal | RequestHandoff | str | None]] = []
     for worker in workers:
-        heapq.heappush(event_queue, (random.uniform(0, CYCLE), next(version_numbers), worker, None))
+        heapq.heappush(event_queue, (rng.uniform(0, CYCLE), next(version_numbers), worker, None))
     while (event := heapq.heappop(event_queue))[0] < CYCLES * CYCLE:
         now, _, worker, event_kind = event
         match event_kind:
@@ -79,49 +83,57 @@ def simulate_stale_plans(seed: int, *, even: bool, asked: bool, unit: int = 65_5
                 watches[worker], observed_leases = watches[worker].look(tuple(table.values()), now, now)
                 turns[worker] += 1
                 living_leases = [evolve(lease, idle=0.0) for lease in observed_leases]
-                write_time = now + random.choice((0.0, random.uniform(0, CYCLE)))
+                write_time = now + rng.choice((0.0, rng.uniform(0, CYCLE)))
                 for action in plan(living_leases, None, Me(worker, turns[worker], watches[worker].history), CONFIG):
                     if isinstance(action, Claim | Steal | RequestHandoff):  # the release (H3) follows by itself
                         heapq.heappush(event_queue, (write_time, next(version_numbers), worker, action))
                 heapq.heappush(event_queue, (max(now + CYCLE, write_time), next(version_numbers), worker, None))
             case str(key):  # the owner has released the requested lease
                 moves.append(Move(key, "H2", now))
-                table[key] = owned(table[key], worker, next(version_numbers))
-            case RequestHandoff(lease=asked_for):
-                if (stored_lease := table[asked_for.key]).owner == asked_for.owner and stored_lease.next_owner is None:
+                table[key] = lease_with_owner(table[key], worker, next(version_numbers))
+            case RequestHandoff(lease=requested_lease):
+                if (
+                    stored_lease := table[requested_lease.key]
+                ).owner == requested_lease.owner and stored_lease.next_owner is None:
                     table[stored_lease.key] = evolve(
                         stored_lease, next_owner=worker, version=Version(str(next(version_numbers)))
                     )
                     heapq.heappush(
-                        event_queue, (now + random.uniform(0.5, 15), next(version_numbers), worker, stored_lease.key)
+                        event_queue, (now + rng.uniform(0.5, 15), next(version_numbers), worker, stored_lease.key)
                     )
             case _:
                 if (stored_lease := table[event_kind.lease.key]).owner == event_kind.lease.owner:
                     moves.append(Move(stored_lease.key, event_kind.rule, now))
-                    table[stored_lease.key] = owned(stored_lease, worker, next(version_numbers))
-    loads = Counter[str]()
+                    table[stored_lease.key] = lease_with_owner(stored_lease, worker, next(version_numbers))
+    load_by_worker = Counter[str]()
     for lease in table.values():
-        loads[lease.owner or ""] += lease.weight or 0
+        load_by_worker[lease.owner or ""] += lease.weight or 0
     counts = Counter(lease.owner or "" for lease in table.values())
-    return FleetResult(tuple(moves), counts, loads, max(lease.weight or 0 for lease in table.values()))
+    return FleetResult(tuple(moves), counts, load_by_worker, max(lease.weight or 0 for lease in table.values()))
 
 
-def signed(owner: str) -> tuple[tuple[str, str], ...]:
+def process_annotation(owner: str) -> tuple[tuple[str, str], ...]:
     return (("process", f"p/{owner}"),)
 
 
-def owned(lease: Lease, worker: str, number: int) -> Lease:
-    return evolve(lease, owner=worker, next_owner=None, version=Version(str(number)), annotations=signed(worker))
+def lease_with_owner(lease: Lease, worker: str, number: int) -> Lease:
+    return evolve(
+        lease, owner=worker, next_owner=None, version=Version(str(number)), annotations=process_annotation(worker)
+    )
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("asked", [False, True], ids=["stolen", "asked for"])
 def test_no_lease_moves_twice_for_constant_loads(asked: bool) -> None:
     """S9: With constant loads no lease moves twice, even if workers plan from old listings or during moves."""
-    fleets = {seed: simulate_stale_plans(seed, even=True, asked=asked) for seed in range(30)}
-    assert {seed: fleet.repeated for seed, fleet in fleets.items() if fleet.repeated} == {}
-    assert sum(len(fleet.moves) for fleet in fleets.values()) > 50
-    assert {seed for seed, fleet in fleets.items() if any(move.at > 10 * CYCLE for move in fleet.moves)} == set()
+    result_by_seed = {seed: simulate_stale_plans(seed, even=True, by_handoff=asked) for seed in range(30)}
+    assert {seed: fleet_result.repeated for seed, fleet_result in result_by_seed.items() if fleet_result.repeated} == {}
+    assert sum(len(fleet_result.moves) for fleet_result in result_by_seed.values()) > 50
+    assert {
+        seed
+        for seed, fleet_result in result_by_seed.items()
+        if any(move.at > 10 * CYCLE for move in fleet_result.moves)
+    } == set()
 
 
 @pytest.mark.slow
@@ -130,12 +142,16 @@ def test_lease_that_moves_twice_moved_for_its_count_first() -> None:
 
     So a lease may move for its count and then for its load. Any other second move is a fault.
     """
-    fleets = [simulate_stale_plans(seed, even=False, asked=False) for seed in range(20)]
-    assert {rules for fleet in fleets for rules in fleet.repeated} <= {("M6", "M13")}
-    assert 0 < sum(len(fleet.repeated) for fleet in fleets) < 0.05 * sum(len(fleet.moves) for fleet in fleets)
-    for fleet in fleets:
-        mean = sum(fleet.loads.values()) / len(fleet.loads)
-        assert max(fleet.loads.values()) <= max(1.25 * mean, fleet.hottest + LOAD_BAND * mean)
+    fleet_results = [simulate_stale_plans(seed, even=False, by_handoff=False) for seed in range(20)]
+    assert {rules for fleet_result in fleet_results for rules in fleet_result.repeated} <= {("M6", "M13")}
+    assert (
+        0
+        < sum(len(fleet_result.repeated) for fleet_result in fleet_results)
+        < 0.05 * sum(len(fleet_result.moves) for fleet_result in fleet_results)
+    )
+    for fleet_result in fleet_results:
+        mean = sum(fleet_result.loads.values()) / len(fleet_result.loads)
+        assert max(fleet_result.loads.values()) <= max(1.25 * mean, fleet_result.hottest + LOAD_BAND * mean)
 
 
 @pytest.mark.sampled(2)
@@ -144,7 +160,7 @@ def test_lease_that_moves_twice_moved_for_its_count_first() -> None:
 def test_only_counts_decide_with_very_low_traffic(even: bool) -> None:
     """M13: With 43 bytes per second in total, leases are balanced by count."""
     for seed in range(15):
-        fleet = simulate_stale_plans(seed, even=even, asked=False, unit=2)
-        assert max(fleet.counts.values()) - min(fleet.counts.values()) <= 1
-        assert fleet.repeated == []
-        assert not (even and fleet.moves)
+        fleet_result = simulate_stale_plans(seed, even=even, by_handoff=False, unit=2)
+        assert max(fleet_result.counts.values()) - min(fleet_result.counts.values()) <= 1
+        assert fleet_result.repeated == []
+        assert not (even and fleet_result.moves)

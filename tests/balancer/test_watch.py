@@ -81,10 +81,10 @@ def test_idle_time_ends_at_the_start_of_the_last_read() -> None:
 
 def test_lease_first_seen_without_owner_is_idle_forever() -> None:
     """A lease without an owner in the first listing has an infinite idle time. KCL takes such leases first."""
-    unowned = evolve(ROW, owner=None)
-    watch, (lease,) = Watch().look([unowned], began=0, ended=1)
+    free_lease = evolve(ROW, owner=None)
+    watch, (lease,) = Watch().look([free_lease], began=0, ended=1)
     assert (lease.idle, lease.held) == (math.inf, math.inf)
-    _, (lease,) = watch.look([unowned], began=4, ended=5)
+    _, (lease,) = watch.look([free_lease], began=4, ended=5)
     assert lease.idle == 3
 
 
@@ -149,12 +149,12 @@ def test_held_time_is_unknown_for_the_first_owner() -> None:
 def test_next_owner_idle_counts_from_its_request() -> None:
     """If the next owner changes, the time after which a stuck owner loses its lease starts again (H4)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
-    requested = evolve(ROW, next_owner="b")
-    watch, (lease,) = watch.look([requested], began=4, ended=5)
+    requested_lease = evolve(ROW, next_owner="b")
+    watch, (lease,) = watch.look([requested_lease], began=4, ended=5)
     assert lease.next_owner_idle == 0
-    watch, (lease,) = watch.look([evolve(requested, version=Version("2"))], began=9, ended=10)
+    watch, (lease,) = watch.look([evolve(requested_lease, version=Version("2"))], began=9, ended=10)
     assert lease.next_owner_idle == 4
-    _, (lease,) = watch.look([evolve(requested, next_owner="c")], began=20, ended=21)
+    _, (lease,) = watch.look([evolve(requested_lease, next_owner="c")], began=20, ended=21)
     assert lease.next_owner_idle == 0
 
 
@@ -200,12 +200,12 @@ def test_intervals_are_computed_from_renewal_counters() -> None:
     assert unchanged_watch.history.paces == (("a", 6.0),)
     renewed_watch, _ = watch.look([row_with_counter(7)], began=30, ended=31)
     assert renewed_watch.history.paces == (("a", 2.0),)
-    for other in (
+    for changed_row in (
         row_with_counter(5, owner="b"),
         row_with_counter(5, checkpoint=SHARD_END),
         evolve(ROW, epoch=3, version=Version("x")),
     ):
-        changed_watch, _ = watch.look([other], began=40, ended=41)
+        changed_watch, _ = watch.look([changed_row], began=40, ended=41)
         assert changed_watch.history.paces == ()
 
 
@@ -259,10 +259,10 @@ def test_next_owner_idle_is_zero_without_a_next_owner() -> None:
     """
     watch, _ = Watch().look([ROW], began=0, ended=1)
     assert watch.look([ROW], began=9, ended=10)[1][0].next_owner_idle == 0
-    requested = evolve(ROW, next_owner="b")
-    watch, (lease,) = Watch().look([requested], began=0, ended=1)
+    requested_lease = evolve(ROW, next_owner="b")
+    watch, (lease,) = Watch().look([requested_lease], began=0, ended=1)
     assert lease.next_owner_idle == 0
-    assert watch.look([requested], began=9, ended=10)[1][0].next_owner_idle == 8
+    assert watch.look([requested_lease], began=9, ended=10)[1][0].next_owner_idle == 8
 
 
 def test_later_lease_is_held_since_its_creation() -> None:
@@ -304,9 +304,9 @@ def test_partial_reads_do_not_count_as_listings() -> None:
 
 def test_led_workers_are_those_of_the_last_full_read() -> None:
     """M14: A read of a few rows does not change the reports of led workers."""
-    unowned, given_row = evolve(ROW, owner=None), evolve(ROW, owner="j", version=Version("2"))
+    free_lease, given_row = evolve(ROW, owner=None), evolve(ROW, owner="j", version=Version("2"))
     watch, led_workers = Watch(), []
-    for began, row, stamp in ((0, unowned, "1"), (10, unowned, "2"), (20, given_row, "2"), (30, given_row, "3")):
+    for began, row, stamp in ((0, free_lease, "1"), (10, free_lease, "2"), (20, given_row, "2"), (30, given_row, "3")):
         watch, _ = watch.look([row], began, began + 1, reports=Reports("j", (("j", stamp),)))
         partial_watch, _ = watch.look([], began + 5, began + 6, requested_keys=["s-2"])
         led_workers.append((watch.history.led, partial_watch.history.led))
@@ -362,7 +362,7 @@ def rows(draw: st.DrawFn, key: str) -> Lease | None:
     return draw(st.sampled_from([row, row, row, None]))
 
 
-KEYS = [f"s-{place}" for place in range(6)]
+KEYS = [f"s-{index}" for index in range(6)]
 
 
 @st.composite
@@ -381,25 +381,31 @@ def draw_reads(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], flo
     return reads
 
 
-def recompute_history(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
+def recompute_history(watch_before: Watch, watch_after: Watch, read_end: float, *, is_full_read: bool) -> History:
     """Compute the history after a listing from all leases before and after it, without incremental updates."""
 
     def leases_of(watch: Watch) -> dict[str, Lease]:
         return {key: watch.sightings[key].lease for key in watch.sightings}
 
-    leases_before, leases_after = leases_of(before), leases_of(after)
-    deleted_leases = {lease.key: lease for lease in before.history.gone} | leases_before
+    leases_before, leases_after = leases_of(watch_before), leases_of(watch_after)
+    deleted_leases = {lease.key: lease for lease in watch_before.history.gone} | leases_before
     named_workers = [
         {name for lease in leases.values() for name in (lease.owner, lease.next_owner)} - {None}
         for leases in (leases_before, leases_after)
     ]
     owners = [{key: lease.owner for key, lease in leases.items()} for leases in (leases_before, leases_after)]
-    owners_at = before.owners_at if owners[0] == owners[1] and before.owners_at is not None else ended
-    fleet_at = before.fleet_at if named_workers[0] == named_workers[1] and before.fleet_at is not None else ended
-    assert (after.owners_at, after.fleet_at) == (owners_at, fleet_at)
-    holes = update_holes(leases_after.values(), before.history.holes) if whole else before.history.holes
+    owners_at = watch_before.owners_at if owners[0] == owners[1] and watch_before.owners_at is not None else read_end
+    fleet_at = (
+        watch_before.fleet_at
+        if named_workers[0] == named_workers[1] and watch_before.fleet_at is not None
+        else read_end
+    )
+    assert (watch_after.owners_at, watch_after.fleet_at) == (owners_at, fleet_at)
+    holes = (
+        update_holes(leases_after.values(), watch_before.history.holes) if is_full_read else watch_before.history.holes
+    )
     return evolve(
-        after.history,
+        watch_after.history,
         holes=holes,
         gone=tuple(deleted_leases[key] for key in sorted(deleted_leases.keys() - leases_after.keys())),
     )
@@ -409,8 +415,8 @@ def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
     """Return a census with its leases sorted by key instead of in listing order."""
     census = take_census(leases, me, config)
 
-    def sort_by_key(found: Sequence[Lease]) -> tuple[Lease, ...]:
-        return tuple(sorted(found, key=attrgetter("key")))
+    def sort_by_key(unsorted_leases: Sequence[Lease]) -> tuple[Lease, ...]:
+        return tuple(sorted(unsorted_leases, key=attrgetter("key")))
 
     return evolve(
         census,
@@ -431,7 +437,7 @@ def test_counts_after_partial_reads_equal_a_full_count(
     for turn, (requested_keys, listing, began, ended) in enumerate(told):
         watch_before = watch
         watch, leases = watch.look(listing, began, ended, requested_keys)
-        assert watch.history == recompute_history(watch_before, watch, ended, whole=requested_keys is None)
+        assert watch.history == recompute_history(watch_before, watch, ended, is_full_read=requested_keys is None)
         all_leases = tuple(leases)
         assert len(leases) == len(all_leases) == len(watch.sightings)
         assert {lease.key: lease for lease in all_leases} == {
@@ -439,13 +445,17 @@ def test_counts_after_partial_reads_equal_a_full_count(
         }
         weights = [(lease.owner, lease.weight) for lease in all_leases]
         measured_weights = [weight for _, weight in weights if weight is not None]
-        sums = {owner: sum(weight or 0 for name, weight in weights if name == owner) for owner, _ in weights}
-        unmeasured_counts = {owner: weights.count((owner, None)) for owner in sums}
+        weight_by_owner = {owner: sum(weight or 0 for name, weight in weights if name == owner) for owner, _ in weights}
+        unmeasured_counts = {owner: weights.count((owner, None)) for owner in weight_by_owner}
         table_index = index_leases(leases)
         assert table_index.weight_totals() == (len(measured_weights), sum(measured_weights))
         # After the last lease of an owner is gone, the owner has no entry.
-        loads = {owner: load for owner, load in table_index.load_by_owner(7).items() if load}
-        assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * unmeasured_counts[owner])}
+        load_by_owner = {owner: load for owner, load in table_index.load_by_owner(7).items() if load}
+        assert load_by_owner == {
+            owner: total
+            for owner in weight_by_owner
+            if (total := weight_by_owner[owner] + 7 * unmeasured_counts[owner])
+        }
         for worker in ("a", "b", "d"):
             me = Me(worker, turn, watch.history)
             assert ordered_census(leases, me, config) == ordered_census(all_leases, me, config)

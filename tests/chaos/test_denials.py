@@ -41,12 +41,15 @@ def test_a_full_disk_recovers(tmp_path: Path) -> None:
 
 
 def test_a_file_is_locked_until_it_is_released(tmp_path: Path) -> None:
-    with Disk(tmp_path / "disk").mount_folder() as disk, closing(sqlite3.connect(disk.file, timeout=0.1)) as other:
+    with (
+        Disk(tmp_path / "disk").mount_folder() as disk,
+        closing(sqlite3.connect(disk.file, timeout=0.1)) as other_connection,
+    ):
         disk.hold_transaction()
         with pytest.raises(sqlite3.OperationalError, match="locked"):
-            other.execute("CREATE TABLE t (x)")
+            other_connection.execute("CREATE TABLE t (x)")
         disk.end_transaction()
-        other.execute("CREATE TABLE t (x)")
+        other_connection.execute("CREATE TABLE t (x)")
 
 
 THREADS = """
@@ -94,12 +97,12 @@ def test_a_process_is_denied_a_resource_and_granted_it_again(
         pytest.skip("REFUSED THREADS ARE NOT TRIED: this user may make no control group of pids")
     pids: list[int] = []
     with start_answering_process(program, {}, pids) as ask:
-        answers = [ask()]
+        responses = [ask()]
         limit = denied(*pids)
-        answers.append(ask())
+        responses.append(ask())
         limit.end()
-        answers.append(ask())
-    assert answers == ["had", refusal, "had"]
+        responses.append(ask())
+    assert responses == ["had", refusal, "had"]
 
 
 def test_a_stepped_clock_leaves_monotonic_time_alone(tmp_path: Path) -> None:
@@ -108,11 +111,11 @@ def test_a_stepped_clock_leaves_monotonic_time_alone(tmp_path: Path) -> None:
     libc = compile_libc(tmp_path)
     with start_answering_process(program, libc.environment("a"), []) as ask:
         times = [[float(word) for word in ask().split()]]
-        for ahead in (STEP_SECONDS, -STEP_SECONDS, 0):
-            libc.set_clock_ahead("a", ahead)
+        for clock_offset in (STEP_SECONDS, -STEP_SECONDS, 0):
+            libc.set_clock_ahead("a", clock_offset)
             times.append([float(word) for word in ask().split()])
     wall_times, monotonic_times = zip(*times, strict=True)
-    assert [round((later - wall_times[0]) / STEP_SECONDS) for later in wall_times] == [0, 1, -1, 0]
+    assert [round((wall_time - wall_times[0]) / STEP_SECONDS) for wall_time in wall_times] == [0, 1, -1, 0]
     assert max(monotonic_times) - min(monotonic_times) < STEP_SECONDS / 2
 
 
@@ -138,11 +141,11 @@ for _ in iter(input, ""):
     libc = compile_libc(tmp_path)
     with start_answering_process(program, libc.environment("a"), []) as ask:
         assert ask(str(tmp_path / "disk" / "leases.db")) == "begun"
-        answers = []
-        for refused in (False, True, False):
-            libc.refuse_writes(refused=refused)
-            answers.append(ask())
-    assert answers == ["done done", "SQLITE_IOERR_WRITE SQLITE_READONLY", "done done"]
+        responses = []
+        for writes_refused in (False, True, False):
+            libc.refuse_writes(enabled=writes_refused)
+            responses.append(ask())
+    assert responses == ["done done", "SQLITE_IOERR_WRITE SQLITE_READONLY", "done done"]
 
 
 def compile_libc(folder: Path) -> FaultyLibc:
@@ -172,12 +175,12 @@ def start_answering_process(
 
         pids.append(process.pid)
 
-        def asked(line: str = "one") -> str:
+        def ask(line: str = "one") -> str:
             process_input.write(f"{line}\n")
             process_input.flush()
             return process_output.readline().strip()
 
-        yield asked
+        yield ask
         process.communicate("\n")
 
 
@@ -190,23 +193,23 @@ def test_a_restarted_service_keeps_its_leases(store: str, tmp_path: Path) -> Non
         assert table.control is not None
 
         @contextmanager
-        def opened() -> Iterator[Store]:
+        def connect_store() -> Iterator[Store]:
             assert table.control is not None
             url = table.control.service.url.removeprefix("http://") if table.wired else table.control.service.url
             environment = table.environment(url)
             with (
                 patch.dict(os.environ, {**ENVIRONMENT, **environment}),
-                closing(open_store(table.url.format(endpoint=url))) as created,
+                closing(open_store(table.url.format(endpoint=url))) as opened_store,
             ):
-                yield created
+                yield opened_store
 
-        with opened() as before:
-            created = before.write(CreateLease(Lease("s-0")))
-            assert isinstance(created, Done)
+        with connect_store() as store_before:
+            creation = store_before.write(CreateLease(Lease("s-0")))
+            assert isinstance(creation, Done)
         table.control.restart()
-        with opened() as after:
-            assert [lease.key for lease in after.list().leases] == ["s-0"]
-            assert isinstance(after.write(ClaimLease(created.lease, "a")), Done)
+        with connect_store() as store_after:
+            assert [lease.key for lease in store_after.list().leases] == ["s-0"]
+            assert isinstance(store_after.write(ClaimLease(creation.lease, "a")), Done)
 
 
 def test_each_write_is_recorded_with_its_outcome(tmp_path: Path) -> None:

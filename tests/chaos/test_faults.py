@@ -45,8 +45,8 @@ def test_a_schedule_depends_only_on_its_seed() -> None:
     """A run that broke a law can be repeated."""
     assert draw_schedule(7, 300.0, KINDS, WORKERS) == draw_schedule(7, 300.0, KINDS, WORKERS)
     assert draw_schedule(7, 300.0, KINDS, WORKERS) != draw_schedule(8, 300.0, KINDS, WORKERS)
-    first = draw_schedule(7, 300.0, KINDS, WORKERS)[0]
-    assert str(first).startswith(first.kind.what)
+    first_fault = draw_schedule(7, 300.0, KINDS, WORKERS)[0]
+    assert str(first_fault).startswith(first_fault.kind.what)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -67,19 +67,19 @@ def test_every_kind_of_fault_occurs_and_most_workers_are_spared(seed: int) -> No
 
 
 def test_kinds_of_faults_have_distinct_names() -> None:
-    for ground in (ChaosKinesisStream, ChaosHubStream):
-        kinds: tuple[FaultKind, ...] = fields_dict(ground)["kinds"].default  # type: ignore[assignment]
+    for stream_class in (ChaosKinesisStream, ChaosHubStream):
+        kinds: tuple[FaultKind, ...] = fields_dict(stream_class)["kinds"].default  # type: ignore[assignment]
         assert len({(kind.what, kind.line) for kind in kinds}) == len(kinds)
     assert str(Fault(1.0, FaultKind("parted", "store"), "worker-1", 4.0)) == "parted to the store of worker-1 for 4.0 s"
 
 
 @contextmanager
-def run_recording_service(asked: list[str]) -> Iterator[str]:
-    """Run a service that adds the path of each request to `asked`."""
+def run_recording_service(request_paths: list[str]) -> Iterator[str]:
+    """Run a service that adds the path of each request to `request_paths`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
-            asked.append(self.path)
+            request_paths.append(self.path)
             self.send_response(201)
             self.send_header("ETag", '"7"')
             self.end_headers()
@@ -117,7 +117,7 @@ def outcome(url: str, path: str, patience: float = 20.0) -> str:
 def test_a_condition_affects_one_workers_line_while_it_lasts() -> None:
     """A partition between one worker and the store does not affect other workers, and ends when its condition ends."""
     paths: list[str] = []
-    with run_recording_service(paths) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
+    with run_recording_service(paths) as service, Lines.laid(service, ("a", "b"), "seed", refusals=(BUSY,)) as lines:
         lines.begin("parted", "a")
         assert [outcome(lines.url(worker), f"/{worker}/1") for worker in "ab"] == ["reset", "201"]
         lines.end("parted", "a")
@@ -143,20 +143,20 @@ def test_lines_support_every_condition_of_a_schedule() -> None:
             "silence",
             "reset",
         )
-        for what, expected in zip((*HTTP_FAULTS, SLOW_SERVICE, *ONE_WAY), outcomes, strict=True):
-            with Lines.laid(service, ("a",), what, refused=(BUSY,)) as lines:
-                lines.begin(what, "a")
+        for condition, expected in zip((*HTTP_FAULTS, SLOW_SERVICE, *ONE_WAY), outcomes, strict=True):
+            with Lines.laid(service, ("a",), condition, refusals=(BUSY,)) as lines:
+                lines.begin(condition, "a")
                 assert expected in {outcome(lines.url("a"), "/x", 0.1) for _ in range(20)}
 
 
 def test_a_line_can_block_one_direction() -> None:
     """The service gets the requests whose responses are held back, but no requests that are held back themselves."""
     paths: list[str] = []
-    with run_recording_service(paths) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
-        for what in ONE_WAY:
-            lines.begin(what, "a")
-            assert outcome(lines.url("a"), f"/{what.replace(' ', '-')}", 0.5) in {"silence", "reset"}
-            lines.end(what, "a")
+    with run_recording_service(paths) as service, Lines.laid(service, ("a",), "seed", refusals=(BUSY,)) as lines:
+        for condition in ONE_WAY:
+            lines.begin(condition, "a")
+            assert outcome(lines.url("a"), f"/{condition.replace(' ', '-')}", 0.5) in {"silence", "reset"}
+            lines.end(condition, "a")
         assert outcome(lines.url("a"), "/after") == "201"
         until(lambda: len(paths) == 3)
     assert set(paths) == {"/requests-only", "/writes-unanswered", "/after"}
@@ -181,18 +181,18 @@ def test_a_wire_can_block_one_direction() -> None:
 
 def test_logging_raises_while_the_fault_is_active(tmp_path: Path) -> None:
     """Both the filter and the handler of a user's program raise exceptions."""
-    orders = tmp_path / "orders"
-    orders.write_text(ORDER)
+    orders_path = tmp_path / "orders"
+    orders_path.write_text(ORDER)
     log = logging.getLogger("leasehold.test_faults")
-    raising_handler = RaisingLogHandler(orders)
+    raising_handler = RaisingLogHandler(orders_path)
     raising_handler.install()
     try:
         raised_in = set()
         for _ in range(2 * len(RAISED)):
-            with pytest.raises(Exception) as raised:  # noqa: PT011  each of RAISED in turn
+            with pytest.raises(Exception) as exception_info:  # noqa: PT011  each of RAISED in turn
                 log.error("x")
-            raised_in.add("filter" if "filter" in {each.name for each in raised.traceback} else "handler")
-        orders.write_text("")
+            raised_in.add("filter" if "filter" in {frame.name for frame in exception_info.traceback} else "handler")
+        orders_path.write_text("")
         log.error("x")
     finally:
         raising_handler.remove()

@@ -99,8 +99,8 @@ def test_the_screen_shows_every_owner(width: int) -> None:
     Console(width=width, file=out).print(make_screen())
     lines = out.getvalue().splitlines()
     rows = [line.split() for line in lines[: lines.index(next(line for line in lines if "leases" in line))]]
-    shown = {row[0]: [word for word in row if word in "●○→✗"] for row in rows if row}
-    assert {shard: shown[shard] for shard in "01234"} == {
+    marks_by_shard = {row[0]: [word for word in row if word in "●○→✗"] for row in rows if row}
+    assert {shard: marks_by_shard[shard] for shard in "01234"} == {
         "0": ["●"],
         "1": ["○", "→"],
         "2": ["✗"],

@@ -125,7 +125,7 @@ class Reader:
         self._staying.append(terminal)
         return terminal
 
-    def runs(self, place: str, text: str) -> str:
+    def runs(self, location: str, text: str) -> str:
         """Run a block in the page's Python session, and return what it prints."""
         if self._session is None:
             self._session = subprocess.Popen(
@@ -138,9 +138,9 @@ class Reader:
             )
         assert self._session.stdin is not None
         assert self._session.stdout is not None
-        print(json.dumps([place, text]), file=self._session.stdin, flush=True)
+        print(json.dumps([location, text]), file=self._session.stdin, flush=True)
         response = self._session.stdout.readline()
-        assert response, f"{place} ended the session with {self._session.wait()}; its last words are above"
+        assert response, f"{location} ended the session with {self._session.wait()}; its last words are above"
         return str(json.loads(response))
 
     def close(self) -> None:

@@ -38,8 +38,8 @@ CONSOLE_ROW = re.compile(r"^\|shardId-\d+\|\s*\S+\|.*\|$", re.MULTILINE)
 @pytest.fixture(scope="module")
 def pasted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
     """Yield the variables that the page's `leasehold dev` prints to paste."""
-    with stand_ins(DEV, tmp_path_factory.mktemp("dev")) as printed:
-        yield printed
+    with stand_ins(DEV, tmp_path_factory.mktemp("dev")) as variables:
+        yield variables
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: version or "present")
@@ -51,12 +51,12 @@ def user(request: pytest.FixtureRequest, pasted: Mapping[str, str], tmp_path: Pa
         pytest.skip(f"SPARK IS NOT TESTED: {missing}")
     older_path = [str(pyspark_path(request.param))] if request.param else []
     path = os.pathsep.join([*older_path, *filter(None, [os.environ.get("PYTHONPATH")])])
-    user = Reader(tmp_path, {**pasted, **java, "PYTHONPATH": path})
-    version = user.types("python -c 'import pyspark; print(pyspark.__version__)'").strip()
+    reader = Reader(tmp_path, {**pasted, **java, "PYTHONPATH": path})
+    version = reader.types("python -c 'import pyspark; print(pyspark.__version__)'").strip()
     assert version.startswith(request.param)
     sys.stderr.write(f"PySpark {version}\n")
-    yield user
-    user.close()
+    yield reader
+    reader.close()
 
 
 def program(beginning: str) -> str:
@@ -70,10 +70,10 @@ def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
     (user.folder / "orders.py").write_text(program("# orders.py"))
     batch_numbers = [-1]
     for _ in range(2):
-        printed = run_to_its_end(user, "python orders.py")
-        assert CONSOLE_ROW.search(printed), printed
+        output = run_to_its_end(user, "python orders.py")
+        assert CONSOLE_ROW.search(output), output
         batch_numbers.append(last_committed_batch(user.folder / "orders-checkpoint"))
-        assert batch_numbers[-1] > batch_numbers[-2], printed
+        assert batch_numbers[-1] > batch_numbers[-2], output
 
     (user.folder / "supervised.py").write_text(program(SUPERVISED_BEGINNING))
     supervised = user.starts("python supervised.py")
@@ -97,13 +97,13 @@ def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
         assert max(Counter(rows(sink)).values()) == 1
 
 
-def run_to_its_end(user: Reader, command: str) -> str:
+def run_to_its_end(reader: Reader, command: str) -> str:
     """Run a program and return its output. Run it again if Spark did not start in time on a busy machine."""
     for _ in range(START_ATTEMPTS):
         completed = subprocess.run(
             shlex.split(command),
-            cwd=user.folder,
-            env=user.environment,
+            cwd=reader.folder,
+            env=reader.environment,
             capture_output=True,
             text=True,
             check=False,
@@ -128,10 +128,10 @@ def rows(sink: Path) -> list[tuple[str, str, int]]:
     return [tuple(row.values()) for path in paths for row in pq.read_table(path, columns=columns).to_pylist()]
 
 
-def until(seen: Callable[[], bool], terminal: Terminal) -> None:
-    """Wait until `seen` returns true. The command must not end before that."""
+def until(condition: Callable[[], bool], terminal: Terminal) -> None:
+    """Wait until `condition` returns true. The command must not end before that."""
     deadline = time.monotonic() + STEP_SECONDS
-    while not seen():
+    while not condition():
         assert terminal.process.poll() is None, terminal.errors.read_text()
         assert time.monotonic() < deadline, terminal.errors.read_text()
         time.sleep(0.5)

@@ -12,7 +12,7 @@ import pytest
 from attrs import define
 from pages import blocks
 from reader import SECONDS, Reader, Terminal
-from releasing import OURS, installed, plain, pythons
+from releasing import OURS, find_interpreters, installed, plain
 from waiters import until
 
 from leasehold.adapters.toolchain import cache_folder
@@ -65,7 +65,7 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
         (tmp_path / name).mkdir()
     extras = page_command("pip install").partition("[")[2].partition("]")[0]
     wheel = plain(tmp_path / "wheel")[1]
-    commands = installed(wheel, extras, pythons()[OURS], tmp_path / "environment")
+    commands = installed(wheel, extras, find_interpreters()[OURS], tmp_path / "environment")
     reader = Newcomer(tmp_path / "hour", {}, commands=commands)
     try:
         yield reader
@@ -73,9 +73,9 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
         reader.close()
 
 
-def lease_owners(listed: str) -> list[str]:
+def lease_owners(listing: str) -> list[str]:
     """Return the owner of each lease in the output of `leasehold leases`."""
-    return [line.split()[1] for line in listed.splitlines() if line.startswith("shardId-")]
+    return [line.split()[1] for line in listing.splitlines() if line.startswith("shardId-")]
 
 
 def test_the_first_hour_needs_only_the_readme(newcomer: Newcomer) -> None:

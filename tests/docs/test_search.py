@@ -101,12 +101,14 @@ ANSWERED = 19
 def firsts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Return the location of the first result for each term. The search is that of the site's theme."""
     site = tmp_path_factory.mktemp("site")
-    build = (sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(site))
-    subprocess.run(build, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
-    search = (*find_node().node, str(Path(__file__).with_name("search.mjs")), str(site))
+    build_command = (sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(site))
+    subprocess.run(build_command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
+    search_command = (*find_node().node, str(Path(__file__).with_name("search.mjs")), str(site))
     terms = [*{**TERMS, **QUESTIONS}]
-    typed = "\n".join(terms)
-    results = subprocess.run(search, input=typed, capture_output=True, text=True, check=True).stdout.splitlines()
+    search_input = "\n".join(terms)
+    results = subprocess.run(
+        search_command, input=search_input, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return dict(zip(terms, [(json.loads(line) or [""])[0] for line in results], strict=True))
 
 
@@ -138,17 +140,17 @@ def words_until(location: str, answer: str) -> int | None:
 def test_search_terms_find_the_right_page_first(firsts: Mapping[str, str]) -> None:
     """For at least `AT_LEAST` terms, the first result is a page that answers them."""
     pages = {term: page_of(firsts[term]) for term in TERMS}
-    wrong = {term: page for term, page in pages.items() if page not in TERMS[term]}
-    assert len(TERMS) - len(wrong) >= AT_LEAST, wrong
+    wrong_pages = {term: page for term, page in pages.items() if page not in TERMS[term]}
+    assert len(TERMS) - len(wrong_pages) >= AT_LEAST, wrong_pages
 
 
 def test_questions_are_answered_on_the_first_page_found(firsts: Mapping[str, str]) -> None:
     """At least `ANSWERED` questions are answered on the first page found, within `READING` words."""
     words = {
-        typed: words_until(firsts[typed], answer) if page_of(firsts[typed]) == page else None
-        for typed, (page, answer) in QUESTIONS.items()
+        question: words_until(firsts[question], answer) if page_of(firsts[question]) == page else None
+        for question, (page, answer) in QUESTIONS.items()
     }
-    answered_questions = [typed for typed, count in words.items() if count is not None and count < READING]
+    answered_questions = [question for question, count in words.items() if count is not None and count < READING]
     assert len(answered_questions) >= ANSWERED, (words, firsts)
 
 

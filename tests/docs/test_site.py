@@ -51,24 +51,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_built_and_in_the_menu(site: Path) -> None:
-    front = (site / "index.html").read_text(encoding="utf-8")
+    front_page = (site / "index.html").read_text(encoding="utf-8")
     pages = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "index")
-    assert [name for name in pages if f'href="{name}/"' not in front] == []
+    assert [name for name in pages if f'href="{name}/"' not in front_page] == []
 
 
 def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
     """Readers behind a firewall do not have to wait for fonts, and other hosts cannot track readers."""
     files = [path for path in site.rglob("*") if path.suffix in {".html", ".css"}]
     assert {
-        found[0] for path in files for found in LOADED_FROM_OTHER_HOST.finditer(path.read_text(encoding="utf-8"))
+        match[0] for path in files for match in LOADED_FROM_OTHER_HOST.finditer(path.read_text(encoding="utf-8"))
     } == set()
 
 
 def test_search_finds_only_user_pages(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    indexed = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
+    indexed_pages = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert indexed == {"" if page == "index" else page for page in pages}
+    assert indexed_pages == {"" if page == "index" else page for page in pages}
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
@@ -98,7 +98,7 @@ INSTRUMENTS = re.findall(
     r"""create_counter\("(\w+)"|WorkerMetrics\.(\w+),""",
     (ROOT / "leasehold" / "adapters" / "consumer" / "metrics.py").read_text(encoding="utf-8"),
 )
-ERROR_CLASSES = [each for each in vars(errors).values() if isinstance(each, type)]
+ERROR_CLASSES = [item for item in vars(errors).values() if isinstance(item, type)]
 SETTINGS_CLASSES: list[Any] = [Config, *RULES.values()]
 SETTINGS = [name for kind in SETTINGS_CLASSES for name in fields_dict(kind) if name != "rules"]
 SPARK_SOURCES, SPARK_SINKS = (
@@ -113,7 +113,7 @@ REFERENCE = {
     "functions": ("reference", [f'id="{API_MODULE}.{name}"' for name in ("run", "arun", "worker", "read", "produce")]),
     "Delivery": ("reference", [f'id="{HANDLING}.Delivery.{name}"' for name in DELIVERY]),
     "Record": ("reference", [f'id="{RECORD}.{name}"' for name in Record._fields]),
-    "errors": ("reference", [f'id="leasehold.errors.{each.__name__}"' for each in ERROR_CLASSES]),
+    "errors": ("reference", [f'id="leasehold.errors.{item.__name__}"' for item in ERROR_CLASSES]),
     "options": (
         "options",
         [f"<code>{name}</code>" for table in (Options, ProduceOptions) for name in options_by_name(table)],
@@ -125,7 +125,7 @@ REFERENCE = {
         ["<code>--dead-letter</code>", "<code>--add</code>", "<code>--rate</code>"],
     ),
     "schemes": ("urls", [f"<code>{scheme}://…</code>" for scheme in SCHEMES]),
-    "URL options": ("urls", [f"<code>{option}</code>" for each in SCHEMES.values() for option in each.options]),
+    "URL options": ("urls", [f"<code>{option}</code>" for item in SCHEMES.values() for option in item.options]),
     "metrics": ("metrics", [f"<code>{counter or gauge}</code>" for counter, gauge in INSTRUMENTS]),
     "metrics of serve": ("metrics", [f"<code>{name}</code>" for name in METRIC_HELP]),
     "statuses": ("status", [f"<td>{word}</td>" for word in NUMBERS]),
@@ -168,14 +168,14 @@ def test_code_fits_the_page_and_every_picture_has_a_caption(site: Path) -> None:
     assert 'class="language-text highlight"' in (site / "specs" / "architecture" / "index.html").read_text(
         encoding="utf-8"
     )
-    uncaptioned = []
+    uncaptioned_pages = []
     for page in site.rglob("*.html"):
         drawings = page.read_text(encoding="utf-8").split('<figure class="drawn">')[1:]
         for drawing in drawings:
-            rest = drawing.partition("</figure>")[2].lstrip()
-            if not rest.startswith("<p>What to see: "):
-                uncaptioned.append(page.parent.name)
-    assert uncaptioned == []
+            html_after_drawing = drawing.partition("</figure>")[2].lstrip()
+            if not html_after_drawing.startswith("<p>What to see: "):
+                uncaptioned_pages.append(page.parent.name)
+    assert uncaptioned_pages == []
 
 
 def test_the_animation_respects_reduced_motion(site: Path) -> None:

@@ -55,8 +55,8 @@ def _check_options(command: str) -> None:
         options = shlex.split(words[1], comments=True)
         group = get_command(app)
         with group.make_context("leasehold", [*options]) as context:
-            name, resolved, rest = group.resolve_command(context, options)  # type: ignore[attr-defined]
-            resolved.make_context(name, rest, parent=context).close()
+            name, subcommand, arguments = group.resolve_command(context, options)  # type: ignore[attr-defined]
+            subcommand.make_context(name, arguments, parent=context).close()
 
 
 NOT_RUN: Mapping[str, tuple[str, Callable[[str], None]]] = {
@@ -95,15 +95,15 @@ class DevCommands:
         """Return the variables that this `leasehold dev` command prints, and start it if it is not running."""
         if line not in self._running:
             stack = ExitStack()
-            printed = stack.enter_context(stand_ins(line, self.folders.mktemp("dev")))
-            self._running[line] = stack, printed
+            variables = stack.enter_context(stand_ins(line, self.folders.mktemp("dev")))
+            self._running[line] = stack, variables
         return self._running[line][1]
 
     def keep(self, *lines: str) -> None:
         """End all other commands, because their producers and workers would use the CPU all the time."""
-        with ExitStack() as ending:
+        with ExitStack() as stack:
             for line in self._running.keys() - set(lines):
-                ending.push(self._running.pop(line)[0])
+                stack.push(self._running.pop(line)[0])
 
 
 @pytest.fixture(scope="module")
@@ -114,25 +114,25 @@ def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCommands]
     dev_commands.keep()
 
 
-def _run_page(page: str, reader: Reader, developed: DevCommands) -> None:
-    printed: str | None = None
+def _run_page(page: str, reader: Reader, dev_commands: DevCommands) -> None:
+    output: str | None = None
     for block in blocks(page):
-        if block.kind == "text" and printed is not None:
-            assert block.text == printed, f"{page}:{block.line}"
-        printed = _run_block(f"{page}:{block.line}", block, reader, developed)
+        if block.kind == "text" and output is not None:
+            assert block.text == output, f"{page}:{block.line}"
+        output = _run_block(f"{page}:{block.line}", block, reader, dev_commands)
 
 
-def _run_block(place: str, block: Block, reader: Reader, developed: DevCommands) -> str | None:
+def _run_block(location: str, block: Block, reader: Reader, dev_commands: DevCommands) -> str | None:
     """Run a block and return its output. Return None if it is not a program, or if a command keeps running."""
     if block.kind == "sh":
-        printed = "".join(_run_command(command, reader, developed) for command in block.commands)
-        return None if any(map(STAYS.search, block.commands)) else printed
+        output = "".join(_run_command(command, reader, dev_commands) for command in block.commands)
+        return None if any(map(STAYS.search, block.commands)) else output
     if block.file:
         (reader.folder / block.file).write_text(block.text, encoding="utf-8")
     elif "SparkSession" in block.text:
-        compile(block.text, place, "exec")  # programs with a Spark session are run in tests/spark
+        compile(block.text, location, "exec")  # programs with a Spark session are run in tests/spark
     elif block.kind == "python":
-        return reader.runs(place, block.text)
+        return reader.runs(location, block.text)
     elif block.kind in PARSERS:
         PARSERS[block.kind](block.text)
     return None

@@ -36,15 +36,15 @@ class Interrupted(SqliteStore):
 
 
 def main(folder: str, leases: str, me: str, sink: str, fault: str) -> None:
-    kind, _, where = sink.partition(":")
+    kind, _, location = sink.partition(":")
     fenced: type[Exception] = Fenced
     put: Callable[[Delivery], None]
     if kind == "postgres":
         import postgres_sink  # noqa: PLC0415  its driver is not asked for otherwise
 
-        put, fenced = postgres_sink.PostgresSink(where), postgres_sink.Fenced
+        put, fenced = postgres_sink.PostgresSink(location), postgres_sink.Fenced
     else:
-        put = FileSink(Path(where))
+        put = FileSink(Path(location))
 
     def handle(batch: Delivery) -> None:
         if fault == "stopped":

@@ -26,8 +26,8 @@ Sink = tuple[str, Contents]
 def write_files(folder: Path, names: tuple[str, ...] = ("a.log",)) -> dict[str, list[str]]:
     """Write files with these names, and return the lines of each."""
     lines = {name: [f"{name} {number}" for number in range(LINES)] for name in names}
-    for name, each in lines.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in each))
+    for name, file_lines in lines.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in file_lines))
     return lines
 
 
@@ -74,39 +74,39 @@ def stop(process: subprocess.Popen[str]) -> int:
 def test_sink_repeats_nothing_after_a_kill_before_the_checkpoint(tmp_path: Path, sink: Sink) -> None:
     words, contents = sink
     lines = write_files(tmp_path)
-    with start_worker(tmp_path, "w-1", words, "killed") as first:
-        assert first.wait(60) == -signal.SIGKILL
+    with start_worker(tmp_path, "w-1", words, "killed") as first_process:
+        assert first_process.wait(60) == -signal.SIGKILL
     assert contents("a.log") == lines["a.log"]  # the sink has all lines, but there is no checkpoint
-    with start_worker(tmp_path, "w-2", words) as second:
-        assert next_line(second) == "done a.log\n"  # the batch is handled again
+    with start_worker(tmp_path, "w-2", words) as second_process:
+        assert next_line(second_process) == "done a.log\n"  # the batch is handled again
         with (tmp_path / "a.log").open("a") as file:
             file.write("one more\n")
-        assert next_line(second) == "done a.log\n"
-        assert stop(second) == 0
+        assert next_line(second_process) == "done a.log\n"
+        assert stop(second_process) == 0
     assert contents("a.log") == [*lines["a.log"], "one more"]
 
 
 def test_sink_rejects_a_write_with_an_old_fencing_number(tmp_path: Path, sink: Sink) -> None:
     words, contents = sink
     lines = write_files(tmp_path)
-    with start_worker(tmp_path, "w-1", words, "stopped") as zombie:
-        assert os.WIFSTOPPED(os.waitpid(zombie.pid, os.WUNTRACED)[1])
-        with start_worker(tmp_path, "w-2", words) as second:
-            assert next_line(second) == "done a.log\n"
-            zombie.send_signal(signal.SIGCONT)
-            assert next_line(zombie) == "fenced a.log\n"
-            assert stop(second) == 0
+    with start_worker(tmp_path, "w-1", words, "stopped") as stopped_process:
+        assert os.WIFSTOPPED(os.waitpid(stopped_process.pid, os.WUNTRACED)[1])
+        with start_worker(tmp_path, "w-2", words) as second_process:
+            assert next_line(second_process) == "done a.log\n"
+            stopped_process.send_signal(signal.SIGCONT)
+            assert next_line(stopped_process) == "fenced a.log\n"
+            assert stop(second_process) == 0
     assert contents("a.log") == lines["a.log"]
 
 
 def test_half_written_batch_of_a_killed_worker_is_truncated(tmp_path: Path) -> None:
     lines = write_files(tmp_path)
-    out = tmp_path / "a.log.out"
-    out.write_text("a.log 0\na.lo")
+    output_path = tmp_path / "a.log.out"
+    output_path.write_text("a.log 0\na.lo")
     with start_worker(tmp_path, "w-1", f"file:{tmp_path}") as process:
         assert next_line(process) == "done a.log\n"
         assert stop(process) == 0
-    assert out.read_text().splitlines() == lines["a.log"]
+    assert output_path.read_text().splitlines() == lines["a.log"]
 
 
 def test_directory_files_are_shared_and_resumed(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_directory_files_are_shared_and_resumed(tmp_path: Path) -> None:
             file.write(", and the rest\n")
         assert next_line(process).endswith("half a line, and the rest\n")
         assert stop(process) == 0
-    for name, each in lines.items():
-        assert [text.strip() for shard, _epoch, text in lines_read if shard == name] == each
+    for name, file_lines in lines.items():
+        assert [text.strip() for shard, _epoch, text in lines_read if shard == name] == file_lines
 
 
 @pytest.mark.more

@@ -42,20 +42,20 @@ def test_job_that_commits_late_is_not_skipped(database: str) -> None:
         connection.execute(SCHEMA)
     jobs = Jobs(database, 1)
     reader = jobs.open(Lease("bucket-0"), TRIM_HORIZON)
-    with connect(database) as slow, connect(database) as fast:
-        slow.execute("INSERT INTO jobs (bucket, work) VALUES (0, 'slow')")
-        fast.execute("INSERT INTO jobs (bucket, work) VALUES (0, 'fast')")
-        fast.commit()
+    with connect(database) as slow_connection, connect(database) as fast_connection:
+        slow_connection.execute("INSERT INTO jobs (bucket, work) VALUES (0, 'slow')")
+        fast_connection.execute("INSERT INTO jobs (bucket, work) VALUES (0, 'fast')")
+        fast_connection.commit()
         assert reader.read().records == []  # an earlier transaction is still open
-        slow.commit()
+        slow_connection.commit()
         batch = reader.read()
     assert [record.data for record in batch.records] == [b"slow", b"fast"]
     assert batch.end is not None
     assert jobs.open(Lease("bucket-0"), batch.end).read().records == []
-    first = batch.records[0].position
-    assert [record.data for record in jobs.open(Lease("bucket-0"), first).read().records] == [b"fast"]
+    first_position = batch.records[0].position
+    assert [record.data for record in jobs.open(Lease("bucket-0"), first_position).read().records] == [b"fast"]
     assert jobs.open(Lease("bucket-0"), jobs.latest(Lease("bucket-0"))).read().records == []
-    assert first.order < batch.end.order < Position("9" * 20).order
+    assert first_position.order < batch.end.order < Position("9" * 20).order
     jobs.close()
 
 
@@ -64,11 +64,11 @@ def test_worker_handles_the_jobs_of_every_bucket_in_order(database: str) -> None
         connection.execute(SCHEMA)
         for number in range(20):
             connection.execute("INSERT INTO jobs (bucket, work) VALUES (%s, %s)", (number % 2, str(number)))
-    handled: Queue[tuple[str, int]] = Queue()
+    handled_jobs: Queue[tuple[str, int]] = Queue()
 
     def handle(batch: Delivery) -> None:
         for record in batch.records:
-            handled.put((batch.shard, int(record.data)))
+            handled_jobs.put((batch.shard, int(record.data)))
 
     store, jobs = PostgresLeases(database), Jobs(database, 2)
     worker = Worker(store=store, source=jobs, me="w-1", config=Config(initial_position=TRIM_HORIZON))
@@ -76,12 +76,12 @@ def test_worker_handles_the_jobs_of_every_bucket_in_order(database: str) -> None
     thread = Thread(target=runner.run)
     thread.start()
     try:
-        finished = [handled.get(timeout=60) for _ in range(20)]
+        finished_jobs = [handled_jobs.get(timeout=60) for _ in range(20)]
     finally:
         runner.stop()
         thread.join()
     for number in range(2):
-        assert [job for bucket, job in finished if bucket == f"bucket-{number}"] == list(range(number, 20, 2))
+        assert [job for bucket, job in finished_jobs if bucket == f"bucket-{number}"] == list(range(number, 20, 2))
     assert all(lease.checkpoint.numbered for lease in store.list().leases if lease.shard.startswith("bucket"))
     store.close()
     jobs.close()

@@ -43,14 +43,14 @@ def test_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(web_app, "LEASES", url)
 
     async def main() -> None:
-        called = asyncio.Event()
+        handler_called = asyncio.Event()
 
         async def handle(_batch: leasehold.Delivery) -> None:
-            called.set()
+            handler_called.set()
 
         monkeypatch.setattr(web_app, "handle", handle)
         async with web_app.lifespan(web_app.app):
-            await called.wait()
+            await handler_called.wait()
             assert await health() == (200, {"worker": "running"})
         assert await health() == (503, {"worker": "ended"})
 
@@ -69,8 +69,8 @@ def test_failed_worker_is_logged_and_the_route_returns_503(
         async with web_app.lifespan(web_app.app):
             await asyncio.wait({web_app.app.state.worker})
             assert await health() == (503, {"worker": "ended"})
-            errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
-            assert any("has ended: StoreError" in each for each in errors)
+            errors = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.ERROR]
+            assert any("has ended: StoreError" in entry for entry in errors)
 
     with pytest.raises(StoreError):
         asyncio.run(asyncio.wait_for(main(), WAIT))

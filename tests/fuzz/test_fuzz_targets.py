@@ -29,9 +29,9 @@ DECODERS = {
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_value_surprises_a_parser(target: FuzzTarget) -> None:
     """One odd row, blob, record, response or option does not stop its readers."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    taken = [is_accepted(target, value) for value in target.replay()]
-    assert any(taken), "no sample is accepted, so that nothing but refusals is tried"
+    memory_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    acceptances = [is_accepted(target, value) for value in target.replay()]
+    assert any(acceptances), "no sample is accepted, so that nothing but refusals is tried"
 
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(st.data())
@@ -40,7 +40,7 @@ def test_no_value_surprises_a_parser(target: FuzzTarget) -> None:
 
     target_values = target.values
     near_the_samples()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY_KIB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_before < MEMORY_KIB
 
 
 def test_every_target_has_a_corpus_and_a_name_of_its_own() -> None:
@@ -57,10 +57,12 @@ def test_every_module_that_parses_is_fuzzed_or_trusted_for_a_reason() -> None:
         for path in home.glob(files)
         if any(_decoding(path))
     }
-    covered = {module for target in TARGETS for module in target.covers}
-    assert parsers - covered - TRUSTED.keys() == set(), "put these into lab/fuzz/fuzz_targets.py"
-    assert {name for name in covered | TRUSTED.keys() if not any((home / name).exists() for home in HOMES)} == set()
-    assert TRUSTED.keys() - parsers == covered & TRUSTED.keys() == set()
+    covered_modules = {module for target in TARGETS for module in target.covers}
+    assert parsers - covered_modules - TRUSTED.keys() == set(), "put these into lab/fuzz/fuzz_targets.py"
+    assert {
+        name for name in covered_modules | TRUSTED.keys() if not any((home / name).exists() for home in HOMES)
+    } == set()
+    assert TRUSTED.keys() - parsers == covered_modules & TRUSTED.keys() == set()
 
 
 def _decoding(path: Path) -> Iterator[str]:

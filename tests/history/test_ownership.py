@@ -30,7 +30,7 @@ def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:
     ]
 
 
-def fair(division: tuple[int, ...], groups: tuple[str, ...]) -> bool:
+def is_fair(division: tuple[int, ...], groups: tuple[str, ...]) -> bool:
     """Return whether every group has its share rounded down, or one more."""
     total = sum(division)
     for group in set(groups):
@@ -45,15 +45,15 @@ def fair(division: tuple[int, ...], groups: tuple[str, ...]) -> bool:
 def test_least_moves_equals_the_true_minimum(counts: list[int], free: int, data: st.DataObject) -> None:
     """The moves of a rule set are compared with the true minimum."""
     groups = tuple(data.draw(st.sampled_from("xy")) for _ in counts)
-    workers = [f"{group}-{place}" for place, group in enumerate(groups)]
+    workers = [f"{group}-{index}" for index, group in enumerate(groups)]
     lease_owners = [worker for worker, count in zip(workers, counts, strict=True) for _ in range(count)]
-    owners: dict[str, str | None] = {f"s-{place}": owner for place, owner in enumerate([*lease_owners, *[None] * free])}
+    owners: dict[str, str | None] = {f"s-{index}": owner for index, owner in enumerate([*lease_owners, *[None] * free])}
     moves_by_division = {
         division: sum(max(count - share, 0) for count, share in zip(counts, division, strict=True))
         for division in divisions(len(owners), len(workers))
     }
     assert least_moves(owners, workers) == min(moves_by_division.values())
-    moves_of_fair_divisions = [moves for division, moves in moves_by_division.items() if fair(division, groups)]
+    moves_of_fair_divisions = [moves for division, moves in moves_by_division.items() if is_fair(division, groups)]
     assert least_moves(owners, workers, "prefix") == min(moves_of_fair_divisions)
 
 
@@ -77,11 +77,14 @@ def test_a_lease_is_unowned_while_its_owner_is_dead_or_there_is_none() -> None:
 
 def test_gift_that_was_taken_back_is_not_a_move() -> None:
     """If the next owner's request stalls, a gift that is taken back and then repeated counts as one move."""
-    first = OwnerChange(1.0, "s-0", "a", "b", "give")
-    taken_back = OwnerChange(3.0, "s-0", "b", "a", "take-back")
-    repeated = OwnerChange(5.0, "s-0", "a", "b", "give")
-    other = OwnerChange(2.0, "s-1", "a", "b", "give")
-    assert drop_taken_back_handoffs([first, other, taken_back, repeated]) == (other, repeated)
+    first_handoff = OwnerChange(1.0, "s-0", "a", "b", "give")
+    take_back = OwnerChange(3.0, "s-0", "b", "a", "take-back")
+    repeated_handoff = OwnerChange(5.0, "s-0", "a", "b", "give")
+    other_handoff = OwnerChange(2.0, "s-1", "a", "b", "give")
+    assert drop_taken_back_handoffs([first_handoff, other_handoff, take_back, repeated_handoff]) == (
+        other_handoff,
+        repeated_handoff,
+    )
 
 
 def test_only_writes_rejected_because_of_other_workers_count() -> None:
@@ -100,17 +103,17 @@ def test_held_lease_that_is_not_read_in_time_is_reported(late: float, told: list
     rows = [Lease("s-0"), *(Lease("s-0", owner="a-0", epoch=number) for number in range(1, 20))]
     writes = [
         WriteEvent(
-            10.0 * (at + 1),
-            10.0 * at,
+            10.0 * (index + 1),
+            10.0 * index,
             "a-0",
             "a-0#0",
-            "renew" if at else "claim",
+            "renew" if index else "claim",
             "s-0",
-            rows[at],
-            rows[at + 1],
+            rows[index],
+            rows[index + 1],
             done=True,
         )
-        for at in range(19)
+        for index in range(19)
     ]
     reads = (11.0, 11.0 + UNREAD_SECONDS + late)
     history = RunHistory(

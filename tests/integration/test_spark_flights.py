@@ -16,8 +16,8 @@ def test_two_applications_and_a_plain_worker_share_a_stream(
 ) -> None:
     """No row is lost or counted twice when shards move between the applications and the worker."""
     count = 6000
-    with open_kinesis_ground(kinesis_url, dynalite_url) as ground:
-        result = run_flights(ground, list(read_rows(count)), tmp_path, rate=2000, report=print)
+    with open_kinesis_ground(kinesis_url, dynalite_url) as environment:
+        result = run_flights(environment, list(read_rows(count)), tmp_path, rate=2000, report=print)
     print(result)  # noqa: T201  shown if it fails, or with -s
     assert (result.sent, result.landed, result.lost, result.strangers) == (count, count, 0, 0)
     assert result.duplicates == result.explained
@@ -30,7 +30,7 @@ def test_a_kill_between_sink_and_commit_loses_no_event(azurite_connection: str, 
 
     For Kinesis, tests/spark/test_kills.py tests this without a JVM.
     """
-    with open_hub_ground(azurite_connection) as ground:
-        result = run_kills(ground, tmp_path, kills=1, report=print)
+    with open_hub_ground(azurite_connection) as environment:
+        result = run_kills(environment, tmp_path, kills=1, report=print)
     print(result)  # noqa: T201  shown if it fails, or with -s
     assert (result.kills, result.repeated, result.same, result.lost, result.owned) == (1, 1, 1, 0, 0)

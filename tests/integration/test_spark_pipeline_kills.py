@@ -15,5 +15,8 @@ def test_rows_of_a_killed_pipeline_come_once_and_in_order(kinesis_url: str, dyna
     result = run_pipeline(pipeline, 4, report=print)
     print(result)  # noqa: T201  shown if it fails, or with -s
     assert sum(result.kills.values()) == 4
-    assert {name: each.rows for name, each in result.received.items()} == {"plain": result.sent, "spark": result.sent}
+    assert {name: receiver.rows for name, receiver in result.received.items()} == {
+        "plain": result.sent,
+        "spark": result.sent,
+    }
     assert result.faults == 0

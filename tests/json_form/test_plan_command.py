@@ -56,10 +56,10 @@ def run_plan(document: object) -> dict[str, Any]:
 
 def test_the_example_of_the_help_is_correct() -> None:
     command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
-    example, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
-    ran = subprocess.run(command, input=example, capture_output=True, text=True, cwd=ROOT, check=False)
-    expected = json.loads(shown.partition("\n\n")[0])
-    assert (ran.returncode, json.loads(ran.stdout), ran.stderr) == (0, expected, "")
+    example, _, expected_output = EXAMPLE.partition("<<'END'")[2].partition("END")
+    completed = subprocess.run(command, input=example, capture_output=True, text=True, cwd=ROOT, check=False)
+    expected_document = json.loads(expected_output.partition("\n\n")[0])
+    assert (completed.returncode, json.loads(completed.stdout), completed.stderr) == (0, expected_document, "")
 
 
 def test_a_request_with_all_fields_is_accepted() -> None:
@@ -78,9 +78,9 @@ def test_a_request_with_all_fields_is_accepted() -> None:
     ],
 )
 def test_an_invalid_request_exits_2_with_one_line(text: str, complaint: str) -> None:
-    ran = CliRunner().invoke(app, input=text)
-    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
-    assert ran.stderr.startswith(f"leasehold plan: {complaint}")
+    result = CliRunner().invoke(app, input=text)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"leasehold plan: {complaint}")
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_an_invalid_request_exits_2_with_one_line(text: str, complaint: str) -> 
 )
 def test_an_error_names_the_lease_and_the_field(where: str, value: object, complaint: str) -> None:
     document = json.loads(json.dumps(WHOLE))
-    *path, last = where.split(".")
-    inner = document
+    *path, last_key = where.split(".")
+    node = document
     for step in path:
-        inner = inner[int(step) if step.isdigit() else step]
-    inner[int(last) if last.isdigit() else last] = value
+        node = node[int(step) if step.isdigit() else step]
+    node[int(last_key) if last_key.isdigit() else last_key] = value
     with pytest.raises(BadJsonField) as error:
         run_plan(document)
     assert str(error.value).startswith(complaint)
@@ -209,14 +209,14 @@ json_values = st.recursive(
 def test_no_document_ends_in_a_traceback(data: st.DataObject) -> None:
     document = json.loads(json.dumps(WHOLE))
     for _ in range(data.draw(st.integers(1, 3))):
-        place: Any = document
-        while isinstance(place, dict | list) and place:
-            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        node: Any = document
+        while isinstance(node, dict | list) and node:
+            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
             key = data.draw(st.sampled_from(keys))
-            if not (isinstance(place[key], dict | list) and place[key]) or data.draw(st.booleans()):
-                place[key] = data.draw(json_values)
+            if not (isinstance(node[key], dict | list) and node[key]) or data.draw(st.booleans()):
+                node[key] = data.draw(json_values)
                 break
-            place = place[key]
+            node = node[key]
     _planned_or_rejected(json.dumps(document).encode())
 
 
@@ -262,7 +262,7 @@ WRITTEN = {
 def test_every_field_of_the_planner_has_a_json_form(kind: type) -> None:
     """If a field had no JSON form, programs in other languages could not set it, and would get different plans."""
     assert set(FORMS[kind]) | WRITTEN.get(kind, set()) == {
-        JSON_NAMES.get(each.name, each.name) for each in fields(kind) if each.init
+        JSON_NAMES.get(attribute.name, attribute.name) for attribute in fields(kind) if attribute.init
     }
 
 
@@ -279,17 +279,17 @@ def test_a_written_document_is_read_back_unchanged(table: tuple[Lease, ...], me:
         hole |= {"first": str(hole["first"]), "last": str(hole["last"])}
     document = {
         "leases": [format_lease_json(lease) for lease in table],
-        "me": {"worker": me.worker, "turn": me.turn, "history": _finite(history)},
+        "me": {"worker": me.worker, "turn": me.turn, "history": _replace_infinity(history)},
     }
-    parsed = parse_plan_request(json.dumps(document).encode())
-    assert (parsed.leases, parsed.me) == (table, me)
+    parsed_request = parse_plan_request(json.dumps(document).encode())
+    assert (parsed_request.leases, parsed_request.me) == (table, me)
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401  any part of a document
+def _replace_infinity(value: Any) -> Any:  # noqa: ANN401  any part of a document
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: _replace_infinity(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_replace_infinity(item) for item in value]
     return None if value == math.inf else value
 
 
@@ -297,18 +297,22 @@ def test_a_partial_table_is_planned_as_in_python() -> None:
     """After a read of only a few rows, no lease may be taken. The JSON form once lost this, and planned steals."""
     rows = [{"key": f"s-{n}", "owner": "a", "idle": 0} for n in range(6)]
     me = {"worker": "b", "history": {"full_still": 1, "paces": {"a": 3}, "hearing": None}}
-    assert [each["do"] for each in run_plan({"leases": rows, "me": {"worker": "b"}})["actions"]] == ["steal"]
+    assert [action["do"] for action in run_plan({"leases": rows, "me": {"worker": "b"}})["actions"]] == ["steal"]
     assert run_plan({"leases": rows, "me": me})["actions"] == []
 
 
 def test_a_look_contains_every_field_of_pythons() -> None:
-    rows = [{"key": f"s-{n}", "owner": w, "idle": 1, "notes": {"process": f"p/{w}"}} for n, w in enumerate("ab")]
-    looks = [
-        run_plan({"leases": rows, "me": {"worker": w, "history": {"hearing": {}, "full_still": 1}}}) for w in ("a", "b")
+    rows = [
+        {"key": f"s-{n}", "owner": worker, "idle": 1, "notes": {"process": f"p/{worker}"}}
+        for n, worker in enumerate("ab")
     ]
-    response = {name: value for look in looks for name, value in look.items()}
+    plans = [
+        run_plan({"leases": rows, "me": {"worker": worker, "history": {"hearing": {}, "full_still": 1}}})
+        for worker in ("a", "b")
+    ]
+    response = {name: value for plan_output in plans for name, value in plan_output.items()}
     assert set(response) == {"actions"} | {
-        f"look_again_{JSON_NAMES.get(each.name, each.name)}" for each in fields(Look)
+        f"look_again_{JSON_NAMES.get(attribute.name, attribute.name)}" for attribute in fields(Look)
     }
 
 
@@ -316,7 +320,7 @@ def test_the_output_of_leases_plus_a_worker_is_a_request() -> None:
     """The two commands can be connected by a pipe, without a script in between."""
     listing = {"at": 1.5, "leases": [LEASE | {"owner": None, "idle": None}], "malformed": [], "trouble": "slow"}
     text = json.dumps(listing).encode()
-    assert [each["do"] for each in plan_from_json(text, "b-1")["actions"]] == ["claim"]
+    assert [action["do"] for action in plan_from_json(text, "b-1")["actions"]] == ["claim"]
     for document, worker, complaint in (
         (listing, None, "me: is missing"),
         (listing | {"me": {"worker": "c"}}, "b-1", "me: the document names"),

@@ -42,17 +42,19 @@ def test_the_payload_of_a_completed_transfer_is_unchanged() -> None:
 def test_frames_can_arrive_in_any_pieces(piece: int) -> None:
     """The engine's buffer may end within a frame. The first part of the frame is kept until the rest arrives."""
     stream = b"AMQP\x00\x01\x00\x00" + HEARTBEAT + DETACH + TRANSFER
-    padding = FramePadder()
-    sent = b"".join(
-        padding.add_missing_fields(stream[offset : offset + piece]) for offset in range(0, len(stream), piece)
+    padder = FramePadder()
+    padded_stream = b"".join(
+        padder.add_missing_fields(stream[offset : offset + piece]) for offset in range(0, len(stream), piece)
     )
-    assert sent == stream[:16] + pad_frame(DETACH) + pad_frame(TRANSFER)
+    assert padded_stream == stream[:16] + pad_frame(DETACH) + pad_frame(TRANSFER)
 
 
 def test_a_batch_is_split_into_its_events() -> None:
-    one, two = _message(b"one"), _message(b"two")
-    envelope = b"".join(b"\x00\x53\x75\xa0" + bytes((len(each),)) + each for each in (one, two))
-    assert split_batch(envelope) == (one, two)
+    first_message, second_message = _message(b"one"), _message(b"two")
+    envelope = b"".join(
+        b"\x00\x53\x75\xa0" + bytes((len(message),)) + message for message in (first_message, second_message)
+    )
+    assert split_batch(envelope) == (first_message, second_message)
 
 
 @pytest.mark.parametrize("body", [b"", b"plain", b"\x00\x53", b"\x00\x53\x00\x00"])
@@ -62,17 +64,24 @@ def test_a_single_event_is_not_split(body: bytes) -> None:
 
 
 def test_an_event_keeps_its_annotations_and_properties() -> None:
-    sent = _message(b"body", annotations={"x-opt-partition-key": "key"}, properties={"kind": "flight"}, subject="s")
-    got = Message()
-    got.decode(annotate_event(sent, 7, "4096", 1_700_000_000_000))
-    assert got.annotations == {
+    sent_message = _message(
+        b"body", annotations={"x-opt-partition-key": "key"}, properties={"kind": "flight"}, subject="s"
+    )
+    received_message = Message()
+    received_message.decode(annotate_event(sent_message, 7, "4096", 1_700_000_000_000))
+    assert received_message.annotations == {
         "x-opt-partition-key": "key",
         "x-opt-sequence-number": 7,
         "x-opt-offset": "4096",
         "x-opt-enqueued-time": 1_700_000_000_000,
     }
-    received: tuple[object, ...] = (got.body, got.properties, got.subject, read_partition_key(sent))
-    assert received == (b"body", {"kind": "flight"}, "s", "key")
+    received_fields: tuple[object, ...] = (
+        received_message.body,
+        received_message.properties,
+        received_message.subject,
+        read_partition_key(sent_message),
+    )
+    assert received_fields == (b"body", {"kind": "flight"}, "s", "key")
 
 
 @pytest.mark.parametrize(
@@ -111,9 +120,11 @@ def test_an_unknown_filter_is_rejected(selector: str) -> None:
 
 def test_events_with_a_key_share_a_partition_and_others_rotate() -> None:
     hub = Hub.of("hub", 4)
-    keyed = _message(b"body", annotations={"x-opt-partition-key": "key"})
-    assert len({id(hub.enqueue(keyed, None)) for _ in range(8)}) == 1
-    before = [len(partition.events) for partition in hub.partitions]
+    keyed_message = _message(b"body", annotations={"x-opt-partition-key": "key"})
+    assert len({id(hub.enqueue(keyed_message, None)) for _ in range(8)}) == 1
+    counts_before = [len(partition.events) for partition in hub.partitions]
     for _ in range(8):
         hub.enqueue(_message(b"body"), None)
-    assert [len(partition.events) - count for partition, count in zip(hub.partitions, before, strict=True)] == [2] * 4
+    assert [len(partition.events) - count for partition, count in zip(hub.partitions, counts_before, strict=True)] == [
+        2
+    ] * 4

@@ -75,10 +75,12 @@ def test_a_start_fails_after_three_ports() -> None:
 
 
 def test_an_error_contains_the_output_of_a_service_that_crashed() -> None:
-    frail = SERVES.replace("held.append(server.accept())", "server.accept()[0].recv(1) and sys.exit('out of memory')")
-    with pytest.raises(ConnectionError) as caught, run_service("frail", _python(frail)) as service:
+    crashing_program = SERVES.replace(
+        "held.append(server.accept())", "server.accept()[0].recv(1) and sys.exit('out of memory')"
+    )
+    with pytest.raises(ConnectionError) as exception_info, run_service("frail", _python(crashing_program)) as service:
         _talk_to_death(service.port)
-    assert caught.value.__notes__ == ["frail had ended by then; its last words:\nout of memory"]
+    assert exception_info.value.__notes__ == ["frail had ended by then; its last words:\nout of memory"]
 
 
 def _talk_to_death(port: int) -> None:
@@ -89,8 +91,8 @@ def _talk_to_death(port: int) -> None:
 
 
 def test_a_service_that_ignores_sigterm_is_killed() -> None:
-    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SERVES
-    with run_service("stubborn", _python(stubborn)) as service:
+    program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SERVES
+    with run_service("stubborn", _python(program)) as service:
         assert accepts_connections(service.port)
     assert not accepts_connections(service.port)
 

@@ -44,8 +44,8 @@ class Daemon:
             self._lines.put(line)
         self._lines.put(None)
 
-    def await_line(self, wanted: Callable[[str], bool]) -> str:
-        """Wait for the first new line for which `wanted` is true, and return it."""
+    def await_line(self, condition: Callable[[str], bool]) -> str:
+        """Wait for the first new line for which `condition` is true, and return it."""
         while True:
             try:
                 line = self._lines.get(timeout=WAIT)
@@ -53,7 +53,7 @@ class Daemon:
                 line = None
             assert line is not None, "".join(self.said)
             self.said.append(line)
-            if wanted(line):
+            if condition(line):
                 return line
 
     def output(self) -> list[str]:

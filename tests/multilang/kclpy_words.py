@@ -34,7 +34,7 @@ def _rewrite_messages(messages: list[dict[str, Any]]) -> list[str]:
             case "processRecords" if conversation is not None:
                 _receive_response(conversation)
                 conversation.send_records(
-                    [_record(each) for each in message["records"]], message["millisBehindLatest"] / 1000
+                    [_record(record) for record in message["records"]], message["millisBehindLatest"] / 1000
                 )
             case "shardEnded" if conversation is not None:
                 _receive_response(conversation)

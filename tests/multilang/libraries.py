@@ -28,8 +28,8 @@ def kclpy() -> Path:
     """Return the folder with the package `amazon_kclpy`, its `samples` and its `test`. Raises ServiceError."""
 
     def download(folder: Path) -> None:
-        requirements = folder / "wanted.txt"
-        requirements.write_text(KCLPY)
+        requirements_file = folder / "wanted.txt"
+        requirements_file.write_text(KCLPY)
         sources = (
             "--no-deps",
             "--no-binary",
@@ -37,7 +37,7 @@ def kclpy() -> Path:
             "--no-build-isolation",
             "--require-hashes",
             "-r",
-            str(requirements),
+            str(requirements_file),
         )
         command = (sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", *sources)
         completed = subprocess.run((*command, "-d", str(folder)), capture_output=True, text=True, check=False)
@@ -120,17 +120,25 @@ def ruby_sample() -> tuple[Path, dict[str, str]]:
 
 def java_daemon(*options: str) -> tuple[str, ...]:
     """Return the MultiLangDaemon's command line up to its file, with these JVM options. Raises ServiceError."""
-    if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
-        raise ServiceError(f"no {', no '.join(missing)} on the PATH")
-    pom = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"
+    if missing_tools := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
+        raise ServiceError(f"no {', no '.join(missing_tools)} on the PATH")
+    pom_path = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"
 
     def fetch_jars(folder: Path) -> None:
-        fetch = ("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={folder}/jars")
-        completed = subprocess.run(fetch, capture_output=True, text=True, check=False)
+        fetch_command = (
+            "mvn",
+            "-q",
+            "-B",
+            "-f",
+            str(pom_path),
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={folder}/jars",
+        )
+        completed = subprocess.run(fetch_command, capture_output=True, text=True, check=False)
         if completed.returncode:
             raise ServiceError(f"the MultiLangDaemon cannot be fetched: {completed.stdout[-300:]}")
 
-    folder = fill_once(f"java/multilang-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}", fetch_jars)
+    folder = fill_once(f"java/multilang-{hashlib.sha256(pom_path.read_bytes()).hexdigest()[:12]}", fetch_jars)
     return (
         str(shutil.which("java")),
         *options,

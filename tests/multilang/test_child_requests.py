@@ -42,27 +42,27 @@ class ScriptedProcess:
 def test_response_of_a_child_that_exits_at_once_counts() -> None:
     """The exit of a child may be noticed before its last line is read."""
 
-    async def story() -> None:
+    async def main() -> None:
         process, conversation = ScriptedProcess(0, INITIALIZED), Conversation("s", TRIM_HORIZON)
         child = ChildProcess(cast("Process", process), conversation, _never, None)
         await child.request(conversation.send_initialize)
         assert conversation.pending_action is None
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_time_to_store_a_checkpoint_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that waits for a slow store has as much time afterwards as any other."""
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.0)
-    stored = list[Position]()
+    stored_positions = list[Position]()
 
-    async def story() -> None:
+    async def main() -> None:
         clock = Clock()
         monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
 
         async def store_slowly(position: Position) -> CheckpointError | None:
             clock.now += 100.0
-            stored.append(position)
+            stored_positions.append(position)
             return None
 
         lines = (INITIALIZED, '{"action": "checkpoint"}', "", INITIALIZED.replace("initialize", "processRecords"))
@@ -71,5 +71,5 @@ def test_time_to_store_a_checkpoint_does_not_count_as_silence(monkeypatch: pytes
         await child.request(conversation.send_initialize)
         await child.request(lambda: conversation.send_records([Record(b"x", "5", 0, "k")], None))
 
-    asyncio.run(story())
-    assert stored == [Position("5")]
+    asyncio.run(main())
+    assert stored_positions == [Position("5")]

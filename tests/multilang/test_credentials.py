@@ -21,9 +21,9 @@ def test_stream_and_lease_table_use_different_credentials(
     aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream of another account is read with its own credentials, not with those of the table."""
-    ground = Ground(aws.client("kinesis"), aws.service.url, aws.service.url, tmp_path, REGION)
-    ground.kinesis.create_stream(StreamName=ground.stream, ShardCount=1)
-    ground.put("a")
+    environment = Ground(aws.client("kinesis"), aws.service.url, aws.service.url, tmp_path, REGION)
+    environment.kinesis.create_stream(StreamName=environment.stream, ShardCount=1)
+    environment.put("a")
     role = aws.role("reader", allowed("kinesis:*"), external_id="x-17")
     (table_key, table_secret), (key, secret) = aws.user(allowed("dynamodb:*")), aws.user(allowed("sts:AssumeRole"))
     (tmp_path / "config").write_text(
@@ -37,7 +37,7 @@ def test_stream_and_lease_table_use_different_credentials(
         monkeypatch.setenv(f"AWS_{name}", value)
     earlier_call_count = len(aws.asked())
     provider = f"StsAssumeRoleCredentialsProvider|{role}|reader|externalId=x-17|endpoint={aws.service.url}^{REGION}"
-    with ground.daemon(
+    with environment.daemon(
         processor("faithful"),
         AwsCredentialsProvider=provider,
         AwsCredentialsProviderDynamoDB="ProfileCredentialsProvider|leases",

@@ -41,31 +41,31 @@ def test_each_record_that_crashes_its_child_is_dead_lettered_and_no_other(
     Each child receives the records after the checkpoint in order, except for dead letters.
     """
     records, search = _records(count), RecordSearch(ATTEMPTS)
-    letters, checkpoint, deaths = set[int](), 0, 0
+    dead_letters, checkpoint, crash_count = set[int](), 0, 0
     while checkpoint < count:
         start = position = checkpoint
-        delivered, died = list[int](), False
-        while position < count and not died:
-            size = cuts[(position + deaths) % len(cuts)]
-            for part in search.split_into_messages(records[position : position + size], (0, checkpoint, 0)):
-                numbers = [int(each.sequence_number) for each in part]
+        delivered_numbers, child_died = list[int](), False
+        while position < count and not child_died:
+            size = cuts[(position + crash_count) % len(cuts)]
+            for message_records in search.split_into_messages(records[position : position + size], (0, checkpoint, 0)):
+                numbers = [int(item.sequence_number) for item in message_records]
                 if bad & set(numbers):
-                    died, deaths = True, deaths + 1
-                    if (record := search.record_failure(part)) is not None:
-                        letters.add(int(record.sequence_number))
+                    child_died, crash_count = True, crash_count + 1
+                    if (record := search.record_failure(message_records)) is not None:
+                        dead_letters.add(int(record.sequence_number))
                         search.record_dead_letter(record)
                     break
-                delivered += numbers
-                search.record_success(part)
+                delivered_numbers += numbers
+                search.record_success(message_records)
                 if acknowledges:
                     checkpoint = numbers[-1]
             position += size
-        end = delivered[-1] if delivered else start
-        assert delivered == [each for each in range(start + 1, end + 1) if each not in letters]
-        if not died:
+        end = delivered_numbers[-1] if delivered_numbers else start
+        assert delivered_numbers == [item for item in range(start + 1, end + 1) if item not in dead_letters]
+        if not child_died:
             checkpoint = count
-        assert deaths <= (len(bad) + 1) * (ATTEMPTS + 12)
-    assert letters == {each for each in bad if each <= count}
+        assert crash_count <= (len(bad) + 1) * (ATTEMPTS + 12)
+    assert dead_letters == {item for item in bad if item <= count}
 
 
 def test_faults_are_counted_only_until_their_records_have_passed() -> None:
@@ -92,12 +92,12 @@ def test_finished_search_blames_no_later_record_for_earlier_faults() -> None:
         search = RecordSearch(2)
         part = records[:1] if record_is_found else records[:4]
         assert search.record_failure(part) is None
-        culprit = search.record_failure(part)
+        crashing_record = search.record_failure(part)
         if record_is_found:
-            assert culprit == records[0]
+            assert crashing_record == records[0]
             search.record_dead_letter(records[0])
         else:
-            assert culprit is None
+            assert crashing_record is None
             for message_part in search.split_into_messages(records[:4], (0, 0, 0)):
                 search.record_success(message_part)
         assert search.record_failure(records[4:]) is None
@@ -105,20 +105,20 @@ def test_finished_search_blames_no_later_record_for_earlier_faults() -> None:
 
 def test_search_ends_within_the_allowed_attempts() -> None:
     """A search ends before its shard is put on cooldown, so another worker does not have to start the search again."""
-    search, deaths, culprit = RecordSearch(ATTEMPTS), 0, None
+    search, crash_count, crashing_record = RecordSearch(ATTEMPTS), 0, None
     records = _records(DEFAULT_MAX_RECORDS)
-    while culprit is None:
+    while crashing_record is None:
         for part in search.split_into_messages(records, (0, 0, 0)):
             if part[-1] is records[-1]:
-                deaths, culprit = deaths + 1, search.record_failure(part)
+                crash_count, crashing_record = crash_count + 1, search.record_failure(part)
                 break
             search.record_success(part)
-    assert culprit == records[-1]
+    assert crashing_record == records[-1]
     handling = ChildHandler(
         ChildProcesses(["x"]), attempts=ATTEMPTS, dead_letter=lambda _delivery, _error: None
     ).handling
     assert handling.attempts == ATTEMPTS + SEARCH_ATTEMPTS
-    assert deaths < handling.attempts
+    assert crash_count < handling.attempts
     assert ChildHandler(ChildProcesses(["x"]), attempts=ATTEMPTS).handling.attempts == ATTEMPTS
 
 
@@ -135,12 +135,12 @@ class FailingChildren(ChildProcesses):
 @pytest.mark.parametrize("lost", [False, True])
 def test_child_that_ends_with_its_lease_blames_no_record(lost: bool) -> None:
     """A child is killed if its lease is lost while it works, which says nothing about its records."""
-    store, records, letters = MemoryStore(), _records(1), list[Record]()
+    store, records, dead_letters = MemoryStore(), _records(1), list[Record]()
     row = create_owned_lease(store)
     holding = Holding(store, row, identity=Identity("ann", "p"), clock=Clock(), write_began=0.0, lease_seconds=10.0)
     children = FailingChildren(["x"])
     with ChildHandler(
-        children, attempts=ATTEMPTS, dead_letter=lambda delivery, _error: letters.extend(delivery.records)
+        children, attempts=ATTEMPTS, dead_letter=lambda delivery, _error: dead_letters.extend(delivery.records)
     ) as handler:
         handling = handler.handling
         handling.observer("initialize", holding)
@@ -149,7 +149,7 @@ def test_child_that_ends_with_its_lease_blames_no_record(lost: bool) -> None:
         for _ in range(ATTEMPTS):
             with pytest.raises(ChildFault):
                 asyncio.run(_awaited(handling, Delivery(records, records[-1].position, None, holding)))
-    assert letters == ([] if lost else records)
+    assert dead_letters == ([] if lost else records)
 
 
 async def _awaited(handling: Handling, delivery: Delivery) -> None:

@@ -18,8 +18,8 @@ v3 = pytest.importorskip("amazon_kclpy.v3.processor")
 class _Pipe:
     """Both pipes of the child. A message is sent after the child has responded to the previous one."""
 
-    def __init__(self, conversation: Conversation, steps: list[Any], refused: int) -> None:
-        self.conversation, self._steps, self._refused = conversation, steps, refused
+    def __init__(self, conversation: Conversation, steps: list[Any], rejection_count: int) -> None:
+        self.conversation, self._steps, self._refused = conversation, steps, rejection_count
         self.wanted, self.heard = list[Position](), list[dict[str, Any]]()
         self._lines = list[str]()
 
@@ -80,9 +80,9 @@ class _FirstVersion(kcl.RecordProcessorBase):  # type: ignore[misc, name-defined
 
     def process_records(self, records: Any, checkpointer: Any) -> None:  # noqa: ANN401
         assert (records[0].get("sequenceNumber"), records[0].get("data")) == ("456", "bWVvdw==")
-        with pytest.raises(kcl.CheckpointError) as caught:
+        with pytest.raises(kcl.CheckpointError) as exception_info:
             checkpointer.checkpoint("456")
-        assert caught.value.value == "ThrottlingException"
+        assert exception_info.value.value == "ThrottlingException"
         checkpointer.checkpoint("456")
 
     def shutdown(self, checkpointer: Any, reason: str) -> None:  # noqa: ANN401

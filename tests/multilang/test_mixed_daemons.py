@@ -78,12 +78,12 @@ class Fleet:
         variables = {**os.environ, "PATH": PATH, "CHILD_NOTES": str(self.notes)}
         with (
             log.open("wb") as out,
-            subprocess.Popen((*self.java, str(file)), stdout=out, stderr=out, env=variables) as started,
+            subprocess.Popen((*self.java, str(file)), stdout=out, stderr=out, env=variables) as process,
         ):
             try:
-                yield started
+                yield process
             finally:
-                started.kill()
+                process.kill()
 
     @contextmanager
     def start_our_daemon(self, worker: str) -> Iterator[Daemon]:
@@ -97,10 +97,10 @@ class Fleet:
 @contextmanager
 def put_continuously(fleet: Fleet) -> Iterator[None]:
     """Put records one after the other until the block ends."""
-    over = Event()
+    stop_event = Event()
 
     def put() -> None:
-        while not over.wait(0.05):
+        while not stop_event.wait(0.05):
             key = f"k-{len(fleet.put)}"
             fleet.ground.put(key)
             fleet.put.append(key)
@@ -110,18 +110,18 @@ def put_continuously(fleet: Fleet) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        stop_event.set()
         thread.join()
 
 
 def count_simultaneous_children(daemon: Daemon) -> dict[str, int]:
     """Return the largest number of children that each shard had at the same time."""
-    alive, peaks = defaultdict[str, int](int), dict[str, int]()
+    living_counts, peak_counts = defaultdict[str, int](int), dict[str, int]()
     for line in daemon.said:
         if match := CHILD_LINE.search(line):
-            alive[match[1]] += 1 if match[3] == "started" else -1
-            peaks[match[1]] = max(peaks.get(match[1], 0), alive[match[1]])
-    return peaks
+            living_counts[match[1]] += 1 if match[3] == "started" else -1
+            peak_counts[match[1]] = max(peak_counts.get(match[1], 0), living_counts[match[1]])
+    return peak_counts
 
 
 def test_both_daemons_share_a_table_and_take_over_from_each_other(
@@ -131,40 +131,44 @@ def test_both_daemons_share_a_table_and_take_over_from_each_other(
     try:
         # Several Java daemons share two cores with the services.
         java = java_daemon("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-    except ServiceError as missing:
-        pytest.skip(f"JAVA'S MULTILANGDAEMON IS NOT RUN: {missing}")
+    except ServiceError as error:
+        pytest.skip(f"JAVA'S MULTILANGDAEMON IS NOT RUN: {error}")
     client = boto3.client("kinesis", endpoint_url=kinesis_url)
-    ground = Ground(client, kinesis_url, dynamodb_local_url, tmp_path)
-    client.create_stream(StreamName=ground.stream, ShardCount=4)
-    client.get_waiter("stream_exists").wait(StreamName=ground.stream, WaiterConfig={"Delay": 1})
+    environment = Ground(client, kinesis_url, dynamodb_local_url, tmp_path)
+    client.create_stream(StreamName=environment.stream, ShardCount=4)
+    client.get_waiter("stream_exists").wait(StreamName=environment.stream, WaiterConfig={"Delay": 1})
     (tmp_path / "notes").mkdir()
-    fleet = Fleet(ground, tmp_path / "notes", java)
+    fleet = Fleet(environment, tmp_path / "notes", java)
     with ExitStack() as stack:
         with put_continuously(fleet):
-            first = stack.enter_context(fleet.start_java_daemon("java-1"))
+            java_process = stack.enter_context(fleet.start_java_daemon("java-1"))
             fleet.read_by("java-1")
-            with fleet.start_our_daemon("ours-1") as ours:
+            with fleet.start_our_daemon("ours-1") as our_daemon:
                 fleet.read_by("java-1", "ours-1")  # Java hands off to ours
-                assert ours.end() == 0
+                assert our_daemon.end() == 0
             fleet.read_by("java-1")  # ours hand off to Java
-            second = stack.enter_context(fleet.start_our_daemon("ours-2"))
+            second_daemon = stack.enter_context(fleet.start_our_daemon("ours-2"))
             fleet.read_by("java-1", "ours-2")
-            first.kill()
+            java_process.kill()
             fleet.read_by("ours-2")
             client.split_shard(
-                StreamName=ground.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**125)
+                StreamName=environment.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**125)
             )
             until(lambda: fleet.owners().keys() >= {f"shardId-00000000000{number}" for number in (4, 5)}, "split", WAIT)
             stack.enter_context(fleet.start_java_daemon("java-2"))
             fleet.read_by("java-2", "ours-2")
-            second.process.kill()
-            second.await_end()
+            second_daemon.process.kill()
+            second_daemon.await_end()
             fleet.read_by("java-2")
-            last = stack.enter_context(fleet.start_our_daemon("ours-3"))
+            last_daemon = stack.enter_context(fleet.start_our_daemon("ours-3"))
             fleet.read_by("java-2", "ours-3")
         fleet.await_all_received()
-        assert last.end() == 0
-    by_child = fleet.received()
-    assert [records for records in by_child.values() if records != sorted(records, key=lambda each: each[1])] == []
+        assert last_daemon.end() == 0
+    records_by_child = fleet.received()
+    assert [
+        records for records in records_by_child.values() if records != sorted(records, key=lambda each: each[1])
+    ] == []
     assert {count for daemon in fleet.ours for count in count_simultaneous_children(daemon).values()} == {1}
-    assert {shard.partition(".")[0] for shard in by_child} == {f"shardId-00000000000{number}" for number in range(6)}
+    assert {shard.partition(".")[0] for shard in records_by_child} == {
+        f"shardId-00000000000{number}" for number in range(6)
+    }

@@ -35,27 +35,32 @@ def test_split_stream_is_read_to_its_end_and_a_signal_drains(ground: Ground) -> 
         daemon.await_line(lambda line: "ended with status 0" in line)
         shards = {_find_shard_id(daemon.await_line(lambda line: "got initialize" in line)) for _ in range(2)}
         assert shards == {"shardId-000000000001", "shardId-000000000002"}
-        (last,) = ground.put("d")
+        (last_sequence_number,) = ground.put("d")
         shard = _find_shard_id(daemon.await_line(lambda line: "got processRecords" in line))
         assert daemon.end() == 0
         positions = daemon.checkpoints()
-        assert (positions[shard], positions.get("shardId-000000000000", "SHARD_END")) == (last, "SHARD_END")
-        ends = [each.partition(" ")[2] for each in daemon.child_stderr() if "initialize" not in each][-4:]
-        assert sorted(ends) == ["leaseLost 0", "leaseLost 0", "shutdownRequested 0", "shutdownRequested 0"]
+        assert (positions[shard], positions.get("shardId-000000000000", "SHARD_END")) == (
+            last_sequence_number,
+            "SHARD_END",
+        )
+        last_messages = [
+            stderr_line.partition(" ")[2] for stderr_line in daemon.child_stderr() if "initialize" not in stderr_line
+        ][-4:]
+        assert sorted(last_messages) == ["leaseLost 0", "leaseLost 0", "shutdownRequested 0", "shutdownRequested 0"]
 
 
 def test_record_that_crashes_its_child_is_dead_lettered(ground: Ground, tmp_path: Path) -> None:
     ground.put("a", "b", "poison", "c")
-    letters = tmp_path / "letters"
-    arguments = ("--dead-letter", f"file://{letters}", "--attempts", "2")
+    dead_letter_folder = tmp_path / "letters"
+    arguments = ("--dead-letter", f"file://{dead_letter_folder}", "--attempts", "2")
     with ground.daemon(processor("poison"), *arguments) as daemon:
         daemon.await_line(lambda line: "was dead-lettered" in line)
         daemon.await_line(lambda line: "got processRecords" in line)
-        (last,) = ground.put("d")
+        (last_sequence_number,) = ground.put("d")
         daemon.await_line(lambda line: "got processRecords 1" in line)
         assert daemon.end() == 0
-        assert list(daemon.checkpoints().values()) == [last]
-    (letter,) = letters.iterdir()
+        assert list(daemon.checkpoints().values()) == [last_sequence_number]
+    (letter,) = dead_letter_folder.iterdir()
     assert "poison" in letter.read_text() or base64.b64encode(b"poison").decode() in letter.read_text()
 
 
@@ -84,8 +89,12 @@ def test_daemon_continues_while_its_leases_move_to_another_store(ground: Ground,
             (second_number,) = ground.put("b")
             daemon.await_line(lambda line: "got processRecords 1" in line)
             assert daemon.end() == 0
-            (remaining,) = store.list().leases
-        assert (remaining.owner, remaining.checkpoint.sequence, lease_place(remaining)) == (None, second_number, "TO")
+            (remaining_lease,) = store.list().leases
+        assert (remaining_lease.owner, remaining_lease.checkpoint.sequence, lease_place(remaining_lease)) == (
+            None,
+            second_number,
+            "TO",
+        )
 
 
 @pytest.mark.sampled(3)

@@ -91,7 +91,7 @@ def test_kcl_property_files_load(text: str, tmp_path: Path) -> None:
     )
     assert settings.argv == ("sample_kclpy_app.py",)
     assert (settings.max_records, settings.timeout_seconds) == (10_000, None)
-    assert [each.key for each in settings.support if each.level == "unknown"] == []
+    assert [entry.key for entry in settings.support if entry.level == "unknown"] == []
     described = check_consumption_options(settings.source, settings.store, lambda _batch: None, settings.options)
     assert (described.me, described.config.lease_seconds) == ('"workerId"', 10.0)
 
@@ -107,15 +107,15 @@ def test_every_key_is_supported_or_reported() -> None:
         properties = REQUIRED_PROPERTIES | {
             key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value
         }
-        assert key in {each.key for each in interpret_properties(properties).support if each.level != "unknown"}
+        assert key in {entry.key for entry in interpret_properties(properties).support if entry.level != "unknown"}
 
 
 def test_file_without_a_polling_key_uses_fan_out() -> None:
     """Without a polling key, Java's daemon uses fan-out with the application's name. Polling would use up quota."""
     assert _interpret(regionName="eu-west-1").source == "kinesis://clicks?region=eu-west-1&consumer=app"
     assert _interpret(retrievalMode="polling").source == "kinesis://clicks"
-    foreign = "arn:aws:kinesis:eu-west-1:123456789012:stream/clicks"
-    assert source_address(_interpret(retrievalMode="polling", streamArn=foreign).source)[1] == foreign
+    foreign_arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/clicks"
+    assert source_address(_interpret(retrievalMode="polling", streamArn=foreign_arn).source)[1] == foreign_arn
     assert _interpret(maxRecords="100").source == "kinesis://clicks"
     assert _interpret(maxRecords="100", retrievalMode="FanOut", fanoutConfig__consumerName="me").source == (
         "kinesis://clicks?consumer=me"
@@ -205,9 +205,9 @@ def test_valid_properties_are_accepted() -> None:
 )  # fmt: skip
 def test_unusable_properties_are_rejected(properties: dict[str, str], message: str) -> None:
     """A daemon must not start if it would not read the stream from where its file says."""
-    with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
+    with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as exception_info:
         interpret_properties(REQUIRED_PROPERTIES | properties)
-    assert fnmatchcase(str(caught.value), message)
+    assert fnmatchcase(str(exception_info.value), message)
 
 
 def test_syntax_matches_javas(tmp_path: Path) -> None:
@@ -247,12 +247,12 @@ def test_table_names_unknown_keys_and_shows_no_values() -> None:
 @given(st.dictionaries(st.one_of(st.sampled_from(KEYS), st.text(max_size=9)), st.text(max_size=20), max_size=6))
 def test_any_file_loads_or_is_rejected_by_key(properties: dict[str, str]) -> None:
     """If a file is rejected, the error names the key."""
-    expected: object
+    expected_keys: object
     try:
-        expected = {each.key for each in interpret_properties(REQUIRED_PROPERTIES | properties).support}
+        expected_keys = {entry.key for entry in interpret_properties(REQUIRED_PROPERTIES | properties).support}
     except ValueError as error:
-        expected = {str(error).partition(": ")[0]} | REQUIRED_PROPERTIES.keys() | properties.keys()
-    assert expected in (
+        expected_keys = {str(error).partition(": ")[0]} | REQUIRED_PROPERTIES.keys() | properties.keys()
+    assert expected_keys in (
         REQUIRED_PROPERTIES.keys() | properties.keys(),
         {"retrievalMode"} | REQUIRED_PROPERTIES.keys() | properties.keys(),
     )

@@ -39,7 +39,7 @@ class RecordedConversation:
 
     def run(self, line: str) -> None:
         """Execute one line of the case."""
-        name, _, rest = line.partition(" ")
+        name, _, argument = line.partition(" ")
         steps: dict[str, Callable[[str], object]] = {
             "initialize": self._initialize,
             "records": self._records,
@@ -57,29 +57,32 @@ class RecordedConversation:
             "close": lambda _: self._hear(b""),
         }
         try:
-            steps[name](rest)
+            steps[name](argument)
         except ConversationError as error:
             self.told.append(f"out of turn: {error}")
         self._tell()
 
-    def _initialize(self, rest: str) -> None:
-        position, *options = rest.split()
+    def _initialize(self, argument: str) -> None:
+        position, *options = argument.split()
         if self.conversation.pending_action is None:
-            mosts = (int(each.removeprefix("most=")) for each in options)
-            self.conversation = Conversation("shard-1", _position(position), *mosts)
+            limits = (int(option.removeprefix("most=")) for option in options)
+            self.conversation = Conversation("shard-1", _position(position), *limits)
         self.conversation.send_initialize()
 
-    def _records(self, rest: str) -> None:
-        words = rest.split()
+    def _records(self, argument: str) -> None:
+        words = argument.split()
         key = words.pop()[4:] if words and words[-1].startswith("key=") else "k"
         records = [_record(item, key.replace("\\u2028", "\u2028")) for item in words]
         count = self.conversation.send_records(records, 0.25)
         self.told += [f"{count} of {len(words)}"] if count < len(words) else []
 
-    def _checkpoint(self, rest: str) -> None:
-        sequence, *sub = rest.split()
+    def _checkpoint(self, argument: str) -> None:
+        sequence, *sub_sequence = argument.split()
         message = {"action": "checkpoint", "sequenceNumber": sequence if sequence.isdigit() else json.loads(sequence)}
-        self._hear(json.dumps(message | ({"subSequenceNumber": json.loads(*sub)} if sub else {})).encode() + b"\n")
+        self._hear(
+            json.dumps(message | ({"subSequenceNumber": json.loads(*sub_sequence)} if sub_sequence else {})).encode()
+            + b"\n"
+        )
 
     def _hear(self, *parts: bytes) -> None:
         for part in parts:
@@ -128,10 +131,10 @@ def with_current_responses(text: str) -> str:
     blocks = []
     for case in re.split(r"\n\n(?=# )|\n(?=# )", text.strip()):
         script = case.partition("\n----")[0]
-        talk = RecordedConversation()
+        conversation = RecordedConversation()
         for line in script.splitlines()[1:]:
-            talk.run(line)
-        blocks.append(f"{script}\n----\n{talk.end()}\n")
+            conversation.run(line)
+        blocks.append(f"{script}\n----\n{conversation.end()}\n")
     return "\n".join(blocks)
 
 
@@ -171,7 +174,7 @@ class TalkMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 4))
     def records(self, count: int) -> None:
         """Deliver a batch, which may be larger than one message."""
-        records = [_record(str(self.number + 1 + each)) for each in range(count)]
+        records = [_record(str(self.number + 1 + offset)) for offset in range(count)]
         if self._asks(lambda: setattr(self, "number", self.number + self.conversation.send_records(records, None))):
             assert (
                 self.conversation.delivered.order >= self.conversation.acknowledged.order
@@ -186,14 +189,16 @@ class TalkMachine(RuleBasedStateMachine):
     @rule(stored=st.booleans())
     def store(self, stored: bool) -> None:
         """Store the requested checkpoint, or report that the store rejected it."""
-        before, requested_position, self.wanted = self.conversation.acknowledged, self.wanted, None
+        previous_position, requested_position, self.wanted = self.conversation.acknowledged, self.wanted, None
         respond = (
             self.conversation.checkpoint_stored
             if stored
             else partial(self.conversation.checkpoint_failed, "ThrottlingException")
         )
         assert _is_rejected(respond) == (requested_position is None)
-        assert self.conversation.acknowledged == (requested_position if stored and requested_position else before)
+        assert self.conversation.acknowledged == (
+            requested_position if stored and requested_position else previous_position
+        )
         self._look()
 
     @rule(line=CHILD_LINES, cut=st.integers(0, 99))
@@ -223,14 +228,14 @@ class TalkMachine(RuleBasedStateMachine):
         return not was_rejected
 
     def _look(self) -> None:
-        conversation, acknowledged, was_over = self.conversation, self.conversation.acknowledged, self.ended
+        conversation, previous_position, was_over = self.conversation, self.conversation.acknowledged, self.ended
         while (event := conversation.next_event()) is not None:
             assert not was_over
             match event:
                 case CheckpointRequested(position):
                     assert self.wanted is None
                     assert self.pending_action not in ACTIONS_WITHOUT_CHECKPOINT
-                    assert acknowledged.order < position.order
+                    assert previous_position.order < position.order
                     assert position.ended or position.order <= conversation.delivered.order
                     self.wanted = position
                 case StatusReceived(action):
@@ -240,7 +245,7 @@ class TalkMachine(RuleBasedStateMachine):
                     self.ended = True
                 case InvalidLine():
                     pass
-        assert conversation.acknowledged == acknowledged
+        assert conversation.acknowledged == previous_position
         assert conversation.ended == self.ended
         for line in conversation.data_to_send().splitlines():
             message = json.loads(line)

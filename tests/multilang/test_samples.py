@@ -58,34 +58,34 @@ def download_or_skip(make: Callable[[], T]) -> T:
         pytest.skip(f"PROCESSORS OF KCL ARE NOT TESTED: {missing}")
 
 
-def put_plain_and_aggregated(ground: Ground, name: str, count: int) -> list[str]:
+def put_plain_and_aggregated(environment: Ground, name: str, count: int) -> list[str]:
     """Put `count` records, half of them aggregated, and return their keys, which are all different."""
     keys = [f"{name}-{number}" for number in range(count)]
-    ground.put(*keys[: count // 2])
-    packed: dict[bool, Aggregate] = defaultdict(lambda: Aggregate(1 << 20))
+    environment.put(*keys[: count // 2])
+    aggregates: dict[bool, Aggregate] = defaultdict(lambda: Aggregate(1 << 20))
     for key in keys[count // 2 :]:
         # A user record belongs to the shard whose hash range contains the hash of its key.
-        upper = int(md5(key.encode(), usedforsecurity=False).hexdigest(), 16) >= 2**127
-        assert packed[upper].add(b"x", key)
-    for upper, aggregate in packed.items():
-        ground.kinesis.put_record(
-            StreamName=ground.stream,
+        in_upper_half = int(md5(key.encode(), usedforsecurity=False).hexdigest(), 16) >= 2**127
+        assert aggregates[in_upper_half].add(b"x", key)
+    for in_upper_half, aggregate in aggregates.items():
+        environment.kinesis.put_record(
+            StreamName=environment.stream,
             Data=aggregate.encode(),
             PartitionKey="a",
-            ExplicitHashKey=str(2**128 - 1 if upper else 0),
+            ExplicitHashKey=str(2**128 - 1 if in_upper_half else 0),
         )
     return keys
 
 
 def records_in_stderr(daemon: Daemon, record: re.Pattern[str]) -> ChildProcesses:
     """Return the records that each child reported on standard error. A line may arrive in parts."""
-    texts = defaultdict[tuple[str, str], str](str)
+    text_by_child = defaultdict[tuple[str, str], str](str)
     for line in daemon.output():
         if match := CHILD_OUTPUT.search(line):
-            texts[match[1], match[2]] += match[3]
+            text_by_child[match[1], match[2]] += match[3]
     return {
         child: [(key, int(number), int(sub)) for key, number, sub in record.findall(text)]
-        for child, text in texts.items()
+        for child, text in text_by_child.items()
     }
 
 
@@ -101,12 +101,12 @@ def records_in_log(file: Path) -> ChildProcesses:
 
 
 def read_through_a_split(
-    ground: Ground, daemon: Daemon, children: Callable[[], ChildProcesses], ended: Callable[[], bool]
+    environment: Ground, daemon: Daemon, children: Callable[[], ChildProcesses], shard_ended: Callable[[], bool]
 ) -> None:
     """Put records before and after a split, then stop the daemon. Each record must come once, in its shard's order.
 
-    `children` returns the records that each child has received so far. `ended` returns whether the child of the first
-    shard has reported the end of the shard.
+    `children` returns the records that each child has received so far. `shard_ended` returns whether the child of the
+    first shard has reported the end of the shard.
     """
 
     def await_all_of(keys: list[str]) -> None:
@@ -114,44 +114,48 @@ def read_through_a_split(
             lambda: {key for records in children().values() for key, _, _ in records} >= {*keys}, "every record", WAIT
         )
 
-    before = put_plain_and_aggregated(ground, "before", 40)
-    await_all_of(before)
-    ground.kinesis.split_shard(
-        StreamName=ground.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127)
+    keys_before = put_plain_and_aggregated(environment, "before", 40)
+    await_all_of(keys_before)
+    environment.kinesis.split_shard(
+        StreamName=environment.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127)
     )
-    until(ended, "the end of the first shard", WAIT)
-    after = put_plain_and_aggregated(ground, "after", 40)
-    await_all_of(after)
+    until(shard_ended, "the end of the first shard", WAIT)
+    keys_after = put_plain_and_aggregated(environment, "after", 40)
+    await_all_of(keys_after)
     assert daemon.end() == 0
-    by_child = children()
-    assert [[each[1:] for each in records] for records in by_child.values()] == [
-        sorted(each[1:] for each in records) for records in by_child.values()
+    records_by_child = children()
+    assert [[record[1:] for record in records] for records in records_by_child.values()] == [
+        sorted(record[1:] for record in records) for records in records_by_child.values()
     ]
-    assert sorted(key for records in by_child.values() for key, _, _ in records) == sorted(before + after)
-    assert {shard for shard, _ in by_child} == {f"shardId-00000000000{number}" for number in range(3)}
-    assert len(by_child) == 3
+    assert sorted(key for records in records_by_child.values() for key, _, _ in records) == sorted(
+        keys_before + keys_after
+    )
+    assert {shard for shard, _ in records_by_child} == {f"shardId-00000000000{number}" for number in range(3)}
+    assert len(records_by_child) == 3
     assert daemon.checkpoints().get("shardId-000000000000", "SHARD_END") == "SHARD_END"
 
 
-def read_through_a_split_by_stderr(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
+def read_through_a_split_by_stderr(
+    environment: Ground, daemon: Daemon, record_pattern: re.Pattern[str], end_marker: str
+) -> None:
     """Read through a split. The children report their records on standard error."""
     read_through_a_split(
-        ground,
+        environment,
         daemon,
-        lambda: records_in_stderr(daemon, record),
-        lambda: any(ended in line for line in daemon.output()),
+        lambda: records_in_stderr(daemon, record_pattern),
+        lambda: any(end_marker in line for line in daemon.output()),
     )
 
 
-def required_settings(ground: Ground) -> list[str]:
+def required_settings(environment: Ground) -> list[str]:
     """Return only the settings in a sample's file that every user has to change."""
-    summary = ground.kinesis.describe_stream_summary(StreamName=ground.stream)["StreamDescriptionSummary"]
+    summary = environment.kinesis.describe_stream_summary(StreamName=environment.stream)["StreamDescriptionSummary"]
     properties = {
-        "streamName": ground.stream,
+        "streamName": environment.stream,
         "streamArn": summary["StreamARN"],
-        "applicationName": ground.properties["applicationName"],
-        "kinesisEndpoint": ground.properties["kinesisEndpoint"],
-        "dynamoDBEndpoint": ground.properties["dynamoDBEndpoint"],
+        "applicationName": environment.properties["applicationName"],
+        "kinesisEndpoint": environment.properties["kinesisEndpoint"],
+        "dynamoDBEndpoint": environment.properties["dynamoDBEndpoint"],
     }
     return [f"--set={key}={value}" for key, value in properties.items()]
 
@@ -180,15 +184,15 @@ def test_python_library_parses_our_messages() -> None:
 
 def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
     """The library's source archive contains five of its eleven tests, but not their `utils` module."""
-    environment, notes = {**os.environ, **download_or_skip(kclpy_environment)}, tmp_path / "notes"
+    environment, notes_path = {**os.environ, **download_or_skip(kclpy_environment)}, tmp_path / "notes"
     (tmp_path / "utils.py").write_text("from kclpy_words import make_io_obj\n")
     (tmp_path / "mock.py").write_text("from unittest.mock import *\n")
     environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path}{os.pathsep}{Path(__file__).parent}"
-    environment["WRITTEN_BY_US"] = str(notes)
+    environment["WRITTEN_BY_US"] = str(notes_path)
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull)
-    tests = str(download_or_skip(kclpy) / "test")
+    tests_folder = str(download_or_skip(kclpy) / "test")
     completed = subprocess.run(
-        (*command, "--rootdir", tests, tests),
+        (*command, "--rootdir", tests_folder, tests_folder),
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -196,7 +200,7 @@ def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
         check=False,
     )
     assert re.search(r"^5 passed", completed.stdout, re.MULTILINE), completed.stdout + completed.stderr
-    assert sorted(notes.read_text().split()) == sorted(
+    assert sorted(notes_path.read_text().split()) == sorted(
         ["initialize", "initialize", "processRecords", "checkpoint", "checkpoint", "shardEnded", "checkpoint"]
     )
 
@@ -227,18 +231,20 @@ def test_aws_kclrb_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
 
     def children() -> ChildProcesses:
         # Ruby's sample writes no sub-sequence number either.
-        by_child = records_in_stderr(daemon, RUBY_RECORD)
-        return {child: [(key, sub, place) for key, place, sub in records] for child, records in by_child.items()}
+        records_by_child = records_in_stderr(daemon, RUBY_RECORD)
+        return {
+            child: [(key, sub, number) for key, number, sub in records] for child, records in records_by_child.items()
+        }
 
     with fanned.started(
         "sample.properties", *required_settings(fanned), environment=environment, folder=folder
     ) as daemon:
-        before = "shardId-000000000000, child"
+        line_start = "shardId-000000000000, child"
         read_through_a_split(
             fanned,
             daemon,
             children,
-            lambda: any(before in line and ": ended with status 0" in line for line in daemon.output()),
+            lambda: any(line_start in line and ": ended with status 0" in line for line in daemon.output()),
         )
 
 

@@ -77,46 +77,48 @@ def test_misbehaving_children_lose_no_record(
         return Daemon(store, source, me, ChildProcesses(argv, max_records=5, timeout_seconds=3.0))
 
     def read_numbers(name: str) -> list[list[int]]:
-        return [[int(each) for each in file.read_text().split()] for file in sorted(tmp_path.glob(f"{name}.*"))]
+        return [[int(word) for word in file.read_text().split()] for file in sorted(tmp_path.glob(f"{name}.*"))]
 
     numbers = {int(record.sequence_number) for record in create_records(RECORDS_PER_SHARD)}
-    first = start_daemon("a-1")
+    first_daemon = start_daemon("a-1")
     until(lambda: any(read_numbers(parent.id) for parent in parents), "the first records", 300)
-    second = start_daemon("b-1")
+    second_daemon = start_daemon("b-1")
     until(lambda: any({*numbers} == {*chain(*read_numbers(parent.id))} for parent in parents), "one shard", 300)
-    first.stop()
-    third = start_daemon("c-1")
-    until(lambda: all({*chain(*read_numbers(each.id))} == numbers for each in source.listed), "every record", 600)
-    second.stop()
-    third.stop()
+    first_daemon.stop()
+    third_daemon = start_daemon("c-1")
+    until(lambda: all({*chain(*read_numbers(shard.id))} == numbers for shard in source.listed), "every record", 600)
+    second_daemon.stop()
+    third_daemon.stop()
 
-    for each in source.listed:
-        assert [received for received in read_numbers(each.id) if received != sorted({*received})] == []
+    for shard in source.listed:
+        assert [
+            child_numbers for child_numbers in read_numbers(shard.id) if child_numbers != sorted({*child_numbers})
+        ] == []
     for row in store.list().leases:
-        processed = {*chain(*read_numbers(row.shard))}
+        processed_numbers = {*chain(*read_numbers(row.shard))}
         assert (
             row.checkpoint.ended
             or not row.checkpoint.numbered
-            or processed >= {number for number in numbers if number <= int(row.checkpoint.sequence)}
+            or processed_numbers >= {number for number in numbers if number <= int(row.checkpoint.sequence)}
         )
     workers_by_pid = dict[str, str]()
-    for each in source.listed:
-        messages = [line.split() for line in (tmp_path / f"asked-{each.id}").read_text().splitlines()]
+    for shard in source.listed:
+        messages = [line.split() for line in (tmp_path / f"asked-{shard.id}").read_text().splitlines()]
         workers_by_pid |= {pid: worker for worker, pid, _ in messages}
         pids = [pid for _, pid, action in messages if action == "processRecords"]
         pid_turns = [pid for pid, _ in groupby(pids)]
         assert len(pid_turns) == len({*pid_turns}), (
-            f"shard {each.id}: one child was given records while another was: {messages}"
+            f"shard {shard.id}: one child was given records while another was: {messages}"
         )
     # Another worker may start its child while a child that confirmed shutdownRequested still ends. In one worker, the
     # next child starts only after the previous one has ended.
     living_children = defaultdict[tuple[str, str], set[str]](set)
     for record in caplog.records:
         if record.name == "leasehold.child" and (match := CHILD_START_OR_END.match(record.message)):
-            shard_id, pid, what = match.groups()
+            shard_id, pid, event = match.groups()
             # On a slow machine, a child may time out before its first request, so that no file contains its worker.
             living_pids = living_children[shard_id, workers_by_pid.get(pid, pid)]
-            (living_pids.add if what == "started" else living_pids.discard)(pid)
+            (living_pids.add if event == "started" else living_pids.discard)(pid)
             assert len(living_pids) <= 1, record.message
     assert not any(living_children.values())
     assert sum(int(file.read_text()) for file in tmp_path.glob("misdeeds-*")) >= len(source.listed)
@@ -152,7 +154,7 @@ def test_shard_ends_although_no_child_confirms_it(
     assert read_numbers(parent.id) == [numbers, numbers]
     lines = [CHILD_EVENT.fullmatch(record.message) for record in caplog.records]
     child_events = [(match[1], match[2]) for match in lines if match]
-    assert [what for shard_, what in child_events if shard_ == "p"] == [
+    assert [event for shard_, event in child_events if shard_ == "p"] == [
         "started",
         "ended with status -9",
         "given up: ChildFault: it has not answered shardEnded within 1 s",

@@ -78,7 +78,7 @@ def main(folder: Path, seed: str, worker: str) -> None:
             log.write(f"{worker} {os.getpid()} {action}\n")
         own_file = folder / f"{shard}.{os.getpid()}"
         own_file.touch()
-        numbers = [each["sequenceNumber"] for each in message.get("records", ())]
+        numbers = [record["sequenceNumber"] for record in message.get("records", ())]
         processed_count = random_source.randint(0, len(numbers)) if random_source.random() < CHANCE else len(numbers)
         with own_file.open("a") as notes:
             notes.write("".join(f"{number}\n" for number in numbers[:processed_count]))

@@ -11,17 +11,17 @@ from statements import SLOW_TEST_PREFIX, Fault, Verdicts, list_faults, plant_fau
 
 
 def test_every_listed_module_and_test_exists() -> None:
-    listed = read_groups()
-    paths = [path for each in listed for path in (*each.modules, *each.tests)]
-    assert len(listed) > 1
+    groups = read_groups()
+    paths = [path for group in groups for path in (*group.modules, *group.tests)]
+    assert len(groups) > 1
     assert [path for path in paths if not (ROOT / path.removeprefix("slow:")).exists()] == []
 
 
 def test_every_excuse_has_a_listed_module_and_a_reason() -> None:
     """Each excuse belongs to a listed module. An excuse for any other module would never be reported as unused."""
-    listed = {module for each in read_groups() for module in each.modules}
-    all_excuses = [each for module in listed for each in read_excuses(module)]
-    assert [each for each in all_excuses if not each.why.strip()] == []
+    modules = {module for item in read_groups() for module in item.modules}
+    all_excuses = [item for module in modules for item in read_excuses(module)]
+    assert [item for item in all_excuses if not item.why.strip()] == []
     assert len(all_excuses) == len(read_excuses(None))
 
 
@@ -35,40 +35,40 @@ def test_an_excuse_covers_only_its_own_change() -> None:
 
 def test_equivalent_mutants_are_not_counted_and_unused_excuses_fail() -> None:
     survivor, excuse = Mutant("m.x_f__mutmut_1", "f", "a", "b"), Excuse("m.py", "f", "a", "c", "why")
-    good = Tally("m.py", "", planted=102, survivors=(survivor,) * 5, excused=2, late=0, idle=())
-    assert (good.killed_count, good.killed_share, good.is_good) == (95, 0.95, True)
-    assert not evolve(good, survivors=(survivor,) * 6).is_good
-    assert not evolve(good, idle=(excuse,)).is_good
+    tally = Tally("m.py", "", planted=102, survivors=(survivor,) * 5, excused=2, late=0, idle=())
+    assert (tally.killed_count, tally.killed_share, tally.is_good) == (95, 0.95, True)
+    assert not evolve(tally, survivors=(survivor,) * 6).is_good
+    assert not evolve(tally, idle=(excuse,)).is_good
 
 
 def test_a_part_of_the_page_can_be_rewritten() -> None:
-    first, second = (each.modules[0] for each in read_groups()[:2])
-    alive = Mutant("x", "f", "a", "b")
-    both = [Tally(module, "", 10, (alive,), 0, 0, ()) for module in (first, second)]
-    whole = format_page(both)
-    assert format_page([], whole) == whole
-    renewed = evolve(both[1], planted=20, survivors=())
-    assert format_page([renewed], whole) == format_page([both[0], renewed])
-    assert format_page([renewed], whole) != whole
+    first_module, second_module = (group.modules[0] for group in read_groups()[:2])
+    survivor = Mutant("x", "f", "a", "b")
+    tallies = [Tally(module, "", 10, (survivor,), 0, 0, ()) for module in (first_module, second_module)]
+    page = format_page(tallies)
+    assert format_page([], page) == page
+    new_tally = evolve(tallies[1], planted=20, survivors=())
+    assert format_page([new_tally], page) == format_page([tallies[0], new_tally])
+    assert format_page([new_tally], page) != page
 
 
 def test_a_module_of_two_groups_appears_once_on_the_page() -> None:
-    (module, _), *_ = Counter(module for each in read_groups() for module in each.modules).most_common(1)
+    (module, _), *_ = Counter(module for item in read_groups() for module in item.modules).most_common(1)
     lines = format_page([Tally(module, "", 10, (Mutant("x", "f", "a", "b"),), 0, 0, ())]).splitlines()
     assert [len([line for line in lines if line.startswith(f"{mark} `{module}`")]) for mark in ("|", "-")] == [
         1,
-        1 + len({(each.function, each.why) for each in read_excuses(module)}),
+        1 + len({(item.function, item.why) for item in read_excuses(module)}),
     ]
 
 
 def test_only_the_survivors_of_a_part_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = list[tuple[str, ...]]()
+    commands = list[tuple[str, ...]]()
     monkeypatch.setattr("mutants._copy", lambda _place: None)
-    monkeypatch.setattr("mutants._run", lambda _place, *names: runs.append(names))
+    monkeypatch.setattr("mutants._run", lambda _place, *names: commands.append(names))
     monkeypatch.setattr("mutants._read_results", lambda _place: {"a": "survived", "b": "not checked", "c": "killed"})
     for parts in ("5", ""):
         retest_survivors(Group("g", (), (), parts))
-    assert runs == [("a",), (), ("a",)]
+    assert commands == [("a",), (), ("a",)]
 
 
 PLAIN = """
@@ -108,15 +108,19 @@ def test_faults_do_not_break_assignments_or_constructors() -> None:
 
 
 def test_every_module_and_test_of_a_group_of_faults_exists() -> None:
-    named = [path for room in read_rooms().values() for module, tests in room.items() for path in (module, *tests)]
-    paths = [path.removeprefix(SLOW_TEST_PREFIX) for path in named] + [each["module"] for each in read_unseen_faults()]
+    listed_paths = [
+        path for room in read_rooms().values() for module, tests in room.items() for path in (module, *tests)
+    ]
+    paths = [path.removeprefix(SLOW_TEST_PREFIX) for path in listed_paths] + [
+        fault["module"] for fault in read_unseen_faults()
+    ]
     assert paths
     assert [path for path in paths if not (ROOT / path.removeprefix("slow:")).exists()] == []
 
 
 def test_every_excused_fault_quotes_a_line_of_its_module() -> None:
     """If a line is gone, its excuse must go, too, or it would hide a fault in a later line with the same text."""
-    excuses = [(each["module"], each["line"]) for each in read_unseen_faults()]
+    excuses = [(fault["module"], fault["line"]) for fault in read_unseen_faults()]
     assert [(module, line) for module, line in excuses if line not in (ROOT / module).read_text("utf-8")] == []
 
 
@@ -141,16 +145,14 @@ def test_a_fault_is_planted_into_already_imported_functions(tmp_path: Path, monk
     (tmp_path / "planted.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("planted")
-    one = module.Some()
-    one.open = True
-    planted = {
-        fault_of_kind.kind: fault_of_kind for fault_of_kind in list_faults(PLANTED)
-    }  # of the two resets, this keeps the later one
-    plant_fault(str(tmp_path / "planted.py"), planted["reset"])
-    one.close()
-    assert (one.open, one.name) == (True, "open")
-    plant_fault(str(tmp_path / "planted.py"), planted["guard"])
-    assert one.name == "closed"
+    instance = module.Some()
+    instance.open = True
+    fault_by_kind = {fault.kind: fault for fault in list_faults(PLANTED)}  # of the two resets, this keeps the later one
+    plant_fault(str(tmp_path / "planted.py"), fault_by_kind["reset"])
+    instance.close()
+    assert (instance.open, instance.name) == (True, "open")
+    plant_fault(str(tmp_path / "planted.py"), fault_by_kind["guard"])
+    assert instance.name == "closed"
 
 
 def test_a_mutant_is_retried_only_after_its_function_or_tests_change(
@@ -158,20 +160,20 @@ def test_a_mutant_is_retried_only_after_its_function_or_tests_change(
 ) -> None:
     """A run can be stopped and continued. A missed fault is tried again when its tests have changed."""
     monkeypatch.setattr("statements.BUILD", tmp_path)
-    texts = {"a": "as it was"}
-    monkeypatch.setattr("statements._read_test_text", texts.__getitem__)
-    (guard,) = list_faults("def f(self):\n    if self.over:\n        return\n    g()\n")
-    (moved,) = list_faults("x = 1\ndef f(self):\n    if self.over:\n        return\n    g()\n")
-    (other,) = list_faults("def f(self):\n    if self.over:\n        return\n    h()\n")
+    text_by_test = {"a": "as it was"}
+    monkeypatch.setattr("statements._read_test_text", text_by_test.__getitem__)
+    (guard_fault,) = list_faults("def f(self):\n    if self.over:\n        return\n    g()\n")
+    (moved_fault,) = list_faults("x = 1\ndef f(self):\n    if self.over:\n        return\n    g()\n")
+    (changed_fault,) = list_faults("def f(self):\n    if self.over:\n        return\n    h()\n")
 
     def verdicts_of(*tried_faults: Fault) -> list[bool | None]:
         return [Verdicts(0.0, ignore_earlier=False).get("m", fault, ["a"]) for fault in tried_faults]
 
-    Verdicts(0.0, ignore_earlier=False).add("m", guard, ["a"], seen=False)
-    assert verdicts_of(guard, moved, other) == [False, False, None]
-    texts["a"] = "with another test"
-    assert verdicts_of(guard) == [None]
-    Verdicts(0.0, ignore_earlier=False).add("m", guard, ["a"], seen=True)
-    texts["a"] = "with one more"
-    assert verdicts_of(guard, moved, other) == [True, True, None]
-    assert Verdicts(0.0, ignore_earlier=True).get("m", guard, ["a"]) is None
+    Verdicts(0.0, ignore_earlier=False).add("m", guard_fault, ["a"], is_seen=False)
+    assert verdicts_of(guard_fault, moved_fault, changed_fault) == [False, False, None]
+    text_by_test["a"] = "with another test"
+    assert verdicts_of(guard_fault) == [None]
+    Verdicts(0.0, ignore_earlier=False).add("m", guard_fault, ["a"], is_seen=True)
+    text_by_test["a"] = "with one more"
+    assert verdicts_of(guard_fault, moved_fault, changed_fault) == [True, True, None]
+    assert Verdicts(0.0, ignore_earlier=True).get("m", guard_fault, ["a"]) is None

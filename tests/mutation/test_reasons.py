@@ -28,8 +28,8 @@ def test_each_listed_reason_has_its_code_and_its_tests() -> None:
     ],
 )
 def test_an_entry_without_its_code_or_test_is_reported(entry: Reason, fault: str | None) -> None:
-    faults = list(entry.list_mistakes())
-    assert (faults == []) if fault is None else any(fault in each for each in faults)
+    mistakes = list(entry.list_mistakes())
+    assert (mistakes == []) if fault is None else any(fault in mistake for mistake in mistakes)
 
 
 @pytest.mark.more

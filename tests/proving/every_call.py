@@ -181,36 +181,36 @@ STORIES = (
 )
 
 
-def calls_of(story: CallStory, history: SimulatedHistory) -> Iterator[tuple[int, CallEvent]]:
+def calls_of(test_case: CallStory, history: SimulatedHistory) -> Iterator[tuple[int, CallEvent]]:
     """Yield the calls of the worker under test in the story's period, each with its number."""
     for number, call in enumerate(history.calls):
-        if call.process.startswith(f"{HERO}#") and story.since <= call.t <= story.until:
+        if call.process.startswith(f"{HERO}#") and test_case.since <= call.t <= test_case.until:
             yield number, call
 
 
-def call_faults(story: CallStory, *, whole: bool = False) -> Iterator[CallFault]:
-    """Yield all faults of the first call of each name. If `whole` is True, yield all faults of all calls."""
-    seen: set[str] = set()
-    for number, call in calls_of(story, undisturbed(story)):
-        if whole or call.what not in seen:
-            seen.add(call.what)
-            yield from (CallFault(number, fault) for fault in faults_of(call.what, whole=whole))
+def call_faults(test_case: CallStory, *, exhaustive: bool = False) -> Iterator[CallFault]:
+    """Yield all faults of the first call of each name. If `exhaustive` is True, yield all faults of all calls."""
+    seen_calls: set[str] = set()
+    for number, call in calls_of(test_case, undisturbed(test_case)):
+        if exhaustive or call.what not in seen_calls:
+            seen_calls.add(call.what)
+            yield from (CallFault(number, fault) for fault in faults_of(call.what, exhaustive=exhaustive))
 
 
-def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
+def faults_of(call_name: str, *, exhaustive: bool = False) -> tuple[str, ...]:
     """Return the faults that a call of this name can meet.
 
     Of the exceptions that any library may raise, one is raised before the effect of the call, and one after it. If
-    `whole`
+    `exhaustive`
     is True, each of these exceptions is raised both before and after the effect.
     """
-    kind, _, verb = what.partition(".")
+    kind, _, verb = call_name.partition(".")
     if kind == "task":
         return ("raise runtime", "raise memory", "deny threads", "deny memory")
     possible_faults: tuple[str, ...]
     match kind:
         case "store":
-            possible_faults = OF_STORE_READS if what in READ_CALLS else OF_STORE_WRITES
+            possible_faults = OF_STORE_READS if call_name in READ_CALLS else OF_STORE_WRITES
         case "source":
             possible_faults = (*OF_SOURCE, "untrue") if verb == "shards" else OF_SOURCE
         case "reader":
@@ -218,41 +218,42 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
         case _:
             possible_faults = OF_CALLABLES
     all_exceptions = [f"{effect}raise {name}" for effect in ("", "do + ") for name in ANY]
-    chosen_exceptions = all_exceptions if whole else ("raise memory", "do + raise value")
-    return (*possible_faults, *chosen_exceptions, "do + freeze", *_denials(what), *DEATHS)
+    chosen_exceptions = all_exceptions if exhaustive else ("raise memory", "do + raise value")
+    return (*possible_faults, *chosen_exceptions, "do + freeze", *_denials(call_name), *DEATHS)
 
 
-def _denials(what: str) -> Iterator[str]:
+def _denials(call_name: str) -> Iterator[str]:
     """Yield the steps that deny a resource that a call of this name needs."""
-    return (f"deny {name}" for name, (starts, _) in DENIED.items() if what.startswith(starts))
+    return (f"deny {name}" for name, (prefixes, _) in DENIED.items() if call_name.startswith(prefixes))
 
 
-def told(story: CallStory, *befalling: CallFault) -> SimulatedHistory:
+def told(test_case: CallStory, *faults: CallFault) -> SimulatedHistory:
     """Run the scenario with these faults, and return its history. Records before the start of reading do not count."""
-    history = run(evolve(story.scenario, call_faults=befalling))
+    history = run(evolve(test_case.scenario, call_faults=faults))
     first_numbers = {shard: _first_due(history, shard) for shard in history.parents}
-    history.sent = [sent for sent in history.sent if sent.number >= first_numbers[sent.key]]
+    history.sent = [record for record in history.sent if record.number >= first_numbers[record.key]]
     return history
 
 
-def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
+def breaches(test_case: CallStory, *faults: CallFault) -> tuple[str, ...]:
     """Run the scenario with these faults, and return all breaches.
 
     These are the breaches that the judge finds, and the shards that are read late or never.
     """
-    history = told(story, *befalling)
+    history = told(test_case, *faults)
     limits = JudgeLimits(
         dict.fromkeys((HERO, PEER), CONFIG.lease_seconds),
         callable_faults=True,
         notice_seconds=0.0,
-        acknowledged=story.scenario.acknowledges != "return",
+        acknowledged=test_case.scenario.acknowledges != "return",
     )
-    is_brief = not any(step in mishap.fault for mishap in befalling for step in LONG)
-    undisturbed_history = undisturbed(story)
-    calls_with_faults = [(undisturbed_history.calls[mishap.number].what, mishap.fault) for mishap in befalling]
+    is_brief = not any(step in call_fault.fault for call_fault in faults for step in LONG)
+    undisturbed_history = undisturbed(test_case)
+    calls_with_faults = [(undisturbed_history.calls[call_fault.number].what, call_fault.fault) for call_fault in faults]
     # A rejected read of the table may indicate an outage, which counts against no worker (C17).
     all_faults_pass = all(
-        fault in PASSING and what.startswith(SERVICES) and what not in READ_CALLS for what, fault in calls_with_faults
+        fault in PASSING and call_name.startswith(SERVICES) and call_name not in READ_CALLS
+        for call_name, fault in calls_with_faults
     )
     unread_limit = max(unread(undisturbed_history, CALM, due=True).values()) + (
         PASSING_SECONDS if all_faults_pass else math.inf
@@ -271,18 +272,18 @@ def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
     )
 
 
-def _longer(what: str, seconds: Mapping[str, float], most: float) -> Iterator[str]:
+def _longer(description: str, seconds: Mapping[str, float], limit: float) -> Iterator[str]:
     return (
-        f"{what}: {key} for {longest_seconds:.1f} s"
+        f"{description}: {key} for {longest_seconds:.1f} s"
         for key, longest_seconds in seconds.items()
-        if longest_seconds > most
+        if longest_seconds > limit
     )
 
 
 @cache
-def undisturbed(story: CallStory) -> SimulatedHistory:
+def undisturbed(test_case: CallStory) -> SimulatedHistory:
     """Return the history of the scenario without faults, which is computed once."""
-    return told(story)
+    return told(test_case)
 
 
 def find_abandoned_leases(history: RunHistory) -> Iterator[str]:
@@ -314,41 +315,42 @@ def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[s
     times: dict[str, list[float]] = {shard: [] for shard in history.parents}
     for event in history.events:
         times[event.shard].append(event.t)
-    ends = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
-    longest: dict[str, float] = {}
+    end_times = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
+    longest_gaps: dict[str, float] = {}
     for shard, parents in history.parents.items():
-        due_times = [max((ends.get(parent, until) for parent in parents), default=0.0)] if due else []
+        due_times = [max((end_times.get(parent, until) for parent in parents), default=0.0)] if due else []
         activity_times = sorted(
-            (*due_times, *(t for t in times[shard] if t <= until), min(ends.get(shard, until), until))
+            (*due_times, *(t for t in times[shard] if t <= until), min(end_times.get(shard, until), until))
         )
-        longest[shard] = max(
+        longest_gaps[shard] = max(
             (later_time - earlier_time for earlier_time, later_time in pairwise(activity_times)), default=0.0
         )
-    return longest
+    return longest_gaps
 
 
 def _first_due(history: RunHistory, shard: str) -> int:
     """Return the number of the first record to read, which depends on the fixed start if reading starts at LATEST."""
     rows = (write.after for write in history.writes if write.done and write.key == shard)
     start_annotations = (row.annotation("latest_ms") for row in rows if row is not None)
-    return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in start_annotations if noted), 0)
+    return FIRST_NUMBER + next((int(latest_ms) - FIRST_MS for latest_ms in start_annotations if latest_ms), 0)
 
 
 def tried(index_and_fault: tuple[int, CallFault]) -> tuple[str, ...]:
     """Run one scenario, given by its index, with one fault, and return full descriptions of the breaches."""
-    story, mishap = STORIES[index_and_fault[0]], index_and_fault[1]
-    breaches_found = breaches(story, mishap)
+    test_case, call_fault = STORIES[index_and_fault[0]], index_and_fault[1]
+    breaches_found = breaches(test_case, call_fault)
     if not breaches_found:
         return ()
-    call = undisturbed(story).calls[mishap.number]
-    location = f"{story.name}, call {mishap.number} ({call.what} at {call.t:.2f} s), {mishap.fault}"
-    return tuple(f"{location}: {each}" for each in breaches_found)
+    call = undisturbed(test_case).calls[call_fault.number]
+    location = f"{test_case.name}, call {call_fault.number} ({call.what} at {call.t:.2f} s), {call_fault.fault}"
+    return tuple(f"{location}: {breach}" for breach in breaches_found)
 
 
-def planned(*, whole: bool) -> Iterable[tuple[int, CallFault]]:
+def list_call_faults(*, exhaustive: bool) -> Iterable[tuple[int, CallFault]]:
     """Yield all faults of all scenarios, each with the index of its scenario."""
     return chain.from_iterable(
-        ((place, mishap) for mishap in call_faults(story, whole=whole)) for place, story in enumerate(STORIES)
+        ((index, call_fault) for call_fault in call_faults(test_case, exhaustive=exhaustive))
+        for index, test_case in enumerate(STORIES)
     )
 
 
@@ -356,11 +358,13 @@ def planned(*, whole: bool) -> Iterable[tuple[int, CallFault]]:
 def main(*, jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1) -> None:
     """Run every call with every fault; exit 1 if the judge finds a breach."""
     with suppress_logs():
-        indexed_faults = tuple(planned(whole=True))
+        indexed_faults = tuple(list_call_faults(exhaustive=True))
         with processes(jobs) as pool:
-            results = pool.map(tried, indexed_faults, chunksize=25)
+            breaches_by_fault = pool.map(tried, indexed_faults, chunksize=25)
             descriptions = [
-                *chain.from_iterable(track(results, "telling", len(indexed_faults), console=Console(stderr=True)))
+                *chain.from_iterable(
+                    track(breaches_by_fault, "telling", len(indexed_faults), console=Console(stderr=True))
+                )
             ]
     typer.echo("\n".join((*descriptions, f"{len(indexed_faults)} faults of calls, {len(descriptions)} breaches")))
     raise typer.Exit(1 if descriptions else 0)

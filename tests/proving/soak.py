@@ -42,17 +42,20 @@ def main(
     eligible_seeds = (
         (seed for seed in all_seeds if trial(seed).scenario.acknowledges != "return") if acknowledging else all_seeds
     )
-    chosen = tuple(itertools.islice(eligible_seeds, seeds))
+    chosen_seeds = tuple(itertools.islice(eligible_seeds, seeds))
     failed_seeds, start_time = list[int](), time.monotonic()
-    for seed, breaches in track(tried(chosen, jobs), "simulating", total=len(chosen), console=console):
+    for seed, breaches in track(
+        find_breaches(chosen_seeds, jobs), "simulating", total=len(chosen_seeds), console=console
+    ):
         if breaches:
             failed_seeds.append(seed)
             console.print(f"seed {seed}:\n{explain_failure(trial(seed))}", markup=False, highlight=False)
     seconds = time.monotonic() - start_time
-    timing_counts = Counter(trial(seed).scenario.acknowledges for seed in chosen)
-    timings = ", ".join(f"{how} {count}" for how, count in sorted(timing_counts.items()))
+    timing_counts = Counter(trial(seed).scenario.acknowledges for seed in chosen_seeds)
+    timings = ", ".join(f"{timing} {count}" for timing, count in sorted(timing_counts.items()))
     typer.echo(
-        f"{len(chosen)} fleets in {seconds:.0f} s, {3600 * len(chosen) / seconds:.0f} an hour; acknowledged: {timings}"
+        f"{len(chosen_seeds)} fleets in {seconds:.0f} s, {3600 * len(chosen_seeds) / seconds:.0f} an hour; "
+        f"acknowledged: {timings}"
     )
     typer.echo(
         f"{len(failed_seeds)} with something to say{': ' if failed_seeds else ''}{', '.join(map(str, failed_seeds))}"
@@ -60,7 +63,7 @@ def main(
     raise typer.Exit(1 if failed_seeds else 0)
 
 
-def tried(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, ...]]]:
+def find_breaches(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, ...]]]:
     """Yield each seed with its breaches, in order. The workers' logs are discarded, because faults are expected."""
     logging.getLogger("leasehold").setLevel(logging.CRITICAL)
     if jobs == 1:

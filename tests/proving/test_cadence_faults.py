@@ -57,10 +57,10 @@ STORIES = {
 }
 
 
-def lived(story: Story) -> SimulatedHistory:
+def simulate_story(story: Story) -> SimulatedHistory:
     """Simulate the story with 48 leases, and return the history."""
     draw = random.Random(1)  # noqa: S311  a seed is the point
-    present = tuple(name for name in WORKERS if name != story.joins)
+    present_workers = tuple(name for name in WORKERS if name != story.joins)
     members = [
         Member(
             name,
@@ -70,11 +70,11 @@ def lived(story: Story) -> SimulatedHistory:
             phase=draw.uniform(0.0, 20.0),
             plans=CRASH - 10.0 if name == story.stuck else math.inf,
         )
-        for name in present
+        for name in present_workers
     ]
     if story.joins:
         members.append(Member(story.joins, CONFIG, starts=CRASH - 4.0))
-    return run(Scenario(1, assign_owners_evenly(48, present, draw), tuple(members), END, calm=END, full=True))
+    return run(Scenario(1, assign_owners_evenly(48, present_workers, draw), tuple(members), END, calm=END, full=True))
 
 
 def longest_unowned(history: SimulatedHistory) -> float:
@@ -83,7 +83,7 @@ def longest_unowned(history: SimulatedHistory) -> float:
 
 def test_stand_in_replaces_stuck_lookout_until_it_reads_again() -> None:
     """A stand-in keeps the role until the stuck lookout reads the table again, so the fleet gets calls at all times."""
-    history = lived(Story(ORDINARY, stuck=LOOKOUT))
+    history = simulate_story(Story(ORDINARY, stuck=LOOKOUT))
     unowned_seconds = [
         seconds
         for seconds in measure_unowned_seconds(history, END, CRASH).values()
@@ -94,22 +94,22 @@ def test_stand_in_replaces_stuck_lookout_until_it_reads_again() -> None:
 
 
 @cache
-def sound(name: str) -> SimulatedHistory:
-    return lived(STORIES[name])
+def faultless_history(name: str) -> SimulatedHistory:
+    return simulate_story(STORIES[name])
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_fleet_without_faults_owns_all_leases_in_time(name: str) -> None:
     """After a death, a fleet without planted faults owns all leases again within the documented limit."""
-    assert longest_unowned(sound(name)) <= OWNED_AGAIN_SECONDS
-    assert judge_history(sound(name), JudgeLimits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
+    assert longest_unowned(faultless_history(name)) <= OWNED_AGAIN_SECONDS
+    assert judge_history(faultless_history(name), JudgeLimits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
 def test_lookout_without_stand_in_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """C8: Without stand-ins, the death is noticed only when each worker lists the table itself."""
     monkeypatch.setattr(ranks, "ROW_SILENCE_SECONDS", math.inf)
     monkeypatch.setattr(ranks, "EARLY_SECONDS", math.inf)
-    assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
+    assert longest_unowned(simulate_story(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
 
 
 @pytest.mark.more
@@ -117,27 +117,27 @@ def test_lookout_without_calls_is_detected(monkeypatch: pytest.MonkeyPatch) -> N
     """C6: Without calls, the leases that the lookout freed wait for the last resort (C11)."""
     original_next_bulletin = cadence._next_bulletin  # noqa: SLF001  the fault is planted there
 
-    def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Annotations:
+    def omit_call(actions: object, leases: object, census: Census, me: Me, config: Config) -> Annotations:
         annotations = dict(original_next_bulletin(actions, leases, census, me, config))  # type: ignore[arg-type]
         looks, acts = annotations[BULLETIN].split()[0], (me.history.hearing or BulletinState()).latest.acts
         call = annotations.get(CALL, "").split()
         return ((BULLETIN, f"{looks} {acts} 0"), (CALL, " ".join(call[:3])))
 
-    monkeypatch.setattr(cadence, "_next_bulletin", mute)
-    assert longest_unowned(lived(STORIES["an ordinary worker dies"])) > OWNED_AGAIN_SECONDS
+    monkeypatch.setattr(cadence, "_next_bulletin", omit_call)
+    assert longest_unowned(simulate_story(STORIES["an ordinary worker dies"])) > OWNED_AGAIN_SECONDS
 
 
 @pytest.mark.more
 def test_early_freeing_causes_two_holders(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: If a lease is freed too early, it is claimed while its owner still reads the shard."""
 
-    def early(_census: Census, leases: Sequence[Lease], me: Me, *_: object) -> tuple[Release, ...]:
+    def free_early(_census: Census, leases: Sequence[Lease], me: Me, *_: object) -> tuple[Release, ...]:
         return tuple(
             Release(lease, "C6") for lease in leases if me.worker == LOOKOUT and lease.idle > 2.0 and not lease.ended
         )
 
-    monkeypatch.setattr(sys.modules["leasehold.balancer.plan"], "free_expired", early)
-    history = lived(STORIES["an ordinary worker dies"])
+    monkeypatch.setattr(sys.modules["leasehold.balancer.plan"], "free_expired", free_early)
+    history = simulate_story(STORIES["an ordinary worker dies"])
     breaches = judge_history(history, JudgeLimits(dict.fromkeys(WORKERS, 10.0), settled=END))
     assert "two holders" in {breach.what for breach in breaches}
 
@@ -146,9 +146,11 @@ def test_early_freeing_causes_two_holders(monkeypatch: pytest.MonkeyPatch) -> No
 def test_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """C3: If every worker acts as the lookout, the number of reads is far above that of a fleet with one lookout."""
     name = "an ordinary worker dies"
-    usual_rows_scanned = sound(name).scanned  # read before the fault is planted, because this may be the first call
+    usual_rows_scanned = faultless_history(
+        name
+    ).scanned  # read before the fault is planted, because this may be the first call
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
-    assert lived(STORIES[name]).scanned > 3 * usual_rows_scanned
+    assert simulate_story(STORIES[name]).scanned > 3 * usual_rows_scanned
 
 
 @pytest.mark.sampled(5)
@@ -158,17 +160,17 @@ def test_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> No
 def test_fleet_whose_keys_fit_no_call_owns_all_leases_in_time(story: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: A call cannot contain a key with a separator. All workers then read the table when the count *acts* grows."""
     monkeypatch.setattr(bulletin, "_fits_in_call", lambda _key: False)
-    history = lived(STORIES[story])
+    history = simulate_story(STORIES[story])
     assert longest_unowned(history) <= OWNED_AGAIN_SECONDS
     assert judge_history(history, JudgeLimits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
 def test_one_event_causes_few_listings() -> None:
     """C6, C7: One event causes few listings, however large the fleet is."""
-    history = sound("an ordinary worker dies")
-    listing_ends = [ended for _, ended, _ in history.listings if CRASH <= ended < CRASH + 30.0]
+    history = faultless_history("an ordinary worker dies")
+    listing_ends = [end_time for _, end_time, _ in history.listings if CRASH <= end_time < CRASH + 30.0]
     assert len(listing_ends) <= 10 + 8, "ten at rest"
-    assert {who for _, ended, who in history.listings if CRASH + 2.0 <= ended < CRASH + 20.0} <= {
+    assert {process for _, end_time, process in history.listings if CRASH + 2.0 <= end_time < CRASH + 20.0} <= {
         f"{LOOKOUT}#{n}" for n in range(20)
     }
 

@@ -46,17 +46,19 @@ def test_every_interleaving_has_only_known_faults(case: FleetCase) -> None:
 def test_shares_that_change_with_moves_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """This planted fault gives the extra leases to the workers with the fewest, so each move changes the shares."""
 
-    def fickle(counts: dict[str, int], _floor: int, extras: int, _groups: None) -> frozenset[str]:
+    def divide_by_counts(counts: dict[str, int], _floor: int, extras: int, _groups: None) -> frozenset[str]:
         return frozenset(sorted(counts, key=lambda worker: (counts[worker], worker))[:extras])
 
-    monkeypatch.setattr(shares, "workers_with_extra", fickle)
+    monkeypatch.setattr(shares, "workers_with_extra", divide_by_counts)
     assert "livelock" in faults_of(FleetCase("fickle", FleetModel(4, ("a", "b", "c"), (OURS,) * 3)))
 
 
 def test_missing_patience_is_detected() -> None:
     """With the planted fault, workers wait forever for a worker that renews but never plans (M9)."""
-    patient = evolve(OURS, rules=Minimal(patience=10**9))
-    assert faults_of(FleetCase("patient", FleetModel(5, ("x-0", "y-1", "x-2"), (patient, None, patient)))) == {
+    faulty_config = evolve(OURS, rules=Minimal(patience=10**9))
+    assert faults_of(
+        FleetCase("patient", FleetModel(5, ("x-0", "y-1", "x-2"), (faulty_config, None, faulty_config)))
+    ) == {
         "unowned",
         "uneven",
     }

@@ -89,7 +89,10 @@ def longest_unread(history: SimulatedHistory, since: float = SINCE, until: float
         ]
         longest_seconds = max(
             longest_seconds,
-            *(later - earlier for earlier, later in zip(read_times, [*read_times[1:], until], strict=True)),
+            *(
+                later_time - earlier_time
+                for earlier_time, later_time in zip(read_times, [*read_times[1:], until], strict=True)
+            ),
         )
     return longest_seconds
 
@@ -118,7 +121,7 @@ def test_shard_of_a_worker_without_stream_is_read_within_two_lease_times(
     assert longest_unread(history) <= (4 if knows_no_other_reader else 2) * LEASE_SECONDS + extra_seconds
 
 
-def released(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str, str, float]]:
+def list_releases(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str, str, float]]:
     """Return all releases of leases, with their workers and times."""
     return [
         (write.worker, write.key, write.t)
@@ -145,8 +148,8 @@ def test_workers_keep_their_leases_in_an_outage_of_the_stream(layout: str, rules
         deaf=(SICK, f"{WELL}-0", f"{WELL}-1"),
         well=2,
     )
-    moves = [move for move in released(history) if move[2] < SINCE + seconds]
-    assert len(moves) <= (0 if layout != "dated objects" else 3 * 3)
+    releases = [release for release in list_releases(history) if release[2] < SINCE + seconds]
+    assert len(releases) <= (0 if layout != "dated objects" else 3 * 3)
     recovery_limit = 4 * 2 * LEASE_SECONDS if layout == "dated objects" else 15.0
     assert longest_unread(history, SINCE + seconds) <= recovery_limit
 
@@ -154,9 +157,9 @@ def test_workers_keep_their_leases_in_an_outage_of_the_stream(layout: str, rules
 def test_single_worker_releases_one_lease_at_a_time() -> None:
     """A worker cannot know whether it is alone, because another worker may be idle. The waits between releases grow."""
     history = history_of(CONFIGS["minimal"], shards=3, since=0.0, well=0)
-    times = [at - SINCE for _, _, at in released(history)]
+    times = [release_time - SINCE for _, _, release_time in list_releases(history)]
     assert len(times) in {2, 3}
-    assert all(later - earlier >= 4 * LEASE_SECONDS for earlier, later in pairwise(times))
+    assert all(later_time - earlier_time >= 4 * LEASE_SECONDS for earlier_time, later_time in pairwise(times))
 
 
 def test_worker_whose_stream_recovers_takes_its_share() -> None:
@@ -172,9 +175,9 @@ def test_drain_does_not_wait_for_a_hanging_stream_call() -> None:
         SICK, CONFIGS["minimal"], ends=70.0, ending="leave", deaf=(Nap(SINCE, math.inf),), gives_up_seconds=math.inf
     )
     history = run(evolve(PLAIN, owners=(None, None), members=(member,), seconds=SECONDS, calm=SECONDS))
-    gone = next(incident.t for incident in history.incidents if incident.what == "gone")
-    assert gone <= 70.0 + 5.0
-    assert {key for _, key, _ in released(history)} == {"s-0", "s-1"}
+    exit_time = next(incident.t for incident in history.incidents if incident.what == "gone")
+    assert exit_time <= 70.0 + 5.0
+    assert {key for _, key, _ in list_releases(history)} == {"s-0", "s-1"}
 
 
 def simulate_deaf_shard(
@@ -230,8 +233,8 @@ def test_shard_that_responds_to_no_worker_moves_seldom(layout: str) -> None:
     history = simulate_deaf_shard(
         CONFIGS["minimal"], LAYOUTS[layout], since=20.0, lasting=200.0, seconds=SECONDS + 40.0, deaf=(SICK, WELL)
     )
-    moves = [move for move in released(history, 20.0) if move[1] == "s-2"]
-    other_moves = [move for move in released(history, 20.0) if move[1] != "s-2"]
-    assert len(moves) <= 5
+    releases = [release for release in list_releases(history, 20.0) if release[1] == "s-2"]
+    other_moves = [release for release in list_releases(history, 20.0) if release[1] != "s-2"]
+    assert len(releases) <= 5
     assert len(other_moves) <= 5
     assert longest_unread(history, 220.0, SECONDS + 40.0) <= 15.0

@@ -23,7 +23,10 @@ from leasehold_lab.simulator.run import run
 
 STORED = Path(__file__).with_name("digests.txt")
 CHUNK = 50
-CHUNKS = [range(8), *(pytest.param(range(at, at + CHUNK), marks=pytest.mark.more) for at in range(0, 200, CHUNK))]
+CHUNKS = [
+    range(8),
+    *(pytest.param(range(start, start + CHUNK), marks=pytest.mark.more) for start in range(0, 200, CHUNK)),
+]
 
 
 @pytest.mark.slow

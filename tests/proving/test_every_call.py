@@ -24,10 +24,10 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize("place", range(len(STORIES)), ids=[story.name for story in STORIES])
 def test_single_fault_loses_no_record(place: int, first: int) -> None:
     """If any single call fails in any way, no record is lost, and every shard keeps a reader."""
-    faults = [(place, mishap) for mishap in call_faults(STORIES[place])]
+    faults = [(place, call_fault) for call_fault in call_faults(STORIES[place])]
     assert len(faults) > 40
     faults = faults[(place + first) % EACH :: EACH]
-    assert [said for each in faults for said in tried(each)] == []
+    assert [breach for indexed_fault in faults for breach in tried(indexed_fault)] == []
 
 
 @pytest.mark.sampled(3)
@@ -41,7 +41,7 @@ def test_planned_events_leave_no_shard_unread(story: CallStory) -> None:
 
 def test_stories_include_every_call() -> None:
     """The scenarios together make every kind of call that exists."""
-    call_names = {call.what for story in STORIES for call in told(story).calls}
+    call_names = {call.what for test_case in STORIES for call in told(test_case).calls}
     assert call_names >= {f"source.{name}" for name in ("shards", "latest", "open")} | {"reader.read", "reader.close"}
     assert call_names >= {"handler", "dead letter", "final checkpoint", "observer", "measure"}
     verbs = ("list", "get", "create", "claim", "renew", "checkpoint", "release", "request", "give", "annotate")

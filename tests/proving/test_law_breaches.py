@@ -25,21 +25,21 @@ Actions = tuple[Action, ...]
 @pytest.fixture(autouse=True)
 def _unshrunk() -> Iterator[None]:
     """Disable shrinking, which takes most of the time and is not needed to find and name a planted fault."""
-    before = settings.get_current_profile_name()
-    settings.register_profile("unshrunk", settings.get_profile(before), phases=(Phase.generate,))
+    previous_profile = settings.get_current_profile_name()
+    settings.register_profile("unshrunk", settings.get_profile(previous_profile), phases=(Phase.generate,))
     settings.load_profile("unshrunk")
     yield
-    settings.load_profile(before)
+    settings.load_profile(previous_profile)
 
 
-def but(change: Callable[[Actions, list[Lease], Me], Iterable[Action]]) -> Planner:
+def change_plans(change: Callable[[Actions, list[Lease], Me], Iterable[Action]]) -> Planner:
     """Return a planner whose plans are changed by a function."""
 
-    def planned(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
+    def plan_with_change(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
         table = list(leases)
         return tuple(change(plan(table, shards, me, config), table, me))
 
-    return planned
+    return plan_with_change
 
 
 def plan_and_drop_lease(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
@@ -53,18 +53,18 @@ def plan_and_drop_lease(leases: Iterable[Lease], shards: Iterable[Shard] | None,
 PLANTED: dict[str, tuple[Law, Planner, str]] = {
     "the first that is listed": (
         laws.order_does_not_matter,
-        but(lambda actions, table, _me: (*actions, *(Renew(lease, "X") for lease in table[:1]))),
+        change_plans(lambda actions, table, _me: (*actions, *(Renew(lease, "X") for lease in table[:1]))),
         "the order of the listing matters",
     ),
     "a lease taken off the list": (laws.input_is_unchanged, plan_and_drop_lease, "the plan changed its input"),
     "everything twice": (
         laws.each_lease_has_at_most_one_action,
-        but(lambda actions, _table, _me: (*actions, *actions)),
+        change_plans(lambda actions, _table, _me: (*actions, *actions)),
         "more than one action",
     ),
     "a theft that is called a claim": (
         laws.takes_from_living_owners_name_them,
-        but(
+        change_plans(
             lambda actions, _table, _me: (
                 Claim(each.lease, "X") if isinstance(each, Steal) else each for each in actions
             )
@@ -73,22 +73,22 @@ PLANTED: dict[str, tuple[Law, Planner, str]] = {
     ),
     "no renewals": (
         laws.renewals_match_the_plan,
-        but(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Renew))),
+        change_plans(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Renew))),
         "the plan renews other leases than are due",
     ),
     "a lease let go": (
         laws.balanced_fleet_is_unchanged,
-        but(lambda _actions, table, me: (Release(lease, "X") for lease in table if lease.owner == me.worker)),
+        change_plans(lambda _actions, table, me: (Release(lease, "X") for lease in table if lease.owner == me.worker)),
         "moves leases of a balanced fleet",
     ),
     "nothing claimed": (
         laws.comes_to_rest,
-        but(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Claim))),
+        change_plans(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Claim))),
         "at rest, and nobody holds",
     ),
     "nothing stolen": (
         laws.comes_to_rest,
-        but(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Steal))),
+        change_plans(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Steal))),
         "at rest, and uneven",
     ),
     "kcl as it is": (laws.equal_readings_make_disjoint_plans, plan, "more than one worker wants"),
@@ -107,11 +107,11 @@ def test_planted_fault_is_found_and_named(name: str) -> None:
 def test_planner_that_fails_on_one_row_is_found() -> None:
     """A planner that raises an exception because of one row breaks a law."""
 
-    def stumbling(actions: Actions, table: list[Lease], _me: Me) -> Actions:
+    def fail_on_one_row(actions: Actions, table: list[Lease], _me: Me) -> Actions:
         return tuple(action for action in actions if not any(1 // len(lease.parents) for lease in table if lease.ended))
 
     with pytest.raises(ZeroDivisionError):
-        laws.every_table_gives_a_plan.check(but(stumbling), Kcl(), examples=2000)
+        laws.every_table_gives_a_plan.check(change_plans(fail_on_one_row), Kcl(), examples=2000)
 
 
 def test_every_law_has_a_planted_fault() -> None:
@@ -136,21 +136,23 @@ def test_case_is_shown_as_python_code() -> None:
 def test_lease_that_moves_in_a_circle_is_not_at_rest() -> None:
     """A lease that moves through the whole fleet in each round ends where it began, but the fleet is not at rest."""
     fleet = SmallFleet(("a", "b", "c"), ("c",), Config(Kcl()))
-    wander = but(lambda _actions, table, _me: (Steal(lease, lease.owner or "", "X") for lease in table))
+    circling_planner = change_plans(
+        lambda _actions, table, _me: (Steal(lease, lease.owner or "", "X") for lease in table)
+    )
     with pytest.raises(LawBroken, match="leases still move"):
-        laws.comes_to_rest(wander, fleet)
+        laws.comes_to_rest(circling_planner, fleet)
 
 
 def test_own_handler_receives_every_record() -> None:
     """A user's handler is called with every record of the simulated stream."""
-    seen: set[tuple[str, str]] = set()
+    handled_records: set[tuple[str, str]] = set()
 
     def handle(batch: object) -> None:
-        seen.update((batch.shard, record.sequence_number) for record in batch.records)  # type: ignore[attr-defined]
+        handled_records.update((batch.shard, record.sequence_number) for record in batch.records)  # type: ignore[attr-defined]
 
     run = simulate(Minimal(), leases=3, workers=(2,), event="crash", cycles=3, handler=handle)
     run.check()
-    assert seen == {(sent.key, str(sent.number)) for sent in run.history.sent}
+    assert handled_records == {(sent_record.key, str(sent_record.number)) for sent_record in run.history.sent}
 
 
 def test_handler_that_always_fails_is_reported() -> None:
@@ -165,6 +167,6 @@ def test_handler_that_always_fails_is_reported() -> None:
 
 def test_same_seed_gives_the_same_chaos() -> None:
     """A failing seed can be replayed, because equal seeds give equal histories."""
-    first, second = chaos(Minimal(), seed=3), chaos(Minimal(), seed=3)
-    assert first.history == second.history
-    assert evolve(first.scenario, seed=0) != first.scenario
+    first_run, second_run = chaos(Minimal(), seed=3), chaos(Minimal(), seed=3)
+    assert first_run.history == second_run.history
+    assert evolve(first_run.scenario, seed=0) != first_run.scenario

@@ -22,7 +22,7 @@ print(*map(compute_digest_of_seed, {SEEDS}))
 """
 
 
-def digests(hash_seed: str) -> list[str]:
+def compute_digests(hash_seed: str) -> list[str]:
     """Return the digests of the same runs in another process."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     completed = subprocess.run(
@@ -34,7 +34,7 @@ def digests(hash_seed: str) -> list[str]:
 def test_same_seed_gives_the_same_history_in_every_process() -> None:
     """A failure that was found with a seed can be replayed."""
     own_digests = [compute_digest_of_seed(seed) for seed in SEEDS]
-    assert digests("1") == own_digests
+    assert compute_digests("1") == own_digests
 
 
 def test_another_seed_gives_another_history() -> None:
@@ -45,13 +45,13 @@ def test_another_seed_gives_another_history() -> None:
 @pytest.mark.parametrize("collects", [True, False])
 def test_run_restores_the_garbage_collector(collects: bool) -> None:
     """A run enables the garbage collector again if it was enabled before."""
-    before = gc.isenabled()
+    was_enabled = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
         run(SMALL)
         assert gc.isenabled() is collects
     finally:
-        (gc.enable if before else gc.disable)()
+        (gc.enable if was_enabled else gc.disable)()
 
 
 def test_run_leaves_no_objects_behind() -> None:

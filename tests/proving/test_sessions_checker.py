@@ -32,165 +32,168 @@ def test_no_order_of_requests_breaks_a_law(name: str) -> None:
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
+def row_before_the_owner_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the lease's row before the old owner's session is ended."""
     original_put, original_stop = SessionStore._put_row, SessionStore._stop_owner
-    waiting: dict[int, tuple[JoinedLease, str]] = {}
+    postponed_stops: dict[int, tuple[JoinedLease, str]] = {}
 
-    def later(self: SessionStore, joint: JoinedLease, how: str) -> bool:
-        waiting[id(self)] = joint, how
+    def postpone_stop(self: SessionStore, joint: JoinedLease, stopped_state: str) -> bool:
+        postponed_stops[id(self)] = joint, stopped_state
         return True
 
-    def first(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
-        written = original_put(self, row)
-        if written is not None and (left := waiting.pop(id(self), None)) is not None:
-            original_stop(self, *left)
-        return written
+    def put_then_stop(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
+        written_row = original_put(self, row)
+        if written_row is not None and (postponed_stop := postponed_stops.pop(id(self), None)) is not None:
+            original_stop(self, *postponed_stop)
+        return written_row
 
-    patched.setattr(SessionStore, "_stop_owner", later)
-    patched.setattr(SessionStore, "_put_row", first)
+    monkeypatch.setattr(SessionStore, "_stop_owner", postpone_stop)
+    monkeypatch.setattr(SessionStore, "_put_row", put_then_stop)
 
 
-def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
+def going_on_after_an_unknown_release(monkeypatch: pytest.MonkeyPatch) -> None:
     """Continue as if no write that releases an entry were in progress."""
 
     def put(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
         self._unsettled_etags = {}
-        return real(self, row)
+        return original_put(self, row)
 
-    real = SessionStore._put_row
-    patched.setattr(SessionStore, "_are_writes_settled", lambda self, _joint: self._unsettled_etags.clear() or True)
-    patched.setattr(SessionStore, "_put_row", put)
+    original_put = SessionStore._put_row
+    monkeypatch.setattr(SessionStore, "_are_writes_settled", lambda self, _joint: self._unsettled_etags.clear() or True)
+    monkeypatch.setattr(SessionStore, "_put_row", put)
 
 
-def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
+def freezing_by_a_stale_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Freeze a lease by writing an older epoch over a later entry."""
 
-    def stop(self: SessionStore, joint: JoinedLease, how: str) -> bool:
+    def stop(self: SessionStore, joint: JoinedLease, stopped_state: str) -> bool:
         session, key = joint.session, joint.row.lease.key
-        if how == "ended" or session is None or joint.stopped:
-            return real(self, joint, how)
+        if stopped_state == "ended" or session is None or joint.stopped:
+            return original_stop(self, joint, stopped_state)
         entry = SessionEntry(joint.row.lease.epoch, joint.named.checkpoint, "held")
-        frozen = evolve(session, entries={**session.entries, key: entry})
+        frozen_session = evolve(session, entries={**session.entries, key: entry})
         return (
-            self._versioned_rows.put_if_match(session.stored.name, encode_session(frozen), session.stored.etag)
+            self._versioned_rows.put_if_match(session.stored.name, encode_session(frozen_session), session.stored.etag)
             is not None
         )
 
-    def see(self: SessionStore, keys: Any, *, stale_ok: bool = False) -> Any:  # noqa: ANN401, ARG001
+    def read_joined(self: SessionStore, keys: Any, *, stale_ok: bool = False) -> Any:  # noqa: ANN401, ARG001
         """Read the row, then its session, without reading the row again."""
-        found = {}
+        joined_leases = {}
         for key, row in self._read_rows(keys).items():
-            stored = self._versioned_rows.read(store._session_row_names({row.session} - {""}))
-            found[key] = join_lease(row, *store._find_session(stored, row.session))
-        return found
+            stored_rows = self._versioned_rows.read(store._session_row_names({row.session} - {""}))
+            joined_leases[key] = join_lease(row, *store._find_session(stored_rows, row.session))
+        return joined_leases
 
-    real = SessionStore._stop_owner
-    patched.setattr(SessionStore, "_stop_owner", stop)
-    patched.setattr(SessionStore, "_read_joined", see)
+    original_stop = SessionStore._stop_owner
+    monkeypatch.setattr(SessionStore, "_stop_owner", stop)
+    monkeypatch.setattr(SessionStore, "_read_joined", read_joined)
 
 
-def dropping_a_frozen_entry(patched: pytest.MonkeyPatch) -> None:
+def dropping_a_frozen_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the old owner drop the entry while the lease's row still names it."""
-    real = Page._write_entries
+    original_write = Page._write_entries
 
     def write(self: Page, tickets: list[Ticket]) -> bool:
-        kept = {key: entry for key, entry in self.session.entries.items() if not entry.frozen}
-        self.session = evolve(self.session, entries=kept)
-        return real(self, tickets)
+        kept_entries = {key: entry for key, entry in self.session.entries.items() if not entry.frozen}
+        self.session = evolve(self.session, entries=kept_entries)
+        return original_write(self, tickets)
 
-    patched.setattr(Page, "_write_entries", write)
+    monkeypatch.setattr(Page, "_write_entries", write)
 
 
-def stopping_whatever_version_is_there(patched: pytest.MonkeyPatch) -> None:
+def stopping_whatever_version_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """End a session whatever its version is at that time."""
-    real = SessionStore._stop_owner
+    original_stop = SessionStore._stop_owner
 
-    def stop(self: SessionStore, joint: JoinedLease, how: str) -> bool:
-        if real(self, joint, how):
+    def stop(self: SessionStore, joint: JoinedLease, stopped_state: str) -> bool:
+        if original_stop(self, joint, stopped_state):
             return True
         name = joint.session.stored.name if joint.session else ""
-        found = self._versioned_rows.read([name])[name]
-        session = rows.require_valid_row(rows.parse_session(found))
+        stored_row = self._versioned_rows.read([name])[name]
+        session = rows.require_valid_row(rows.parse_session(stored_row))
         return (
-            self._versioned_rows.put_if_match(name, encode_session(evolve(session, ended=True)), found.etag) is not None
+            self._versioned_rows.put_if_match(name, encode_session(evolve(session, ended=True)), stored_row.etag)
+            is not None
         )
 
-    patched.setattr(SessionStore, "_stop_owner", stop)
+    monkeypatch.setattr(SessionStore, "_stop_owner", stop)
 
 
-def counting_a_reading_as_a_renewal(patched: pytest.MonkeyPatch) -> None:
+def counting_a_reading_as_a_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report a rejected write as Done because the row still names its writer."""
-    real = Page._write_entries
+    original_write = Page._write_entries
 
     def write(self: Page, tickets: list[Ticket]) -> bool:
-        if real(self, tickets):
+        if original_write(self, tickets):
             return True
         self._read_session()
-        return not self.ended and all(one.change for one in tickets)
+        return not self.ended and all(ticket.change for ticket in tickets)
 
-    patched.setattr(Page, "_write_entries", write)
+    monkeypatch.setattr(Page, "_write_entries", write)
 
 
-def beginning_because_the_row_names_me(patched: pytest.MonkeyPatch) -> None:
+def beginning_because_the_row_names_me(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin to read before any write of the next owner shows the former owner that the lease was accepted."""
 
     def accept(self: SessionStore, joint: JoinedLease, *_: Any) -> Outcome:  # noqa: ANN401  whatever it is given
         self._cache_row(joint.row)
         return Done(joint.lease)
 
-    patched.setattr(SessionStore, "_accept_lease", accept)
+    monkeypatch.setattr(SessionStore, "_accept_lease", accept)
 
 
-def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
+def one_session_for_each_worker_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a restarted worker begin its session in the row of the process before it."""
-    real = Page.begin
+    original_begin = Page.begin
 
     def begin(self: Page) -> bool:
         self.id = self.id.partition("-")[0].removesuffix("again")
         name = f"session/{self.id}"
-        if (left := self._versioned_rows.read([name]).get(name)) is not None:
-            self._versioned_rows.delete(name, left.etag)
-        return real(self)
+        if (old_row := self._versioned_rows.read([name]).get(name)) is not None:
+            self._versioned_rows.delete(name, old_row.etag)
+        return original_begin(self)
 
-    patched.setattr(Page, "begin", begin)
+    monkeypatch.setattr(Page, "begin", begin)
 
 
-def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
+def comparing_the_owner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace a lease's row whatever its version is, if its owner is still the one that was read."""
-    contents: dict[str, str] = {}
-    real, really = sessions.compute_version, sessions.apply_request
+    version_by_content: dict[str, str] = {}
+    original_version, original_apply = sessions.compute_version, sessions.apply_request
 
     def version_of(content: str) -> str:
-        return contents.setdefault(content, real(content))
+        return version_by_content.setdefault(content, original_version(content))
 
-    def carried_out(table: Any, request: sessions.CellRequest) -> Any:  # noqa: ANN401
-        there = dict(table).get(request.names[0], "") if request.verb == "over" else ""
-        seen = next((content for content, version in contents.items() if version == request.version), "")
-        if there and request.names[0].startswith("lease/") and owner(there) == owner(seen):
-            return really(table, request._replace(version=real(there)))
-        return really(table, request)
+    def apply_request(table: Any, request: sessions.CellRequest) -> Any:  # noqa: ANN401
+        current_content = dict(table).get(request.names[0], "") if request.verb == "over" else ""
+        read_content = next(
+            (content for content, version in version_by_content.items() if version == request.version), ""
+        )
+        if current_content and request.names[0].startswith("lease/") and owner(current_content) == owner(read_content):
+            return original_apply(table, request._replace(version=original_version(current_content)))
+        return original_apply(table, request)
 
     def owner(content: str) -> object:
         return json.loads(content or "{}").get("session")
 
-    patched.setattr(sessions, "compute_version", version_of)
-    patched.setattr(sessions, "apply_request", carried_out)
+    monkeypatch.setattr(sessions, "compute_version", version_of)
+    monkeypatch.setattr(sessions, "apply_request", apply_request)
 
 
-def positions_without_their_epoch(patched: pytest.MonkeyPatch) -> None:
+def positions_without_their_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust a session's entry whatever its epoch is."""
 
     def entry(self: Session, row: LeaseRow) -> SessionEntry | None:
-        found = self.entries.get(row.lease.key)
-        return found and evolve(found, epoch=row.lease.epoch)
+        stored_entry = self.entries.get(row.lease.key)
+        return stored_entry and evolve(stored_entry, epoch=row.lease.epoch)
 
-    patched.setattr(Session, "entry", entry)
+    monkeypatch.setattr(Session, "entry", entry)
 
 
-def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
+def late_checkpoints_of_any_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a former owner move the checkpoint of its successor, or the one set by a reset."""
-    real = SessionStore._try_write
+    original_try = SessionStore._try_write
 
     def attempt(self: SessionStore, write: Any, joint: JoinedLease) -> Any:  # noqa: ANN401
         if isinstance(write, CheckpointLate):
@@ -198,47 +201,47 @@ def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
             if write.position.order <= joint.named.checkpoint.order:
                 return Lost(row.lease.key, joint.lease)
             return self._replace_row(joint, evolve(row, lease=evolve(row.lease, checkpoint=write.position)))
-        return real(self, write, joint)
+        return original_try(self, write, joint)
 
-    patched.setattr(SessionStore, "_try_write", attempt)
+    monkeypatch.setattr(SessionStore, "_try_write", attempt)
 
 
-def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
+def removing_by_a_list_from_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove a session because no lease in an earlier listing names it."""
     named_before: dict[str, set[str]] = {}
 
-    def sweep(self: SessionStore, found: Any, read: Any) -> None:  # noqa: ANN401
+    def sweep(self: SessionStore, sessions_by_name: Any, read_rows: Any) -> None:  # noqa: ANN401
         process: Any = self._make_session_id
-        named = named_before.get(process.process)
-        named_before[process.process] = {row.session for row in read if isinstance(row, LeaseRow)}
-        for name, one in found.items():
-            if named is not None and one.ended and name not in named:
-                self._versioned_rows.delete(one.stored.name, one.stored.etag)
+        named_sessions = named_before.get(process.process)
+        named_before[process.process] = {row.session for row in read_rows if isinstance(row, LeaseRow)}
+        for name, session in sessions_by_name.items():
+            if named_sessions is not None and session.ended and name not in named_sessions:
+                self._versioned_rows.delete(session.stored.name, session.stored.etag)
 
-    patched.setattr(SessionStore, "_delete_ended_sessions", sweep)
+    monkeypatch.setattr(SessionStore, "_delete_ended_sessions", sweep)
 
 
-def removing_what_a_row_names(patched: pytest.MonkeyPatch) -> None:
+def removing_what_a_row_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove a session once it has ended, even if a lease names it."""
 
     def sweep(self: SessionStore, sessions: Any, _read: Any) -> None:  # noqa: ANN401
-        for one in [one for one in sessions.values() if one.ended]:
-            self._versioned_rows.delete(one.stored.name, one.stored.etag)
+        for session in [session for session in sessions.values() if session.ended]:
+            self._versioned_rows.delete(session.stored.name, session.stored.etag)
 
-    patched.setattr(SessionStore, "_delete_ended_sessions", sweep)
+    monkeypatch.setattr(SessionStore, "_delete_ended_sessions", sweep)
 
 
-def group_writes_that_may_create_their_row(patched: pytest.MonkeyPatch) -> None:
+def group_writes_that_may_create_their_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next write of an owner recreate a session that was removed."""
 
     def put_if_match(self: CheckedCells, name: str, fields: Any, version: str) -> str | None:  # noqa: ANN401
-        written = real(self, name, fields, version)
-        if written is not None or not name.startswith("session/"):
-            return written
+        new_version = original_put(self, name, fields, version)
+        if new_version is not None or not name.startswith("session/"):
+            return new_version
         return self.put_if_absent(name, fields)
 
-    real = CheckedCells.put_if_match
-    patched.setattr(CheckedCells, "put_if_match", put_if_match)
+    original_put = CheckedCells.put_if_match
+    monkeypatch.setattr(CheckedCells, "put_if_match", put_if_match)
 
 
 FOUND_WITHIN = 6_000

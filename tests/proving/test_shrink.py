@@ -5,7 +5,7 @@ from leasehold_lab.simulator.run import FAULTS, describe_scenario, shrink_scenar
 from leasehold_lab.simulator.scenario import Scenario
 
 
-def fails(scenario: Scenario) -> bool:
+def has_fault(scenario: Scenario) -> bool:
     """Return whether the scenario has a fault that needs one worker, two leases, and lost requests."""
     return (
         any(member.worker == "b-1" for member in scenario.members)
@@ -16,8 +16,8 @@ def fails(scenario: Scenario) -> bool:
 
 def test_only_necessary_parts_of_the_failure_remain() -> None:
     """A simplified scenario contains only the workers and faults that the failure needs."""
-    seed = next(seed for seed in range(100) if fails(trial(seed).scenario))
-    smallest = shrink_scenario(trial(seed).scenario, fails)
+    seed = next(seed for seed in range(100) if has_fault(trial(seed).scenario))
+    smallest = shrink_scenario(trial(seed).scenario, has_fault)
     assert [member.worker for member in smallest.members] == ["b-1"]
     assert (len(smallest.owners), smallest.reshapes, smallest.network.outages) == (2, (), ())
     assert [fault for fault in FAULTS if getattr(smallest.network, fault)] == ["lost"]

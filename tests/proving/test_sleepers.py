@@ -55,13 +55,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def slept(scenario: Scenario, events: tuple[Reshape, ...], at: float) -> SimulatedHistory:
-    """Return the history of a fleet in which the worker under test (the hero) is paused at the time `at`."""
-    members = (Member(HERO, CONFIG, naps=(Nap(at, SLEEP_SECONDS),)), Member(PEER, CONFIG))
+def simulate_pause(scenario: Scenario, events: tuple[Reshape, ...], pause_time: float) -> SimulatedHistory:
+    """Return the history of a fleet in which the worker under test (the hero) is paused at the time `pause_time`."""
+    members = (Member(HERO, CONFIG, naps=(Nap(pause_time, SLEEP_SECONDS),)), Member(PEER, CONFIG))
     return run(evolve(scenario, members=members, reshapes=events))
 
 
-def repeated(history: SimulatedHistory, reset_at: float) -> list[str]:
+def describe_repeated_records(history: SimulatedHistory, reset_at: float) -> list[str]:
     """Describe the records that were handled although a checkpoint at or after them had been stored before.
 
     A reset makes the checkpoints of open shards void.
@@ -73,17 +73,17 @@ def repeated(history: SimulatedHistory, reset_at: float) -> list[str]:
         if not write.sent < reset_at <= write.t
     ]
     steps += [
-        (answer.t, answer.shard, answer.checkpoint)
-        for answer in history.answers
-        if answer.done and answer.verb == "checkpoint"
-        if not answer.sent < reset_at <= answer.t
+        (write_answer.t, write_answer.shard, write_answer.checkpoint)
+        for write_answer in history.answers
+        if write_answer.done and write_answer.verb == "checkpoint"
+        if not write_answer.sent < reset_at <= write_answer.t
     ]
     descriptions, furthest_checkpoints, was_reset = list[str](), dict[str, tuple[int, int, int]](), False
     steps.sort(reverse=True)
     for event in history.select_events("record"):
         while steps and steps[-1][0] < event.t:
-            at, shard, order = steps.pop()
-            if at >= reset_at and not was_reset:
+            step_time, shard, order = steps.pop()
+            if step_time >= reset_at and not was_reset:
                 furthest_checkpoints, was_reset = _ended(furthest_checkpoints), True
             furthest_checkpoints[shard] = max(order, furthest_checkpoints.get(shard, order))
         if event.t >= reset_at and not was_reset:
@@ -97,22 +97,28 @@ def _ended(furthest: dict[str, tuple[int, int, int]]) -> dict[str, tuple[int, in
     return {shard: order for shard, order in furthest.items() if order == SHARD_END.order}
 
 
-def unhandled(history: SimulatedHistory) -> list[str]:
+def describe_unhandled_records(history: SimulatedHistory) -> list[str]:
     """Describe the records that no worker handled."""
     finished_records = {(event.shard, event.digest) for event in history.select_events("finished")}
-    return [f"{sent.key} {sent.digest}" for sent in history.sent if (sent.key, sent.digest) not in finished_records]
+    return [
+        f"{record.key} {record.digest}"
+        for record in history.sent
+        if (record.key, record.digest) not in finished_records
+    ]
 
 
-def breaches(layout: str, event: str, at: float) -> dict[str, list[str]]:
+def breaches(layout: str, event: str, pause_time: float) -> dict[str, list[str]]:
     """Return the breaches in one scenario, by a description of the scenario and the kind of breach."""
-    resets = [each.at for each in EVENTS[event] if each.what == "reset"]
-    history = slept(LAYOUTS[layout], EVENTS[event], at)
+    reset_times = [reshape.at for reshape in EVENTS[event] if reshape.what == "reset"]
+    history = simulate_pause(LAYOUTS[layout], EVENTS[event], pause_time)
     cases_by_kind = {
-        "handled again": repeated(history, min(resets, default=SECONDS)),
-        "never handled": unhandled(history),
+        "handled again": describe_repeated_records(history, min(reset_times, default=SECONDS)),
+        "never handled": describe_unhandled_records(history),
         "unforeseen": history.faults,
     }
-    return {f"{layout}, {event}, asleep at {at}: {what}": cases for what, cases in cases_by_kind.items() if cases}
+    return {
+        f"{layout}, {event}, asleep at {pause_time}: {kind}": cases for kind, cases in cases_by_kind.items() if cases
+    }
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -125,4 +131,9 @@ def test_worker_after_a_pause_repeats_no_records(event: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pause_at_any_moment_breaks_no_law(layout: str) -> None:
     """A pause at any moment of any event breaks no law, in each layout."""
-    assert [found for event in EVENTS for at in MOMENTS if (found := breaches(layout, event, at))] == []
+    assert [
+        cases_by_breach
+        for event in EVENTS
+        for pause_time in MOMENTS
+        if (cases_by_breach := breaches(layout, event, pause_time))
+    ] == []

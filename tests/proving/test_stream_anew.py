@@ -36,17 +36,20 @@ SEEDS = [
 def _scenario(seed: int) -> Scenario:
     """Return the scenario of this seed. The stream is recreated after a reshard, and perhaps resharded again."""
     scenario, draw = trial(seed, Minimal()).scenario, random.Random(f"anew {seed}")  # noqa: S311  a seed is the point
-    at = draw.uniform(30.0, FAULTS_END - 30.0)
-    early_reshapes = tuple(each for each in scenario.reshapes if each.at < at)
+    recreation_time = draw.uniform(30.0, FAULTS_END - 30.0)
+    early_reshapes = tuple(reshape for reshape in scenario.reshapes if reshape.at < recreation_time)
     first_reshapes = early_reshapes or (Reshape(draw.uniform(5.0, 20.0), draw.choice(("double", "split"))),)
     later_reshapes = (
-        Reshape(at + draw.uniform(0.5, 25.0), draw.choice(("double", "split", "merge"))),
+        Reshape(recreation_time + draw.uniform(0.5, 25.0), draw.choice(("double", "split", "merge"))),
     ) * draw.randrange(2)
     seconds = scenario.seconds + 2 * SETTLE_SECONDS  # Each lease of the old stream must be released and taken again.
     lasting_member = Member("z", scenario.members[0].config)  # At least one worker must be there at the end.
     scenario = evolve(scenario, members=(*scenario.members, lasting_member))
     return evolve(
-        scenario, reshapes=(*first_reshapes, Reshape(at, "anew"), *later_reshapes), callable_faults=(), seconds=seconds
+        scenario,
+        reshapes=(*first_reshapes, Reshape(recreation_time, "anew"), *later_reshapes),
+        callable_faults=(),
+        seconds=seconds,
     )
 
 
@@ -61,13 +64,13 @@ def test_recreated_stream_is_dispatched_in_order(seed: int) -> None:
     """All records of the recreated stream are dispatched in order, despite crashes, pauses and lost responses."""
     with suppress_logs():
         history = run(evolve(_scenario(seed), if_recreated="TRIM_HORIZON"))
-    numbers_by_shard: dict[str, list[int]] = {each.key: [] for each in history.sent}
+    numbers_by_shard: dict[str, list[int]] = {record.key: [] for record in history.sent}
     for event in _list_dispatches_of_new_stream(history):
         if event.place[0] not in numbers_by_shard[event.shard]:
             numbers_by_shard[event.shard].append(event.place[0])
     assert history.faults == []
     assert numbers_by_shard == {
-        key: [each.number for each in history.sent if each.key == key] for key in numbers_by_shard
+        key: [record.number for record in history.sent if record.key == key] for key in numbers_by_shard
     }
 
 
@@ -89,13 +92,13 @@ def test_recreated_stream_is_not_read_unless_requested(seed: int, caplog: pytest
         [],
         [],
     )
-    late_writes = [(each.before, each.after) for each in history.writes if each.done and each.t > noticed_time]
-    assert [row for old, row in late_writes if old and row and row.checkpoint != old.checkpoint] == []
+    late_writes = [(item.before, item.after) for item in history.writes if item.done and item.t > noticed_time]
+    assert [row for old_row, row in late_writes if old_row and row and row.checkpoint != old_row.checkpoint] == []
     assert [row for _, row in late_writes if row and row.owner is not None] == [], "nobody holds a lease of it"
     warnings = [text for text in caplog.messages if "stream listed was made anew at 2 s since 1970" in text]
     living_count = sum(
         member.is_running_at(scenario.seconds) and member.plans > FAULTS_END for member in scenario.members
     )
-    assert living_count <= len(warnings) <= sum(each.what == "start" for each in history.incidents), (
+    assert living_count <= len(warnings) <= sum(item.what == "start" for item in history.incidents), (
         "each process says it, once"
     )

@@ -29,56 +29,62 @@ def test_no_order_of_requests_breaks_a_law(name: str) -> None:
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def copy_with_a_later_epoch(patched: pytest.MonkeyPatch) -> None:
+def copy_with_a_later_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the copy a later epoch than the marked row before a worker has claimed it (W3)."""
-    real = swap._copy_without_owner
-    patched.setattr(swap, "_copy_without_owner", lambda row: evolve(real(row), epoch=row.epoch + 1))
+    original_copy = swap._copy_without_owner
+    monkeypatch.setattr(swap, "_copy_without_owner", lambda row: evolve(original_copy(row), epoch=row.epoch + 1))
 
 
-def claiming_by_the_copys_checkpoint(patched: pytest.MonkeyPatch) -> None:
+def claiming_by_the_copys_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim with the checkpoint of the copy, which is the position at which the lease began (W3)."""
-    real = swap._copy_without_owner
-    patched.setattr(swap, "_copy_without_owner", lambda row: evolve(real(row), checkpoint=TRIM_HORIZON))
+    original_copy = swap._copy_without_owner
+    monkeypatch.setattr(swap, "_copy_without_owner", lambda row: evolve(original_copy(row), checkpoint=TRIM_HORIZON))
 
 
-def claiming_by_the_checkpoint_of_an_earlier_turn(patched: pytest.MonkeyPatch) -> None:
+def claiming_by_the_checkpoint_of_an_earlier_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust the checkpoint of an earlier period in which the lease was in this table (W3)."""
-    real = CheckedTable.write
+    original_write = CheckedTable.write
 
-    def write(self: CheckedTable, asked: Write) -> Outcome:
-        return real(self, evolve(asked, position=asked.lease.checkpoint) if isinstance(asked, ResetLease) else asked)
+    def write(self: CheckedTable, request: Write) -> Outcome:
+        return original_write(
+            self, evolve(request, position=request.lease.checkpoint) if isinstance(request, ResetLease) else request
+        )
 
-    patched.setattr(CheckedTable, "write", write)
+    monkeypatch.setattr(CheckedTable, "write", write)
 
 
-def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
+def claiming_before_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim the lease in TO while writes of its owner and of other workers to FROM's row still succeed (W2)."""
 
-    def moved(self: SwapStore, side: int, held: Lease, me: str) -> Outcome:
-        arrived = self._copy_and_claim(RowPair((None, None)).put(side, held), me)
-        mark = self._tables[side].write(ReleaseLease(held, "", MOVED_OWNER_PREFIX + me))
-        return Done(arrived) if arrived and isinstance(mark, Done) else self._read_lost_outcome(held.key)
+    def move_renewed(self: SwapStore, side: int, held_lease: Lease, me: str) -> Outcome:
+        claimed_lease = self._copy_and_claim(RowPair((None, None)).put(side, held_lease), me)
+        mark_outcome = self._tables[side].write(ReleaseLease(held_lease, "", MOVED_OWNER_PREFIX + me))
+        return (
+            Done(claimed_lease)
+            if claimed_lease and isinstance(mark_outcome, Done)
+            else self._read_lost_outcome(held_lease.key)
+        )
 
-    patched.setattr(SwapStore, "_move_renewed", moved)
+    monkeypatch.setattr(SwapStore, "_move_renewed", move_renewed)
 
 
-def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
+def marking_whatever_stands_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the mark on the row as it is at that time, not as it was when the lease was held (W2)."""
-    real = CheckedTable.write
+    original_write = CheckedTable.write
 
-    def write(self: CheckedTable, asked: Write) -> Outcome:
-        if isinstance(asked, ReleaseLease) and (asked.to or "").startswith(MOVED_OWNER_PREFIX):
-            (row,) = self.get([asked.lease.key])
-            asked = evolve(asked, lease=row)
-        return real(self, asked)
+    def write(self: CheckedTable, request: Write) -> Outcome:
+        if isinstance(request, ReleaseLease) and (request.to or "").startswith(MOVED_OWNER_PREFIX):
+            (row,) = self.get([request.lease.key])
+            request = evolve(request, lease=row)
+        return original_write(self, request)
 
-    patched.setattr(CheckedTable, "write", write)
+    monkeypatch.setattr(CheckedTable, "write", write)
 
 
-def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
+def a_late_mover_that_does_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the worker that marked the row claim the lease in TO, even if another has claimed it there meanwhile (W4)."""
 
-    def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Annotations = ()) -> Lease | None:
+    def copy_and_claim(self: SwapStore, pair: RowPair, taker: str | None, notes: Annotations = ()) -> Lease | None:
         target_side = 1 - pair.side
         assert pair.row is not None
         copied_lease = self._tables[target_side].write(CreateLease(swap._copy_without_owner(pair.row))).lease
@@ -86,34 +92,38 @@ def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
         claim = self._tables[target_side].write(ClaimLease(copied_lease, taker or "", notes))
         return join_version(target_side, claim.lease) if isinstance(claim, Done) else None
 
-    patched.setattr(SwapStore, "_copy_and_claim", arrived)
+    monkeypatch.setattr(SwapStore, "_copy_and_claim", copy_and_claim)
 
 
-def reading_one_row(patched: pytest.MonkeyPatch) -> None:
+def reading_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a row in FROM without reading TO (W1)."""
-    patched.setattr(RowPair, "side", property(lambda self: FROM if self.rows[FROM] is not None else 1))
+    monkeypatch.setattr(RowPair, "side", property(lambda self: FROM if self.rows[FROM] is not None else 1))
 
 
-def combining_rows_of_different_times(patched: pytest.MonkeyPatch) -> None:
+def combining_rows_of_different_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Combine a row of FROM from the time when it was a copy with a row of TO from the time when that is one (W5)."""
 
-    def mended(_self: SwapStore, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
+    def keep_pairs(_self: SwapStore, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         return dict(pairs)
 
-    patched.setattr(SwapStore, "_reread_torn", mended)
+    monkeypatch.setattr(SwapStore, "_reread_torn", keep_pairs)
 
 
-def freeing_what_is_left_before_it_is_a_copy(patched: pytest.MonkeyPatch) -> None:
+def freeing_what_is_left_before_it_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Free the row of an earlier period before the row is a copy. A worker that read the other row before trusts it."""
-    patched.setattr(swap, "is_unclaimed_copy", lambda _row: False)
+    monkeypatch.setattr(swap, "is_unclaimed_copy", lambda _row: False)
 
     def side(self: RowPair) -> int:
-        one, other = self.rows
-        if one is None or other is None:
-            return FROM if other is None else 1
-        return FROM if one.epoch > other.epoch or (one.epoch == other.epoch and swap.is_marked(one)) else 1
+        first_row, second_row = self.rows
+        if first_row is None or second_row is None:
+            return FROM if second_row is None else 1
+        return (
+            FROM
+            if first_row.epoch > second_row.epoch or (first_row.epoch == second_row.epoch and swap.is_marked(first_row))
+            else 1
+        )
 
-    patched.setattr(RowPair, "side", property(side))
+    monkeypatch.setattr(RowPair, "side", property(side))
 
 
 FOUND_WITHIN = 8_000

@@ -22,7 +22,7 @@ ENDINGS: tuple[MemberEnding, ...] = ("crash", "crash", "leave")
 FAULTS = Network(lost=0.001, unanswered=0.002, late=0.001)
 
 
-def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN_SECONDS) -> Scenario:
+def make_swap_scenario(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN_SECONDS) -> Scenario:
     """Return a scenario of four workers that die or leave in every turn and return, while leases are swapped and back.
 
     If `sessions` is True, the second table has the layout `sessions`.
@@ -30,12 +30,12 @@ def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN
     rng, seconds, quiet_seconds = random.Random(seed), turns * turn_seconds, turn_seconds / 3  # noqa: S311  a seed is the point
     members = []
     for worker in WORKERS:
-        starts = rng.uniform(0.0, 1.0)
-        while starts < seconds - quiet_seconds:
-            ends = starts + rng.expovariate(1 / turn_seconds)
-            ends = ends if ends < seconds - quiet_seconds else math.inf
-            members.append(Member(worker, Config(), starts=starts, ends=ends, ending=rng.choice(ENDINGS)))
-            starts = ends + rng.uniform(1.0, 30.0)
+        start_time = rng.uniform(0.0, 1.0)
+        while start_time < seconds - quiet_seconds:
+            end_time = start_time + rng.expovariate(1 / turn_seconds)
+            end_time = end_time if end_time < seconds - quiet_seconds else math.inf
+            members.append(Member(worker, Config(), starts=start_time, ends=end_time, ending=rng.choice(ENDINGS)))
+            start_time = end_time + rng.uniform(1.0, 30.0)
     return Scenario(
         seed,
         (None,) * LEASES,
@@ -57,7 +57,7 @@ def breaches(history: SimulatedHistory) -> tuple[Breach, ...]:
     return judge_history(history, JudgeLimits(lease_seconds=dict.fromkeys(WORKERS, LEASE_SECONDS)))
 
 
-def judged(scenario: Scenario) -> None:
+def check_scenario(scenario: Scenario) -> None:
     """Run the scenario, and check that each swap finished, no record was lost, and no shard had two readers."""
     history = run(scenario)
     assert breaches(history) == ()
@@ -71,7 +71,7 @@ def judged(scenario: Scenario) -> None:
 @pytest.mark.parametrize("sessions", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_swap_and_back_once(*, sessions: bool) -> None:
     """A death in the middle of a swap, or a late response, loses no record and causes no second reader."""
-    judged(swapped(1, 2, sessions=sessions))
+    check_scenario(make_swap_scenario(1, 2, sessions=sessions))
 
 
 @pytest.mark.more
@@ -79,7 +79,7 @@ def test_swap_and_back_once(*, sessions: bool) -> None:
 @pytest.mark.parametrize("sessions", [False, True])
 def test_swap_and_back_twelve_times(*, sessions: bool) -> None:
     """Repeated swaps work although both tables contain rows of earlier swaps."""
-    judged(swapped(2, 24, sessions=sessions, turn_seconds=600.0))
+    check_scenario(make_swap_scenario(2, 24, sessions=sessions, turn_seconds=600.0))
 
 
 @pytest.mark.more
@@ -88,12 +88,12 @@ def test_swap_that_skips_a_record_is_detected(monkeypatch: pytest.MonkeyPatch) -
     """The judge reports a lost record if a planted fault skips a record in a swap."""
     original_copy = swap._copy_without_owner  # noqa: SLF001  the step that is broken
 
-    def ahead(row: Lease) -> Lease:
+    def skip_record(row: Lease) -> Lease:
         copied_row = original_copy(row)
         checkpoint = copied_row.checkpoint
         later_checkpoint = Position(str(int(checkpoint.sequence) + 1000)) if checkpoint.numbered else checkpoint
         return evolve(copied_row, checkpoint=later_checkpoint)
 
-    monkeypatch.setattr(swap, "_copy_without_owner", ahead)
-    breaches_found = breaches(run(swapped(1, 1, sessions=False)))
+    monkeypatch.setattr(swap, "_copy_without_owner", skip_record)
+    breaches_found = breaches(run(make_swap_scenario(1, 1, sessions=False)))
     assert {breach.what for breach in breaches_found} >= {"lost"}

@@ -9,5 +9,5 @@ from standins.iam import Account, account
 @pytest.fixture(scope="session")
 def aws() -> Iterator[Account]:
     """Yield an account whose streams and tables check permissions."""
-    with account() as opened:
-        yield opened
+    with account() as opened_account:
+        yield opened_account

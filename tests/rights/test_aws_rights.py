@@ -38,7 +38,7 @@ _numbers = count()
 
 def _mark_slow_permissions(rights: list[str], *now: str) -> list[Any]:
     """Return each permission as a parameter. Those that are not in `now` are tested only by `make test-more`."""
-    return [pytest.param(right, marks=() if right in now else pytest.mark.more) for right in rights]
+    return [pytest.param(permission, marks=() if permission in now else pytest.mark.more) for permission in rights]
 
 
 @frozen
@@ -96,28 +96,30 @@ def lasting(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def _create_place(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
-    place = Place(aws, name, monkeypatch)
+    new_place = Place(aws, name, monkeypatch)
     kinesis, admin = aws.client("kinesis"), aws.admin.get_credentials()
-    kinesis.create_stream(StreamName=place.name, ShardCount=2)
-    kinesis.put_records(StreamName=place.name, Records=[{"Data": b"x", "PartitionKey": str(key)} for key in range(9)])
+    kinesis.create_stream(StreamName=new_place.name, ShardCount=2)
+    kinesis.put_records(
+        StreamName=new_place.name, Records=[{"Data": b"x", "PartitionKey": str(key)} for key in range(9)]
+    )
     assert admin is not None
-    place.sign_in(admin.access_key, admin.secret_key)
-    store = open_store(place.table)
+    new_place.sign_in(admin.access_key, admin.secret_key)
+    store = open_store(new_place.table)
     create_lease_with_owner(store, Lease(SHARD, parents=("shardId-gone",), checkpoint=TRIM_HORIZON))
     store.close()
-    return evolve(place, earlier=len(aws.asked()))
+    return evolve(new_place, earlier=len(aws.asked()))
 
 
-def run_worker(place: Place, stream: str, enough: Callable[[list[bytes], str], object]) -> str:
+def run_worker(resources: Place, stream: str, enough: Callable[[list[bytes], str], object]) -> str:
     """Run a real worker until `enough` returns true, and return all errors."""
-    read: list[bytes] = []
+    read_data: list[bytes] = []
     errors: list[str] = []
     try:
-        store, source = open_store(place.table), open_source(stream)
+        store, source = open_store(resources.table), open_source(stream)
         worker = Worker(store=store, source=source, me="ann", config=Config(initial_position=TRIM_HORIZON))
     except StoreError as fault:
         return str(fault)
-    runner = Runner(worker, lambda batch: read.extend(record.data for record in batch.records))
+    runner = Runner(worker, lambda batch: read_data.extend(record.data for record in batch.records))
 
     def run() -> None:
         try:
@@ -128,7 +130,7 @@ def run_worker(place: Place, stream: str, enough: Callable[[list[bytes], str], o
     thread = Thread(target=run, daemon=True)
     thread.start()
     try:
-        until(lambda: errors or enough(read, "".join(errors)), "nothing read, and nothing said")
+        until(lambda: errors or enough(read_data, "".join(errors)), "nothing read, and nothing said")
     finally:
         runner.stop()
         thread.join(WAIT)
@@ -174,8 +176,8 @@ def test_the_table_is_created_only_with_the_right_to_create_it(place: Place) -> 
 def test_the_rights_cover_only_one_stream_and_one_table(
     place: Place, other: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    places = {"STREAM": place.name, "TABLE": place.name, other: "another"}
-    place.become(policy("consumer", **places))
+    resource_names = {"STREAM": place.name, "TABLE": place.name, other: "another"}
+    place.become(policy("consumer", **resource_names))
     errors = run_worker(place, place.stream, lambda read, _: read)
     assert message in errors + caplog.text
 
@@ -203,8 +205,8 @@ def test_a_producer_reports_each_missing_right(lasting: Place, right: str, tmp_p
     lines = tmp_path / "lines"
     lines.write_text("one\ntwo\n")
     lasting.become(lasting.policy("producer", without=right))
-    written = CliRunner().invoke(produce, [lasting.stream.removesuffix("&wire=json"), str(lines), "--linger-ms", "0"])
-    assert (written.exit_code, right in written.stderr) == (1 if right else 0, True)
+    result = CliRunner().invoke(produce, [lasting.stream.removesuffix("&wire=json"), str(lines), "--linger-ms", "0"])
+    assert (result.exit_code, right in result.stderr) == (1 if right else 0, True)
     if not right:
         assert lasting.asked() == dict.fromkeys(actions("producer"), True)
 
@@ -223,11 +225,11 @@ def test_reading_tools_report_each_missing_right(lasting: Place, tool: str, righ
 def _run_tool(tool: str, table: str) -> tuple[int, str]:
     if tool == "serve":
         return _run_serve(table)
-    app, more = {
+    app, options = {
         "leases": (leases, ["--json"]),
         "explain": (explain, ["--for", "0"]),
     }[tool]
-    result = CliRunner().invoke(app, [table, *more])
+    result = CliRunner().invoke(app, [table, *options])
     return result.exit_code, result.stderr
 
 

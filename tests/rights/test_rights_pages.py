@@ -40,12 +40,12 @@ ROLES = {
 
 
 def test_the_error_for_a_missing_right_lists_the_rights_of_the_files() -> None:
-    worker, rest = calls.ADVICE["AccessDeniedException"].split("; ")[1:]
-    names = re.findall(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*\b", worker)
+    worker_advice, reader_advice = calls.ADVICE["AccessDeniedException"].split("; ")[1:]
+    names = re.findall(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*\b", worker_advice)
     assert sorted(f"dynamodb:{name}" for name in names) == sorted(
         action for action in actions("consumer", "make-table") if action.startswith("dynamodb:")
     )
-    assert rest == "tools that only read need the first two"
+    assert reader_advice == "tools that only read need the first two"
     assert sorted(f"dynamodb:{name}" for name in names[:2]) == actions("read-only")
 
 
@@ -58,9 +58,9 @@ def test_a_table_stream_reader_uses_exactly_the_rights_of_its_file(monkeypatch: 
         (shard,) = source.shards()
         assert source.open(Lease(shard.id), TRIM_HORIZON).read().fault == ""
     file = json.loads((FOLDER / "aws-table-consumer.json").read_text())["Statement"]
-    find, read, keep = (set(statement["Action"]) for statement in file)
-    assert {f"dynamodb:{operation}" for operation in table.asked} == find | read
-    assert keep == {action for action in actions("consumer") if action.startswith("dynamodb:")}
+    find_actions, read_actions, keep_actions = (set(statement["Action"]) for statement in file)
+    assert {f"dynamodb:{operation}" for operation in table.asked} == find_actions | read_actions
+    assert keep_actions == {action for action in actions("consumer") if action.startswith("dynamodb:")}
 
 
 def test_a_fan_out_consumer_has_all_rights_of_a_polling_one() -> None:
@@ -71,9 +71,9 @@ def test_a_fan_out_consumer_has_all_rights_of_a_polling_one() -> None:
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
 def test_no_file_grants_a_wildcard(name: str) -> None:
     for statement in json.loads((FOLDER / name).read_text())["Statement"]:
-        granted = json.dumps([statement["Action"], statement["Resource"]])
-        assert "*" not in granted.replace("consumer/CONSUMER:*", "").replace("table/STREAM/stream/*", ""), name
-        assert set(re.findall(r"\b[A-Z]{4,}\b", granted)) <= {"REGION", "ACCOUNT", "STREAM", "TABLE", "CONSUMER"}
+        grant_json = json.dumps([statement["Action"], statement["Resource"]])
+        assert "*" not in grant_json.replace("consumer/CONSUMER:*", "").replace("table/STREAM/stream/*", ""), name
+        assert set(re.findall(r"\b[A-Z]{4,}\b", grant_json)) <= {"REGION", "ACCOUNT", "STREAM", "TABLE", "CONSUMER"}
 
 
 def test_the_page_lists_exactly_the_files() -> None:
@@ -132,8 +132,8 @@ def _text(value: str) -> Any:  # noqa: ANN401  typed as the caller needs it
 
 def test_a_shared_table_worker_uses_exactly_the_rights_of_its_file(dynalite_url: str) -> None:
     file = json.loads((FOLDER / "aws-shared-table-consumer.json").read_text())["Statement"]
-    read, find, keep = (statement["Action"] for statement in file)
-    assert read == json.loads((FOLDER / "aws-consumer.json").read_text())["Statement"][0]["Action"]
+    read_actions, find_actions, keep_actions = (statement["Action"] for statement in file)
+    assert read_actions == json.loads((FOLDER / "aws-consumer.json").read_text())["Statement"][0]["Action"]
     client = boto3.client("dynamodb", endpoint_url=dynalite_url)
     with careless_line(dynalite_url) as line:
         url = f"dynamodb://rights-shared?prefix=a/&endpoint={line.url}"
@@ -144,7 +144,7 @@ def test_a_shared_table_worker_uses_exactly_the_rights_of_its_file(dynalite_url:
         store.list()
         store.get(["none"])
         store.close()
-    assert {f"dynamodb:{operation}" for operation in line.requests} == {find, *keep}
+    assert {f"dynamodb:{operation}" for operation in line.requests} == {find_actions, *keep_actions}
     client.close()
     assert file[2]["Condition"] == {"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["PREFIX"]}}
 
@@ -153,22 +153,22 @@ def test_postgresql_users_have_the_documented_rights(postgres_service: Service) 
     """A worker has all permissions that it needs, and a user who only reads cannot write."""
     with connect(build_conninfo(postgres_service), autocommit=True) as connection:
         connection.execute("CREATE DATABASE rights")
-    place = f"postgres://127.0.0.1:{postgres_service.port}/rights"
+    url = f"postgres://127.0.0.1:{postgres_service.port}/rights"
     with connect(
         build_conninfo(postgres_service).replace("dbname=postgres", "dbname=rights"), autocommit=True
     ) as owner:
         owner.execute((FOLDER / "postgres.sql").read_bytes())
-    worker = open_store(f"{place}?user=leases_worker", create=False)
-    seen = create_owned_lease(worker)
-    reader = open_store(f"{place}?user=leases_reader", create=False, write=False)
-    assert reader.list() == worker.list() == Listing((seen,))
+    worker = open_store(f"{url}?user=leases_worker", create=False)
+    owned_lease = create_owned_lease(worker)
+    reader = open_store(f"{url}?user=leases_reader", create=False, write=False)
+    assert reader.list() == worker.list() == Listing((owned_lease,))
     with pytest.raises(StoreError, match="this user may not do that"):
-        reader.write(RenewLease(seen))
+        reader.write(RenewLease(owned_lease))
     worker.close()
     reader.close()
 
 
 def test_the_documented_table_is_the_one_that_workers_create() -> None:
-    created = re.sub(r"--.*", "", postgres_store.SCHEMA).replace("{{}}", "{}").partition("(")[2]
-    documented = re.sub(r"--.*", "", (FOLDER / "postgres.sql").read_text()).partition("(")[2].partition(";")[0]
-    assert created.split() == documented.split()
+    created_columns = re.sub(r"--.*", "", postgres_store.SCHEMA).replace("{{}}", "{}").partition("(")[2]
+    documented_columns = re.sub(r"--.*", "", (FOLDER / "postgres.sql").read_text()).partition("(")[2].partition(";")[0]
+    assert created_columns.split() == documented_columns.split()

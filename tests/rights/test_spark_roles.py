@@ -58,31 +58,31 @@ def add_prefix(prefix: str, options: dict[str, str]) -> dict[str, str]:
 
 def test_the_stream_and_the_leases_can_have_different_roles(aws: Account, query_options: dict[str, str]) -> None:
     """The stream is read only with its own role, and the lease table is used only with the table's role."""
-    more = {
+    role_options = {
         "kinesis.startingPosition": "TRIM_HORIZON",
         "kinesis.dynamodb.endpointUrl": aws.service.url,
         "lease.applicationName": f"leases-{uuid4().hex[:8]}",
         **add_prefix("kinesis", role(aws, "kinesis:*")),
         **add_prefix("lease", role(aws, "dynamodb:*")),
     }
-    spec, lease, *_ = KinesisLeased(query_options | more).parse_options(query_options | more)
-    before, reader = len(aws.asked()), LeasedReader(spec, lease)
+    spec, lease, *_ = KinesisLeased(query_options | role_options).parse_options(query_options | role_options)
+    earlier_call_count, reader = len(aws.asked()), LeasedReader(spec, lease)
     try:
         offset, records = reader.initialOffset(), list[bytes]()
         while not records:
-            planned = reader.latestOffset(offset, ReadMaxRows(10))
-            if planned is offset:
+            planned_offset = reader.latestOffset(offset, ReadMaxRows(10))
+            if planned_offset is offset:
                 continue
-            for part in reader.partitions(offset, planned):
+            for part in reader.partitions(offset, planned_offset):
                 records += [row for batch in reader.read(part) for row in batch["data"].to_pylist()]
-            reader.commit(planned)
-            offset = planned
+            reader.commit(planned_offset)
+            offset = planned_offset
     finally:
         reader.stop()
     assert records == [b"a book"]
-    rights = aws.asked()[before:]
-    assert {action.partition(":")[0] for action, _, _ in rights} == {"kinesis", "dynamodb"}
-    assert [right for right in rights if not right[2]] == []
+    calls = aws.asked()[earlier_call_count:]
+    assert {action.partition(":")[0] for action, _, _ in calls} == {"kinesis", "dynamodb"}
+    assert [call for call in calls if not call[2]] == []
 
 
 def test_a_sink_and_a_batch_use_the_role(aws: Account, query_options: dict[str, str]) -> None:
@@ -91,10 +91,10 @@ def test_a_sink_and_a_batch_use_the_role(aws: Account, query_options: dict[str, 
     tag = Tag("query", 0, 0, "part", "edition", 0)
     with pytest.raises(SourceError):
         KinesisLeased({}).sink_target(OptionReader(query_options, KINESIS_SINK)).open_writer().write(rows, tag)
-    named = query_options | add_prefix("kinesis", role(aws, "kinesis:*"))
-    KinesisLeased({}).sink_target(OptionReader(named, KINESIS_SINK)).open_writer().write(rows, tag)
-    _, _, place, _ = KinesisLeased(named).parse_options(named)
-    with closing(place.open()) as source:
+    role_options = query_options | add_prefix("kinesis", role(aws, "kinesis:*"))
+    KinesisLeased({}).sink_target(OptionReader(role_options, KINESIS_SINK)).open_writer().write(rows, tag)
+    _, _, location, _ = KinesisLeased(role_options).parse_options(role_options)
+    with closing(location.open()) as source:
         assert len(source.shards()) == 1
     client = aws.client("kinesis")
     shard = client.list_shards(StreamName=query_options["kinesis.streamName"])["Shards"][0]["ShardId"]

@@ -52,13 +52,13 @@ class Crash:
     sink: Sink
 
 
-def has_both_shards(planned: dict[str, Any]) -> bool:
+def has_both_shards(offset: dict[str, Any]) -> bool:
     """Return whether the planned batch has rows of both shards."""
-    return planned["r"].keys() == {"a", "b"} and all(begin != end for begin, end, _ in planned["r"].values())
+    return offset["r"].keys() == {"a", "b"} and all(begin != end for begin, end, _ in offset["r"].values())
 
 
 def crash_query(
-    place: Place,
+    environment: Place,
     *,
     reaches_sink: bool,
     split: bool = False,
@@ -71,34 +71,34 @@ def crash_query(
 
     Then kill the query. If `reaches_sink`, the sink has received the rows of this batch by then.
     """
-    query, sink = place.query(start=start, rereadable=rereadable), Sink()
+    query, sink = environment.query(start=start, rereadable=rereadable), Sink()
     while len(query.rows) < 2:  # until both shards are held and read
         row_count = len(query.rows)
         query.batch()
         sink.take(query.offset["n"], query.rows[row_count:])
-    place.stream.put("a", *(f"a{number}" for number in range(1, 35)))
-    place.stream.put("b", *(f"b{number}" for number in range(1, 15)))
+    environment.stream.put("a", *(f"a{number}" for number in range(1, 35)))
+    environment.stream.put("b", *(f"b{number}" for number in range(1, 15)))
     if split:
-        place.stream.split("a", "c", "d")
-        place.stream.put("c", "first of c")
-    while not is_crash_batch(planned := query.plan(ReadMaxRows(limit)) or {"r": {}}):
+        environment.stream.split("a", "c", "d")
+        environment.stream.put("c", "first of c")
+    while not is_crash_batch(planned_offset := query.plan(ReadMaxRows(limit)) or {"r": {}}):
         query.reader.commit(query.offset)
-        sink.take(planned["n"], query.run(planned))
-        query.offset = planned
+        sink.take(planned_offset["n"], query.run(planned_offset))
+        query.offset = planned_offset
         if not split:  # so that both shards always have rows, however slowly one of them is read
-            place.stream.put("a", f"a after {planned['n']}")
-            place.stream.put("b", f"b after {planned['n']}")
+            environment.stream.put("a", f"a after {planned_offset['n']}")
+            environment.stream.put("b", f"b after {planned_offset['n']}")
     query.reader.commit(query.offset)
-    rows = query.run(planned)
+    rows = query.run(planned_offset)
     if reaches_sink:
-        sink.take(planned["n"], rows)
+        sink.take(planned_offset["n"], rows)
     query.kill()
-    return Crash(query.offset, planned, rows, sink)
+    return Crash(query.offset, planned_offset, rows, sink)
 
 
-def restarted_query(place: Place, crash: Crash, **options: Any) -> Query:  # noqa: ANN401  as `Place.query` takes them
+def restarted_query(environment: Place, crash: Crash, **options: Any) -> Query:  # noqa: ANN401  as `Place.query` takes them
     """Restart the query as Spark does after a batch that was planned but not committed. This batch is run first."""
-    query = place.query(crash.before, **options)
+    query = environment.query(crash.before, **options)
     rows = query.run(crash.planned)
     crash.sink.take(crash.planned["n"], rows)
     query.offset = crash.planned

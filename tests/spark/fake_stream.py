@@ -154,8 +154,8 @@ class FakeReader:
             self.at += len(texts)
             raise SourceUnavailable("the answer was cut off")
         if self.shard in self.stream.refuses or not texts:
-            ended = self.shard in self.stream.children and not texts
-            return Batch((), None, 0.0, 0.01, ended=ended, children=self._children if ended else ())
+            has_ended = self.shard in self.stream.children and not texts
+            return Batch((), None, 0.0, 0.01, ended=has_ended, children=self._children if has_ended else ())
         records = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
         self.at += len(texts)
         records_left, undecided = len(self.stream.records[self.shard]) - self.at, len(records) * self.stream.undecided
@@ -255,8 +255,8 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
 
 def options(path: Path, start: str, **more_options: str) -> LeaseOptions:
     """Return the options of a group that has its leases in this file."""
-    requested = {"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more_options}
-    option_reader = OptionReader(requested, ALL_SOURCES, KINESIS_SOURCE)
+    raw_options = {"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more_options}
+    option_reader = OptionReader(raw_options, ALL_SOURCES, KINESIS_SOURCE)
     return parse_lease_options(option_reader, f"sqlite:///{path}", {"initial_position": start}, "maxRowsPerTrigger")
 
 

@@ -61,8 +61,8 @@ def main(folder: Path, behavior: str) -> None:
     stream = Stream(json.loads((folder / "stream.json").read_text()))
     offsets, commits = read(folder, "offsets"), read(folder, "commits")
     last_commit = max(commits, default=0)
-    place = Place(stream, folder / "leases.db")
-    query = place.query(commits.get(last_commit), **LIMIT)  # type: ignore[arg-type]  # none of the names is an argument's
+    environment = Place(stream, folder / "leases.db")
+    query = environment.query(commits.get(last_commit), **LIMIT)  # type: ignore[arg-type]  # none of the names is an argument's
     run = Life(folder, query, behavior)
     if last_commit + 1 in offsets:
         run.batch(last_commit + 1, offsets[last_commit + 1])
@@ -73,7 +73,7 @@ def main(folder: Path, behavior: str) -> None:
         if start_offset["n"]:
             run.query.reader.commit(start_offset)
         run.batch(max(read(folder, "commits"), default=0) + 1, end)
-    place.close()
+    environment.close()
 
 
 if __name__ == "__main__":

@@ -62,14 +62,14 @@ class Application:
 
 @contextmanager
 def started(
-    place: tuple[KinesisClient, str, Path],
+    location: tuple[KinesisClient, str, Path],
     command: Sequence[str],
     environment: dict[str, str],
     url: str,
     *more_arguments: str,
 ) -> Iterator[Application]:
     """Start a pipeline with this command and additional arguments, and end it after the block."""
-    client, stream, folder = place
+    client, stream, folder = location
     options = {"kinesis.streamName": stream, "kinesis.endpointUrl": url, "kinesis.region": "eu-west-1"}
     options |= {"kinesis.startingPosition": "TRIM_HORIZON", "lease.store": f"sqlite:///{folder}/leases.db"}
     arguments = ["kinesis-leased", *(f"--set={name}={value}" for name, value in options.items())]

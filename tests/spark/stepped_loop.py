@@ -89,7 +89,7 @@ class Stepped(LeaseLoop):
         self._is_turn_requested = True
 
 
-def stepped(patch: pytest.MonkeyPatch) -> Clock:
+def install_stepped_clock(patch: pytest.MonkeyPatch) -> Clock:
     """Make the readers of the test run in steps, and shorten the waits of replays."""
     clock, uuid_numbers = Clock(), count(1)
 
@@ -139,8 +139,8 @@ def new_reader(
         stream="fake://stream",
         start_positions=start_positions,
     )
-    requested = {"lease.durationMs": "2000", "lease.flushOnIdle": flush_on_idle, "lease.cores": "1", **more_options}
-    option_reader = OptionReader(requested, ALL_SOURCES, KINESIS_SOURCE)
+    raw_options = {"lease.durationMs": "2000", "lease.flushOnIdle": flush_on_idle, "lease.cores": "1", **more_options}
+    option_reader = OptionReader(raw_options, ALL_SOURCES, KINESIS_SOURCE)
     lease_options = parse_lease_options(
         option_reader, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, "maxRowsPerTrigger"
     )

@@ -60,7 +60,7 @@ def test_cluster_tasks_fetch_rows_from_the_driver_and_show_no_secret(
         with started(place, command, {**environment, "TMPDIR": temporary_folder}, kinesis_url) as application:
             application.put(range(30))
             application.wait_until_landed()
-            pages = "".join(shown(port))
+            pages = "".join(read_pages(port))
             assert ("main" in pages, SECRET in pages) == (True, False)
             assert "tasks fetch rows from 127.0.0.1, port " in application.words
             application.end(signal.SIGINT)
@@ -69,7 +69,7 @@ def test_cluster_tasks_fetch_rows_from_the_driver_and_show_no_secret(
     assert not any(SECRET.encode() in text for text in contents)
 
 
-def shown(port: int) -> Iterator[str]:
+def read_pages(port: int) -> Iterator[str]:
     """Yield the contents of the application's web pages."""
     root = f"http://127.0.0.1:{port}"
 

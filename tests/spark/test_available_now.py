@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve
 from fake_stream import KillableStore, Query, Stream
-from stepped_loop import new_reader, stepped
+from stepped_loop import install_stepped_clock, new_reader
 from waiters import Clock
 
 from leasehold.adapters.spark.available_now import AvailableNowProgress, ShardStatus, ShardTip, should_flush
@@ -202,7 +202,7 @@ def nightly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AvailableNowRun]:
     """Return a function that creates a query over these shards."""
 
     def create_query(records: dict[str, list[str]], **fields: Any) -> AvailableNowRun:  # noqa: ANN401  as fields have it
-        return AvailableNowRun(Stream(records), MemoryStore(), stepped(monkeypatch), **fields)
+        return AvailableNowRun(Stream(records), MemoryStore(), install_stepped_clock(monkeypatch), **fields)
 
     return create_query
 

@@ -114,10 +114,10 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
             "maxRowsPerTrigger": "30",
         }
     )
-    received: list[str] = []
+    received_rows: list[str] = []
 
     def collect_batch(batch: DataFrame, _number: int) -> None:
-        received.extend(data(batch))
+        received_rows.extend(data(batch))
 
     def start(name: str) -> StreamingQuery:
         writer = rows.load().writeStream.foreachBatch(collect_batch).option("checkpointLocation", str(tmp_path / name))
@@ -125,7 +125,7 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
 
     queries = [start_query(partial(start, name)) for name in ("one", "two")]
     assert [query.awaitTermination(WAIT) for query in queries] == [True, True]
-    assert sorted(received) == sorted(row for row, arrival in arrival_times.items() if arrival < end)
+    assert sorted(received_rows) == sorted(row for row, arrival in arrival_times.items() if arrival < end)
 
 
 @pytest.mark.more
@@ -134,12 +134,12 @@ def test_event_hub_batch_is_cut_by_time_and_shows_no_secret(spark: SparkSession,
     with event_hubs({"flights": 2}) as hubs:
         secret = tmp_path / "hub.secret"
         secret.write_text(hubs.connection_string("flights"))
-        sent = [f"a{number:02}" for number in range(60)]
+        sent_bodies = [f"a{number:02}" for number in range(60)]
         for first in range(0, 60, 20):
-            hubs.put("flights", "0", sent[first : first + 20])
+            hubs.put("flights", "0", sent_bodies[first : first + 20])
         rows = spark.read.format("eventhubs-leased").option("eventhubs.connectionStringFile", str(secret))
         whole_hub = rows.option("minPartitions", 4).load()
-        assert data(whole_hub, "body") == sent
+        assert data(whole_hub, "body") == sent_bodies
         shown_plan = whole_hub._jdf.queryExecution().toString()  # noqa: SLF001  the plan as Spark shows it
         assert hubs.key not in shown_plan
         times = sorted(row.ms for row in whole_hub.selectExpr("unix_millis(enqueuedTime) AS ms").collect())
@@ -148,5 +148,5 @@ def test_event_hub_batch_is_cut_by_time_and_shows_no_secret(spark: SparkSession,
         rows_after = (
             rows.option("eventhubs.startingPosition", middle_time).option("eventhubs.endingPosition", "@latest").load()
         )
-        assert sorted(data(rows_before, "body") + data(rows_after, "body")) == sent
+        assert sorted(data(rows_before, "body") + data(rows_after, "body")) == sent_bodies
         assert len(data(rows_after, "body")) == sum(number >= times[30] for number in times)

@@ -92,7 +92,7 @@ class Stream(ListSource):
 
 
 @define
-class Ground:
+class FakeSource:
     """A source of a batch query, over a stream."""
 
     stream: Stream = field(factory=Stream)
@@ -110,9 +110,9 @@ def rows_in(batches: list[pa.RecordBatch]) -> list[str]:
     return [value.decode() for batch in batches for value in batch["data"].to_pylist()]
 
 
-def batch(ground: Ground, since: Position | None, until: Position | None, tasks: int) -> list[list[str]]:
+def batch(fake_source: FakeSource, since: Position | None, until: Position | None, tasks: int) -> list[list[str]]:
     """Return the rows of each task."""
-    sliced_reader = SlicedReader(ground, ReadBounds(since, until, tasks, "kinesis"), cores=1)
+    sliced_reader = SlicedReader(fake_source, ReadBounds(since, until, tasks, "kinesis"), cores=1)
     parts = sliced_reader.partitions()
     rows = [rows_in(list(sliced_reader.read(part))) for part in parts]
     assert rows == [
@@ -155,29 +155,29 @@ ends = st.sampled_from([at_timestamp(UNTIL), LATEST, None])
 def test_batch_has_each_record_of_its_time_once(
     shards: list[Times], tasks: int, size: int, tells_last: bool, until: Position | None
 ) -> None:
-    ground = Ground(Stream(tells_last=tells_last))
+    fake_source = FakeSource(Stream(tells_last=tells_last))
     for number, times in enumerate(shards):
-        ground.stream.put(f"s{number}", times, size, ended=not number)
+        fake_source.stream.put(f"s{number}", times, size, ended=not number)
     for since in (at_timestamp(SINCE), None):
-        rows_by_task = batch(ground, since, until, tasks)
+        rows_by_task = batch(fake_source, since, until, tasks)
         since_ms = 0 if since is None else SINCE
-        expected = in_time(ground.stream, since_ms, UNTIL if until == at_timestamp(UNTIL) else 2**53)
+        expected = in_time(fake_source.stream, since_ms, UNTIL if until == at_timestamp(UNTIL) else 2**53)
         if not tells_last and until != at_timestamp(UNTIL):
-            expected = in_time(ground.stream, since_ms, NOW - REPORTED_AGO_MS + 1000)
+            expected = in_time(fake_source.stream, since_ms, NOW - REPORTED_AGO_MS + 1000)
         assert sorted(row for rows in rows_by_task for row in rows) == expected
 
 
 @given(st.lists(st.floats(-100, 200), max_size=25), st.integers(2, 12), st.integers(1, 9), st.booleans())
 def test_arrival_times_cause_neither_overlaps_nor_gaps(times: Times, tasks: int, size: int, ended: bool) -> None:
     """Even if the clocks of a service differ widely, the parts repeat no row and omit none."""
-    ground = Ground()
-    ground.stream.put("s", times, size, ended=ended)
-    rows_of_one_task = batch(ground, None, at_timestamp(UNTIL), 1)
-    parts = [row for rows in batch(ground, None, at_timestamp(UNTIL), tasks) for row in rows]
+    fake_source = FakeSource()
+    fake_source.stream.put("s", times, size, ended=ended)
+    rows_of_one_task = batch(fake_source, None, at_timestamp(UNTIL), 1)
+    parts = [row for rows in batch(fake_source, None, at_timestamp(UNTIL), tasks) for row in rows]
     assert len(parts) == len(set(parts))
-    assert set(parts) <= set(in_time(ground.stream, 0, UNTIL))
+    assert set(parts) <= set(in_time(fake_source.stream, 0, UNTIL))
     # One task stops at a record that came far too late, but other parts may contain records after it.
-    assert {row for rows in rows_of_one_task for row in rows} - set(parts) <= _rows_after_first_late(ground.stream)
+    assert {row for rows in rows_of_one_task for row in rows} - set(parts) <= _rows_after_first_late(fake_source.stream)
 
 
 def _rows_after_first_late(stream: Stream) -> set[str]:
@@ -200,9 +200,9 @@ class StreamSplitMeanwhile(Stream):
 
 
 def test_batch_includes_shards_that_appear_before_its_end() -> None:
-    ground = Ground(StreamSplitMeanwhile())
-    ground.stream.put("a", [1.0])
-    assert sorted(batch(ground, None, at_timestamp(UNTIL), 1)) == [["a-1"], ["b-1"]]
+    fake_source = FakeSource(StreamSplitMeanwhile())
+    fake_source.stream.put("a", [1.0])
+    assert sorted(batch(fake_source, None, at_timestamp(UNTIL), 1)) == [["a-1"], ["b-1"]]
 
 
 def test_only_few_shards_are_cut_into_parts() -> None:
@@ -210,68 +210,70 @@ def test_only_few_shards_are_cut_into_parts() -> None:
 
     The shards of a large stream are not divided into parts, so no requests are spent on finding positions.
     """
-    ground = Ground()
-    ground.stream.put("a", [*range(60)])
-    ground.stream.put("b", [*range(60)])
+    fake_source = FakeSource()
+    fake_source.stream.put("a", [*range(60)])
+    fake_source.stream.put("b", [*range(60)])
     counts = {
-        tasks: len(plan_parts(ground, ReadBounds(None, at_timestamp(UNTIL), tasks, "kinesis"), tasks))
+        tasks: len(plan_parts(fake_source, ReadBounds(None, at_timestamp(UNTIL), tasks, "kinesis"), tasks))
         for tasks in range(1, 4)
     }
     assert counts == {1: 2, 2: 2, 3: 4}
-    assert len(plan_parts(ground, ReadBounds(None, at_timestamp(UNTIL), 0, "kinesis"), 99)) == 2 * PARTS_PER_SHARD_MAX
-    ground.stream.opened.clear()
-    parts = plan_parts(ground, ReadBounds(None, None, 0, "kinesis"), 2)
-    assert (ground.stream.opened, [part.shard for part in parts]) == ([], ["a", "b"])
-    assert [len(rows) for rows in batch(ground, None, at_timestamp(UNTIL), 8)] == [16, 16, 15, 15, 15, 15, 14, 14]
+    assert (
+        len(plan_parts(fake_source, ReadBounds(None, at_timestamp(UNTIL), 0, "kinesis"), 99)) == 2 * PARTS_PER_SHARD_MAX
+    )
+    fake_source.stream.opened.clear()
+    parts = plan_parts(fake_source, ReadBounds(None, None, 0, "kinesis"), 2)
+    assert (fake_source.stream.opened, [part.shard for part in parts]) == ([], ["a", "b"])
+    assert [len(rows) for rows in batch(fake_source, None, at_timestamp(UNTIL), 8)] == [16, 16, 15, 15, 15, 15, 14, 14]
 
 
 def test_readers_of_one_shard_share_its_request_limit() -> None:
-    ground = Ground(pause_seconds=0.25)
-    ground.stream.put("a", [*range(60)])
+    fake_source = FakeSource(pause_seconds=0.25)
+    fake_source.stream.put("a", [*range(60)])
     assert {
-        part.pause_seconds for part in plan_parts(ground, ReadBounds(None, at_timestamp(UNTIL), 0, "kinesis"), 4)
+        part.pause_seconds for part in plan_parts(fake_source, ReadBounds(None, at_timestamp(UNTIL), 0, "kinesis"), 4)
     } == {1.0}
 
 
 def test_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    ground = Ground()
-    assert batch(ground, None, None, 4) == []
-    ground.stream.put("a", [])
-    assert batch(ground, None, None, 4) == [[]]
-    ground.stream.tells_last = True
-    assert batch(ground, None, None, 4) == []
+    fake_source = FakeSource()
+    assert batch(fake_source, None, None, 4) == []
+    fake_source.stream.put("a", [])
+    assert batch(fake_source, None, None, 4) == [[]]
+    fake_source.stream.tells_last = True
+    assert batch(fake_source, None, None, 4) == []
     monkeypatch.setattr(planning, "CLOCK_SKEW_SECONDS", 0.0)
-    assert batch(ground, at_timestamp(2**52), None, 4) == []
-    sliced_reader = SlicedReader(ground, ReadBounds(None, None, 1, "kinesis"), cores=1)
+    assert batch(fake_source, at_timestamp(2**52), None, 4) == []
+    sliced_reader = SlicedReader(fake_source, ReadBounds(None, None, 1, "kinesis"), cores=1)
     assert list(sliced_reader.read(InputPartition(None))) == []
 
 
 def test_part_resumes_once_its_source_responds() -> None:
-    ground = Ground()
-    ground.stream.put("a", [*range(9)])
-    sliced_reader = SlicedReader(ground, ReadBounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
+    fake_source = FakeSource()
+    fake_source.stream.put("a", [*range(9)])
+    sliced_reader = SlicedReader(fake_source, ReadBounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
     (part,) = sliced_reader.partitions()
-    ground.stream.unreachable = 1
-    assert rows_in(list(sliced_reader.read(part))) == in_time(ground.stream, 0, UNTIL)
+    fake_source.stream.unreachable = 1
+    assert rows_in(list(sliced_reader.read(part))) == in_time(fake_source.stream, 0, UNTIL)
 
 
 def test_part_without_any_response_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    ground = Ground()
-    ground.stream.put("a", [1.0])
-    sliced = SlicedReader(ground, ReadBounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
-    (part,) = sliced.partitions()
+    fake_source = FakeSource()
+    fake_source.stream.put("a", [1.0])
+    sliced_reader = SlicedReader(fake_source, ReadBounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
+    (part,) = sliced_reader.partitions()
     monkeypatch.setattr(reader, "STALL_SECONDS", -1.0)
-    ground.stream.unreachable = 1
+    fake_source.stream.unreachable = 1
     with pytest.raises(TimeoutError, match="shard a: reading it made no progress"):
-        list(sliced.read(part))
+        list(sliced_reader.read(part))
 
 
 def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch query does not wait for its end, because it does not see shards that a reshard adds in the meantime."""
-    ground = Ground()
-    ground.stream.put("a", [1.0])
+    fake_source = FakeSource()
+    fake_source.stream.put("a", [1.0])
     monkeypatch.setattr(planning, "CLOCK_SKEW_SECONDS", 0.0)
-    sliced_reader = SlicedReader(ground, ReadBounds(None, at_timestamp(NOW + 60_000), 1, "kinesis"), cores=1)
+    sliced_reader = SlicedReader(fake_source, ReadBounds(None, at_timestamp(NOW + 60_000), 1, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"^option kinesis\.endingPosition: it lies in the future; use readStream"):
         sliced_reader.partitions()
 
@@ -288,13 +290,13 @@ def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_empty_bounds_are_rejected(since: Position, until: Position, message: str) -> None:
-    with pytest.raises(ValueError, match="option") as caught:
+    with pytest.raises(ValueError, match="option") as exc_info:
         ReadBounds(since, until, 0, "kinesis")
-    assert str(caught.value).startswith(message)
+    assert str(exc_info.value).startswith(message)
 
 
 def test_batch_starting_at_the_tip_is_rejected() -> None:
-    sliced_reader = SlicedReader(Ground(), ReadBounds(LATEST, None, 0, "kinesis"), cores=1)
+    sliced_reader = SlicedReader(FakeSource(), ReadBounds(LATEST, None, 0, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"must begin at the oldest record or at a time, not at LATEST$"):
         sliced_reader.partitions()
 
@@ -312,9 +314,11 @@ def test_slice_query_requires_an_end_time() -> None:
     }
 
 
-def query_of(ground: Ground, path: Path, time_slice: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:
+def query_of(fake_source: FakeSource, path: Path, time_slice: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:
     """Return a query over the slice that has its leases in this file."""
-    source_spec = SourceSpec(lambda: ground.stream, ground.columns, 0.01, 2**53, rereadable=True, stream="kinesis://s")
+    source_spec = SourceSpec(
+        lambda: fake_source.stream, fake_source.columns, 0.01, 2**53, rereadable=True, stream="kinesis://s"
+    )
     settings = OptionReader({"lease.durationMs": "2000"}, ALL_SOURCES, KINESIS_SOURCE)
     position = {"initial_position": start, "timestamp_ms": time_slice.since_ms}
     return SlicedQuery(
@@ -338,60 +342,60 @@ def run_query(query: SlicedQuery) -> list[str]:
 
 
 def test_queries_and_workers_share_a_slice_across_a_split(tmp_path: Path) -> None:
-    ground, time_slice = Ground(), Slice(at_timestamp(SINCE), UNTIL)
+    fake_source, time_slice = FakeSource(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "q", "c"):
-        ground.stream.put(name, [float(record) for record in range(-9, 100)], size=20)
-    ground.stream.listed = [create_shard("p", 0, 9), create_shard("q", 10, 19)]
-    ground.stream.end("p", create_shard("c", 0, 9, "p"))
-    path, handled = tmp_path / "leases.db", list[str]()
+        fake_source.stream.put(name, [float(record) for record in range(-9, 100)], size=20)
+    fake_source.stream.listed = [create_shard("p", 0, 9), create_shard("q", 10, 19)]
+    fake_source.stream.end("p", create_shard("c", 0, 9, "p"))
+    path, handled_rows = tmp_path / "leases.db", list[str]()
     config = Config(initial_position=time_slice.since, lease_seconds=2.0)
     worker = Worker(
         store=time_slice.store(open_store(f"sqlite:///{path}")),
-        source=time_slice.source(ground.stream),
+        source=time_slice.source(fake_source.stream),
         me="b-1",
         config=config,
     )
 
     def handle(delivery: Delivery) -> None:
-        handled.extend(record.data.decode() for record in delivery.records)
+        handled_rows.extend(record.data.decode() for record in delivery.records)
 
     worker_thread = Thread(target=run_slice, args=(worker, handle), kwargs={"check_seconds": 0.1})
     worker_thread.start()
-    rows = run_query(query_of(ground, path, time_slice))
+    rows = run_query(query_of(fake_source, path, time_slice))
     leases = open_store(f"sqlite:///{path}").list().leases
     assert {lease.key for lease in leases} >= {"q", "c"}  # the lease of a parent may already be deleted
     assert {(lease.ended, lease.annotation(NOTE)) for lease in leases} == {(True, time_slice.note)}
     worker_thread.join(60)
     assert not worker_thread.is_alive()
-    assert sorted({*rows, *handled}) == in_time(ground.stream, SINCE, UNTIL)
-    assert run_query(query_of(ground, path, time_slice)) == []
+    assert sorted({*rows, *handled_rows}) == in_time(fake_source.stream, SINCE, UNTIL)
+    assert run_query(query_of(fake_source, path, time_slice)) == []
 
 
 def test_lone_query_reads_a_slice_whole_and_once(tmp_path: Path) -> None:
     """A query that is alone in its group also reads the children of a split, and repeats no row."""
-    ground, time_slice = Ground(), Slice(at_timestamp(SINCE), UNTIL)
+    fake_source, time_slice = FakeSource(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "c"):
-        ground.stream.put(name, [float(seconds) for seconds in range(-9, 100)], size=20)
-    ground.stream.listed = [create_shard("p", 0, 9)]
-    ground.stream.end("p", create_shard("c", 0, 9, "p"))
-    assert sorted(run_query(query_of(ground, tmp_path / "leases.db", time_slice))) == in_time(
-        ground.stream, SINCE, UNTIL
+        fake_source.stream.put(name, [float(seconds) for seconds in range(-9, 100)], size=20)
+    fake_source.stream.listed = [create_shard("p", 0, 9)]
+    fake_source.stream.end("p", create_shard("c", 0, 9, "p"))
+    assert sorted(run_query(query_of(fake_source, tmp_path / "leases.db", time_slice))) == in_time(
+        fake_source.stream, SINCE, UNTIL
     )
 
 
 def test_query_that_would_never_end_is_rejected(tmp_path: Path) -> None:
     """Without `trigger(availableNow=True)`, a query over a past slice would idle forever, so it is rejected."""
-    query = query_of(Ground(), tmp_path / "leases.db", Slice(TRIM_HORIZON, UNTIL))
+    query = query_of(FakeSource(), tmp_path / "leases.db", Slice(TRIM_HORIZON, UNTIL))
     with pytest.raises(ValueError, match=r"would not end with this trigger; use trigger\(availableNow=True\)$"):
         query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
 
 
 def test_checkpoint_of_another_slice_is_rejected(tmp_path: Path) -> None:
     """A query continues at the ends in its checkpoint. Those of another slice would make it skip its first records."""
-    ground = Ground()
-    ground.stream.put("a", [1.0])
-    offset_of_other_slice = query_of(ground, tmp_path / "a.db", Slice(TRIM_HORIZON, UNTIL - 1)).initialOffset()
-    query = query_of(ground, tmp_path / "b.db", Slice(TRIM_HORIZON, UNTIL))
+    fake_source = FakeSource()
+    fake_source.stream.put("a", [1.0])
+    offset_of_other_slice = query_of(fake_source, tmp_path / "a.db", Slice(TRIM_HORIZON, UNTIL - 1)).initialOffset()
+    query = query_of(fake_source, tmp_path / "b.db", Slice(TRIM_HORIZON, UNTIL))
     query.prepareForTriggerAvailableNow()
     with pytest.raises(
         ValueError, match=r"is of kinesis://s 0\.\.1059999, but the query reads kinesis://s 0\.\.1060000"

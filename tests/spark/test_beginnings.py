@@ -37,9 +37,9 @@ def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options
         return writer.trigger(**trigger).start()
 
     query = start_query(start)
-    with pytest.raises(StreamingQueryException) as caught:
+    with pytest.raises(StreamingQueryException) as exc_info:
         query.awaitTermination(WAIT)
-    return str(caught.value).partition("=== Streaming Query")[0].strip()
+    return str(exc_info.value).partition("=== Streaming Query")[0].strip()
 
 
 @pytest.mark.more
@@ -47,8 +47,8 @@ def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options
 @pytest.mark.xdist_group("spark")
 def test_unusable_lease_table_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
     error = refusal(spark, tmp_path, {"availableNow": True}, {"lease.store": f"sqlite://{tmp_path}/no/leases.db"})
-    sentence, *more_lines = error.splitlines()
-    assert f"StoreError: {tmp_path}/no/leases.db: unable to open database file; check the folder" in sentence
+    first_line, *more_lines = error.splitlines()
+    assert f"StoreError: {tmp_path}/no/leases.db: unable to open database file; check the folder" in first_line
     assert [line for line in more_lines if "SQLSTATE" not in line] == []
 
 

@@ -15,7 +15,7 @@ from fake_stream import KillableStore, Stream, rows_of
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from stepped_loop import new_reader, stepped
+from stepped_loop import install_stepped_clock, new_reader
 from waiters import Clock
 
 from leasehold.adapters.spark.compat import ReadMaxRows
@@ -73,7 +73,7 @@ class Spark(RuleBasedStateMachine):
     def begin(self, flush: str, packed_from: int) -> None:
         """Begin with nothing read. Offsets are packed if they have at least `packed_from` ranges."""
         self.patch = pytest.MonkeyPatch()
-        self.clock: Clock = stepped(self.patch)
+        self.clock: Clock = install_stepped_clock(self.patch)
         self.patch.setattr("leasehold.adapters.spark.offsets.PACKED_RANGES_MIN", packed_from)
         self.flush = flush
         self.stream = Stream({"a": [], "b": []}, numbers=not self.rereadable, made=self.made)
@@ -184,11 +184,11 @@ class Spark(RuleBasedStateMachine):
         """Each record before a checkpoint is in a committed batch of the sink, or was processed by another worker."""
         if not hasattr(self, "store"):
             return
-        finished = {row for number in self.commits for row in self.sink[number]} | self.reject_renamed
+        finished_rows = {row for number in self.commits for row in self.sink[number]} | self.reject_renamed
         for lease in self.store.list().leases:
             checkpointed_rows = self._behind(lease)
-            assert checkpointed_rows <= finished, (
-                f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(checkpointed_rows - finished)}"
+            assert checkpointed_rows <= finished_rows, (
+                f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(checkpointed_rows - finished_rows)}"
             )
 
     @invariant()

@@ -54,10 +54,10 @@ class Process:
 def reader(tmp_path: Path) -> Iterator[Process]:
     """Yield a process that has just started to read."""
     command = [sys.executable, __file__, str(tmp_path)]
-    with (tmp_path / ANSWERS).open("w") as answers:
-        flock(answers, LOCK_EX)
+    with (tmp_path / ANSWERS).open("w") as answers_file:
+        flock(answers_file, LOCK_EX)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            reader_process = Process(process, tmp_path, answers)
+            reader_process = Process(process, tmp_path, answers_file)
             assert reader_process.told() == "reads"
             yield reader_process
             process.kill()
@@ -95,8 +95,8 @@ class SlowReader(FakeReader):
 
     def read(self) -> Batch:
         self.stream.readings += 1
-        with Path(sys.argv[1], ANSWERS).open() as answers:
-            flock(answers, LOCK_SH)
+        with Path(sys.argv[1], ANSWERS).open() as answers_file:
+            flock(answers_file, LOCK_SH)
         return super().read()
 
 

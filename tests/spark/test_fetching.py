@@ -90,10 +90,10 @@ def test_finished_batch_is_not_sent(server: RowServer) -> None:
     assert fetched_rows(parts[1]) == [2]
 
 
-def accepted_by_arrow(sent: bytes) -> bool:
+def accepted_by_arrow(ipc_bytes: bytes) -> bool:
     """Return whether Arrow alone accepts these bytes as the complete rows."""
     try:
-        return bool(pa.ipc.open_stream(pa.py_buffer(sent)).read_all())
+        return bool(pa.ipc.open_stream(pa.py_buffer(ipc_bytes)).read_all())
     except (OSError, pa.ArrowInvalid):
         return False
 

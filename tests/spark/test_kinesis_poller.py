@@ -43,9 +43,9 @@ def cut_short(sealed: bytes) -> bytes:
 
 def kinesis_record(number: int, data: bytes) -> dict[str, Any]:
     """Return a record as the service sends it."""
-    arrived = datetime(2026, 1, 31, 10, 0, number, 123_000, tzinfo=UTC)
+    arrival_time = datetime(2026, 1, 31, 10, 0, number, 123_000, tzinfo=UTC)
     return {"Data": data, "PartitionKey": f"k{number}", "SequenceNumber": str(number)} | (
-        {"ApproximateArrivalTimestamp": arrived} if number % 2 else {}
+        {"ApproximateArrivalTimestamp": arrival_time} if number % 2 else {}
     )
 
 
@@ -158,9 +158,9 @@ class ScannedClient(Answers):
 
 def raw_row(number: int, data: bytes) -> dict[str, Any]:
     """Return a row as the service writes it. Its time is in milliseconds or, as from some stand-ins, in seconds."""
-    arrived = 1_795_363_072_573 if number % 2 else 1_795_363_072
+    arrival_time = 1_795_363_072_573 if number % 2 else 1_795_363_072
     row = {"Data": data, "PartitionKey": "ü" * number, "SequenceNumber": str(number)}
-    return row | {"ApproximateArrivalTimestamp": arrived}
+    return row | {"ApproximateArrivalTimestamp": arrival_time}
 
 
 PLAIN = [raw_row(10, b""), raw_row(11, b"exactly twelv"), raw_row(12, b"x" * 5000), raw_row(13, b"twelve bytes")]

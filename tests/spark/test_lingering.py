@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_stream import KillableStore, Query, Stream
-from stepped_loop import Stepped, new_reader, stepped
+from stepped_loop import Stepped, install_stepped_clock, new_reader
 
 from leasehold.stores.embedded.memory import MemoryStore
 
@@ -15,7 +15,7 @@ Planned = Callable[..., tuple[int, float]]
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     """Return a function that plans a first batch, and returns its number of rows and the planning time in seconds."""
-    clock = stepped(monkeypatch)
+    clock = install_stepped_clock(monkeypatch)
 
     def plan_first_batch(stream: Stream, **options: str) -> tuple[int, float]:
         store, started_at = MemoryStore(), clock.now

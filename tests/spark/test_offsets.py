@@ -88,11 +88,14 @@ def assert_survives_encoding(offset: Offset, packed_from: int) -> None:
     """Assert that an offset is unchanged by encoding, which packs it if it has at least `packed_from` ranges."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leasehold.adapters.spark.offsets.PACKED_RANGES_MIN", max(packed_from, 1))
-        stored = json.loads(json.dumps(encode_offset(offset)))
-    assert stored["v"] == (2 if len(offset.ranges) >= max(packed_from, 1) else 1)
-    decoded = decode_offset(stored)
-    tokens = [(each.begins.token, each.ends.token) for _, each in offset.ranges]
-    assert (decoded, [(each.begins.token, each.ends.token) for _, each in decoded.ranges]) == (offset, tokens)
+        encoded_offset = json.loads(json.dumps(encode_offset(offset)))
+    assert encoded_offset["v"] == (2 if len(offset.ranges) >= max(packed_from, 1) else 1)
+    decoded_offset = decode_offset(encoded_offset)
+    tokens = [(shard_range.begins.token, shard_range.ends.token) for _, shard_range in offset.ranges]
+    assert (
+        decoded_offset,
+        [(shard_range.begins.token, shard_range.ends.token) for _, shard_range in decoded_offset.ranges],
+    ) == (offset, tokens)
 
 
 @given(offsets, st.randoms())
@@ -188,9 +191,9 @@ def test_batches_of_one_owner_are_contiguous_and_an_end_is_final(happenings: lis
         else:
             end = _end(position, step)
             held_ranges = {key: RangeStart(epochs[key], shard_positions[key]) for key in "ab"}
-            ends = {} if position.ended else {step.key: end}
-            offset = advance_offset(offset, held_ranges, ends)
-            shard_positions |= ends
+            end_positions = {} if position.ended else {step.key: end}
+            offset = advance_offset(offset, held_ranges, end_positions)
+            shard_positions |= end_positions
             for key, shard_range in offset.ranges:
                 ranges_of.setdefault((key, epochs[key]), []).append(shard_range)
     for ranges in ranges_of.values():

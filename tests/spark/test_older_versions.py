@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import Factory, define
 from fake_stream import KillableStore, Stream, rows_of
-from stepped_loop import Stepped, new_reader, stepped
+from stepped_loop import Stepped, install_stepped_clock, new_reader
 
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
@@ -92,7 +92,7 @@ def texts(prefix: str, count: int) -> list[str]:
 @pytest.fixture
 def older(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OlderSpark]:
     """Return a function that creates an older Spark with a query over these shards."""
-    stepped(monkeypatch)
+    install_stepped_clock(monkeypatch)
     monkeypatch.setattr("leasehold.adapters.spark.query_run.HAS_AVAILABLE_NOW", False)
     return lambda **records: OlderSpark(Stream(records))
 

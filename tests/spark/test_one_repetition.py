@@ -44,8 +44,8 @@ def records(*numbers: int) -> Batch:
     return Batch(batch_records, batch_records[-1].position, 0.0, 0.01)
 
 
-def _turns(answers: Iterable[Answer]) -> list[Answer]:
-    return list(answers)
+def _turns(responses: Iterable[Answer]) -> list[Answer]:
+    return list(responses)
 
 
 @define
@@ -80,10 +80,10 @@ class Script:
         return Script([]) if lease.key == self.mute else self
 
     def read(self) -> Batch:
-        answer = self.answers.pop(0) if self.answers else MUTE
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        response_or_fault = self.answers.pop(0) if self.answers else MUTE
+        if isinstance(response_or_fault, Exception):
+            raise response_or_fault
+        return response_or_fault
 
     def shards(self) -> tuple[Shard, ...]:
         """Return two shards with their hash ranges."""
@@ -100,12 +100,12 @@ class Script:
 
 
 class Waits(Event):
-    """Records the requested waits without waiting. `at` is called with the number of each wait."""
+    """Records the requested waits without waiting. `on_wait` is called with the number of each wait."""
 
-    def __init__(self, at: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, on_wait: Callable[[int], None] = lambda _: None) -> None:
         super().__init__()
         self.seconds: list[float] = []
-        self.at = at
+        self.at = on_wait
 
     def wait(self, timeout: float | None = None) -> bool:
         """Return immediately."""
@@ -188,14 +188,14 @@ def test_range_is_read_in_pieces_exactly_to_its_end() -> None:
     """The range ends exactly where the next batch begins, so no row is missing or doubled."""
     wanted_range = evolve(WANTED, epoch=7)
     trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=wanted_range)
-    again = trial.repetition()
-    assert again.problem == "the source has not responded"
-    assert numbers(again) == ["1", "2", "3"]
+    range_replay = trial.repetition()
+    assert range_replay.problem == "the source has not responded"
+    assert numbers(range_replay) == ["1", "2", "3"]
     ((lease, start),) = trial.script.opened
     assert (lease, start, trial.script.closed) == (evolve(trial.row, epoch=7), TRIM_HORIZON, 1)
     assert len(trial.script.answers) == 1
     assert trial.waits.seconds == [PAUSE] * 3
-    assert again.answered_reads == 3
+    assert range_replay.answered_reads == 3
     assert trial.row.annotation(UNREAD_ANNOTATION) is None
 
 
@@ -219,19 +219,19 @@ def test_longer_pause_of_a_reader_is_honored() -> None:
 def test_unreachable_stream_is_reopened_with_growing_waits() -> None:
     """The waits grow so that a throttled service is not flooded. The reason explains what the batch waits for."""
     trial = Trial(Script([SourceUnavailable("slow down")] * 40 + [records(3)], refused=1))
-    again = trial.repetition()
-    assert numbers(again) == ["3"]
-    assert again.problem == "slow down"
-    assert (len(trial.script.opened), trial.script.closed, again.answered_reads) == (42, 41, 0)
+    range_replay = trial.repetition()
+    assert numbers(range_replay) == ["3"]
+    assert range_replay.problem == "slow down"
+    assert (len(trial.script.opened), trial.script.closed, range_replay.answered_reads) == (42, 41, 0)
     assert all(PAUSE <= seconds <= 10.0 for seconds in trial.waits.seconds)
     assert len(trial.waits.seconds) == 41
     assert max(trial.waits.seconds) > 3 * PAUSE
 
 
 def test_throttled_read_is_reported_as_throttled() -> None:
-    again = Trial(Script([evolve(MUTE, fault="throttled"), records(3)])).repetition()
-    assert numbers(again) == ["3"]
-    assert again.problem == "throttled"
+    range_replay = Trial(Script([evolve(MUTE, fault="throttled"), records(3)])).repetition()
+    assert numbers(range_replay) == ["3"]
+    assert range_replay.problem == "throttled"
 
 
 def test_response_resets_the_waits_for_faults() -> None:
@@ -243,10 +243,10 @@ def test_response_resets_the_waits_for_faults() -> None:
 
 def test_range_is_given_up_after_half_a_minute_at_the_tip() -> None:
     trial = Trial(Script([ALL_READ] * 200))
-    again = trial.repetition()
-    assert numbers(again) is None
+    range_replay = trial.repetition()
+    assert numbers(range_replay) is None
     assert trial.waits.seconds == [PAUSE] * 120
-    assert (again.answered_reads, len(trial.script.answers), trial.script.closed) == (121, 79, 1)
+    assert (range_replay.answered_reads, len(trial.script.answers), trial.script.closed) == (121, 79, 1)
     assert trial.script.asked == 0
     assert trial.row.annotation(UNREAD_ANNOTATION) == format_range(WANTED) == '["TRIM_HORIZON","3",1]'
 
@@ -255,19 +255,19 @@ def test_range_is_given_up_after_half_a_minute_at_the_tip() -> None:
 def test_silence_is_counted_from_the_last_sign_of_more(between: list[Answer]) -> None:
     """In a sparse part of a shard many reads are empty, although the range continues."""
     trial = Trial(Script([*[ALL_READ] * 120, *between, *[ALL_READ] * 120, records(3)]))
-    again = trial.repetition()
-    sequence_numbers = numbers(again)
+    range_replay = trial.repetition()
+    sequence_numbers = numbers(range_replay)
     assert sequence_numbers is not None
     assert sequence_numbers[-1] == "3"
-    assert again.answered_reads == 241
+    assert range_replay.answered_reads == 241
 
 
 def test_unanswered_read_is_neither_silence_nor_a_response() -> None:
     """Only responses of the source count toward giving up. A throttled read is not a response."""
     trial = Trial(Script([MUTE] * 500 + [records(3)]))
-    again = trial.repetition()
-    assert numbers(again) == ["3"]
-    assert (again.answered_reads, trial.script.asked, trial.store.readings) == (0, 0, 0)
+    range_replay = trial.repetition()
+    assert numbers(range_replay) == ["3"]
+    assert (range_replay.answered_reads, trial.script.asked, trial.store.readings) == (0, 0, 0)
 
 
 def test_trimmed_range_is_given_up_at_once_and_noted() -> None:
@@ -293,11 +293,11 @@ def test_silent_range_of_a_living_owner_is_given_up() -> None:
     """The query starts while another worker reads the partition, and does not disturb that worker's writes."""
     trial = Trial(Script([ALL_READ] * 200), exclusive=True)
     trial.claim("bob")
-    again = trial.repetition()
+    range_replay = trial.repetition()
     trial.waits.at = lambda _: trial.renew()
-    assert numbers(again) is None
+    assert numbers(range_replay) is None
     assert trial.waits.seconds == [PAUSE] * 20  # 5 s; the read after them is one too many
-    assert (again.answered_reads, trial.script.asked) == (0, 0)
+    assert (range_replay.answered_reads, trial.script.asked) == (0, 0)
     assert (trial.store.annotations, trial.row.annotation(UNREAD_ANNOTATION)) == ([], None)
 
 
@@ -321,9 +321,9 @@ def test_silent_range_of_an_inactive_owner_is_given_up_after_a_response(failing:
 
 def test_silent_range_without_a_row_is_given_up_after_a_response() -> None:
     trial = Trial(Script([]), exclusive=True)
-    again = trial.repetition()
+    range_replay = trial.repetition()
     trial.store.write(DeleteLease(trial.row))
-    assert numbers(again) is None
+    assert numbers(range_replay) is None
     assert trial.script.asked == 1
 
 
@@ -342,9 +342,9 @@ def test_silent_range_is_awaited_while_the_source_is_unreachable() -> None:
         raise SourceUnavailable("no link to the hub")
 
     trial.script.on_latest = raise_unavailable
-    again = trial.repetition()
-    assert numbers(again) == ["3"]
-    assert (again.problem, trial.script.asked, trial.store.readings) == ("no link to the hub", 1, 5 + 0)
+    range_replay = trial.repetition()
+    assert numbers(range_replay) == ["3"]
+    assert (range_replay.problem, trial.script.asked, trial.store.readings) == ("no link to the hub", 1, 5 + 0)
 
 
 def test_silent_range_is_asked_about_every_half_minute() -> None:
@@ -363,9 +363,9 @@ def test_silent_range_is_asked_about_every_half_minute() -> None:
 def test_record_ends_the_silence_of_a_link() -> None:
     """If a slow partition delivers a record every twenty seconds, the range is read to its end."""
     trial = Trial(Script([*[MUTE] * 100, records(1), *[MUTE] * 100, records(3)]), exclusive=True)
-    again = trial.repetition()
-    assert numbers(again) == ["1", "3"]
-    assert (again.answered_reads, trial.script.asked, trial.store.readings) == (1, 0, 4 + 4)
+    range_replay = trial.repetition()
+    assert numbers(range_replay) == ["1", "3"]
+    assert (range_replay.answered_reads, trial.script.asked, trial.store.readings) == (1, 0, 4 + 4)
 
 
 # What the next run learns
@@ -393,9 +393,9 @@ def test_note_rejected_three_times_fails_the_batch() -> None:
 
 def test_deleted_lease_needs_no_note() -> None:
     trial = Trial(Script([Trimmed("gone")]))
-    again = trial.repetition()
+    range_replay = trial.repetition()
     trial.store.write(DeleteLease(trial.row))
-    assert numbers(again) is None
+    assert numbers(range_replay) is None
 
 
 @pytest.mark.parametrize(
@@ -420,8 +420,8 @@ def test_range_is_trusted_only_if_no_other_worker_read_it_alone(
     for key in ("a", "gone"):
         shard_range = Range(TRIM_HORIZON, Position("3"), epoch if key == "a" else 7)
         offset = Offset(1, ((key, shard_range),))
-        delivered = was_delivered or (key == "gone" and counts)
-        assert find_delivered_keys(offset, trial.place) == (frozenset([key]) if delivered else set())
+        counts_as_delivered = was_delivered or (key == "gone" and counts)
+        assert find_delivered_keys(offset, trial.place) == (frozenset([key]) if counts_as_delivered else set())
 
 
 # A whole batch
@@ -447,9 +447,9 @@ def test_given_up_range_is_excluded_from_the_batch() -> None:
 class RecordingWatchdog(Watchdog):
     """Records the calls, and ends the wait after a number of them."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, call_limit: int) -> None:
         super().__init__(10.0)
-        self.most, self.told = most, list[tuple[dict[str, str], int]]()
+        self.most, self.told = call_limit, list[tuple[dict[str, str], int]]()
 
     def check_progress(self, awaited: Mapping[str, str], answered_reads: int) -> None:
         self.told.append((dict(awaited), answered_reads))
@@ -495,5 +495,5 @@ def test_shard_is_opened_by_its_row_or_by_the_listing(failing: int) -> None:
     row = Lease("a", hash_range=(0, 7), epoch=1) if failing else trial.row
     offset = Offset(1, tuple((key, trial.wanted) for key in "abc"))
     assert set(replay_batch(offset, trial.place, Watchdog(10.0))) == {"a", "b", "c"}
-    opened = sorted((lease for lease, _ in trial.script.opened), key=lambda lease: lease.key)
-    assert opened == [row, Lease("b", hash_range=(8, 15), epoch=1), Lease("c", epoch=1)]
+    opened_leases = sorted((lease for lease, _ in trial.script.opened), key=lambda lease: lease.key)
+    assert opened_leases == [row, Lease("b", hash_range=(8, 15), epoch=1), Lease("c", epoch=1)]

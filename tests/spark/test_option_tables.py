@@ -80,9 +80,9 @@ IGNORED = {KINESIS: WITHOUT_EFFECT, HUBS: EVENT_HUBS_WITHOUT_EFFECT}
 def test_unknown_option_error_lists_the_declared_options(reader: str) -> None:
     parse, required_options = (READS | SINKS)[reader]
     names = sorted({option.name for option in DECLARED[reader]} | {*IGNORED.get(reader, ())})
-    with pytest.raises(ValueError, match=r"^option nonsense: unknown; choose among ") as caught:
+    with pytest.raises(ValueError, match=r"^option nonsense: unknown; choose among ") as exc_info:
         parse({**required_options, "nonsense": "x"})
-    assert str(caught.value).partition("choose among ")[2].split(", ") == names
+    assert str(exc_info.value).partition("choose among ")[2].split(", ") == names
 
 
 @pytest.mark.parametrize(

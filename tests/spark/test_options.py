@@ -28,7 +28,7 @@ KINESIS = {"kinesis.streamname": "s", "lease.applicationname": "orders"}
 
 
 def test_kcl_application_is_joined_by_its_name() -> None:
-    parsed = parse_kinesis_options(
+    parsed_options = parse_kinesis_options(
         {
             **KINESIS,
             "kinesis.region": "eu-west-1",
@@ -38,27 +38,27 @@ def test_kcl_application_is_joined_by_its_name() -> None:
             "lease.durationms": "20000",
         }
     )
-    assert (parsed.stream, parsed.region, parsed.lease.store) == (
+    assert (parsed_options.stream, parsed_options.region, parsed_options.lease.store) == (
         "s",
         "eu-west-1",
         "dynamodb://orders?region=eu-west-1",
     )
-    assert (parsed.lease.config.rules, parsed.lease.config.lease_seconds) == (Kcl(max_leases=7), 20.0)
-    assert parsed.lease.config.initial_position == TRIM_HORIZON
+    assert (parsed_options.lease.config.rules, parsed_options.lease.config.lease_seconds) == (Kcl(max_leases=7), 20.0)
+    assert parsed_options.lease.config.initial_position == TRIM_HORIZON
 
 
 def test_stream_and_lease_table_have_separate_credentials() -> None:
     arn = "arn:aws:iam::123456789012:role/reader"
     credential_options = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
-    parsed = parse_kinesis_options({**KINESIS, **credential_options})
-    assert {name: parsed.url_options[name] for name in ("role_arn", "external_id")} == {
+    parsed_options = parse_kinesis_options({**KINESIS, **credential_options})
+    assert {name: parsed_options.url_options[name] for name in ("role_arn", "external_id")} == {
         "role_arn": arn,
         "external_id": "x-17",
     }
-    assert parsed.lease.store == "dynamodb://orders?profile=leases"
-    parsed = parse_kinesis_options({**KINESIS, "lease.roleArn": arn, "lease.externalId": "x-17"})
+    assert parsed_options.lease.store == "dynamodb://orders?profile=leases"
+    parsed_options = parse_kinesis_options({**KINESIS, "lease.roleArn": arn, "lease.externalId": "x-17"})
     assert (
-        parsed.lease.store
+        parsed_options.lease.store
         == "dynamodb://orders?role_arn=arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Freader&external_id=x-17"
     )
     options_with_bucket = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
@@ -67,9 +67,9 @@ def test_stream_and_lease_table_have_separate_credentials() -> None:
 
 
 def test_query_limits_its_shards_by_its_cores() -> None:
-    parsed = parse_kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
-    assert parsed.lease.config.rules == Minimal(max_leases=80)
-    assert [parsed.lease.count_tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
+    parsed_options = parse_kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
+    assert parsed_options.lease.config.rules == Minimal(max_leases=80)
+    assert [parsed_options.lease.count_tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
     with pytest.raises(ValueError, match=r"or lease\.maxLeases, not both"):
         parse_kinesis_options({**KINESIS, "lease.maxLeases": "3", "lease.maxLeasesPerCore": "2"})
 
@@ -79,8 +79,8 @@ def test_query_limits_its_shards_by_its_cores() -> None:
     ["AT_TIMESTAMP 1700000000000", '{"at_timestamp": "2023-11-14T22:13:20Z"}', '{"AT_TIMESTAMP": 1700000000000}'],
 )
 def test_time_may_be_written_as_in_other_connectors(text: str) -> None:
-    parsed = parse_kinesis_options({**KINESIS, "kinesis.startingPosition": text})
-    assert parsed.lease.config.initial_position == at_timestamp(1_700_000_000_000)
+    parsed_options = parse_kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    assert parsed_options.lease.config.initial_position == at_timestamp(1_700_000_000_000)
 
 
 @pytest.mark.parametrize(
@@ -115,23 +115,27 @@ def test_time_may_be_written_as_in_other_connectors(text: str) -> None:
     ],
 )
 def test_bad_option_is_named(name: str, value: str, error_text: str) -> None:
-    with pytest.raises(ValueError, match="option") as caught:
+    with pytest.raises(ValueError, match="option") as exc_info:
         parse_kinesis_options({**KINESIS, name: value})
-    message = str(caught.value)
+    message = str(exc_info.value)
     assert message.lower().startswith(f"option {name}")
     assert error_text in message
 
 
 def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The secrets of a connection string do not appear in logs or errors. They may also be in a file."""
-    store, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
+    store_options, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", CONNECTION)
-    parsed = parse_event_hubs_options(store)
-    assert (parsed.namespace, parsed.hub, parsed.group) == ("namespace.servicebus.windows.net", "h", "$Default")
-    assert "hush" not in repr(parsed)
+    parsed_options = parse_event_hubs_options(store_options)
+    assert (parsed_options.namespace, parsed_options.hub, parsed_options.group) == (
+        "namespace.servicebus.windows.net",
+        "h",
+        "$Default",
+    )
+    assert "hush" not in repr(parsed_options)
     file.write_text(CONNECTION.replace("EntityPath=h", "EntityPath=another") + "\n")
-    from_file = parse_event_hubs_options({**store, "eventhubs.connectionStringFile": str(file)})
-    assert (from_file.hub, from_file.secret) == ("another", file.read_text().strip())
+    options_from_file = parse_event_hubs_options({**store_options, "eventhubs.connectionStringFile": str(file)})
+    assert (options_from_file.hub, options_from_file.secret) == ("another", file.read_text().strip())
 
 
 @pytest.mark.parametrize(
@@ -148,9 +152,9 @@ def test_secret_is_rejected_where_spark_would_show_it(
 ) -> None:
     """Spark shows a signature in its plans, and any secret on the page of a Connect server."""
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", "hush")
-    with pytest.raises(ValueError, match="^" + re.escape(error_text)) as caught:
+    with pytest.raises(ValueError, match="^" + re.escape(error_text)) as exc_info:
         parse_event_hubs_options({**options, "lease.store": "sqlite://x"})
-    assert "hush" not in str(caught.value)
+    assert "hush" not in str(exc_info.value)
 
 
 @pytest.mark.parametrize(
@@ -263,13 +267,13 @@ def test_shards_start_at_their_own_positions() -> None:
         '"iteratorPosition": "4957"}, "shardId-2": "TRIM_HORIZON", '
         '"shardId-3": {"iteratorType": "AT_TIMESTAMP", "iteratorPosition": "1700000000000"}, "default": "EARLIEST"}'
     )
-    parsed = parse_kinesis_options({**KINESIS, "kinesis.startingPosition": text})
-    assert parsed.start_positions == {
+    parsed_options = parse_kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    assert parsed_options.start_positions == {
         "shardId-1": Position("4957", 2**31 - 1),
         "shardId-2": TRIM_HORIZON,
         "shardId-3": at_timestamp(1_700_000_000_000),
     }
-    assert parsed.bounds.begins == TRIM_HORIZON
+    assert parsed_options.bounds.begins == TRIM_HORIZON
     for invalid_text in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):
         with pytest.raises(ValueError, match=r"^option kinesis.startingPosition: shardId-1 begins at"):
             parse_kinesis_options({**KINESIS, "kinesis.startingPosition": invalid_text})
@@ -281,9 +285,14 @@ def test_shards_start_at_their_own_positions() -> None:
 def test_formats_are_registered_without_another_clouds_library(absent: str) -> None:
     """If only one of the two extras is installed, `register` still offers the formats of the cloud that it is for."""
     formats = ("kinesis.data_source", "kinesis.table_changes", "event_hubs.data_source")
-    missing = "; ".join(f"sys.modules[{name!r}] = None" for name in {absent, absent.replace("boto3", "botocore")})
-    imports = ", ".join(f"leasehold.adapters.spark.{format_name}" for format_name in formats)
-    completed = subprocess.run(
-        [sys.executable, "-c", f"import sys; {missing}; import {imports}"], capture_output=True, text=True, check=False
+    blocking_statements = "; ".join(
+        f"sys.modules[{name!r}] = None" for name in {absent, absent.replace("boto3", "botocore")}
     )
-    assert (completed.returncode, completed.stderr) == (0, "")
+    imports = ", ".join(f"leasehold.adapters.spark.{format_name}" for format_name in formats)
+    completed_process = subprocess.run(
+        [sys.executable, "-c", f"import sys; {blocking_statements}; import {imports}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (completed_process.returncode, completed_process.stderr) == (0, "")

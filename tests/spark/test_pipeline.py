@@ -78,17 +78,17 @@ def test_query_is_restarted_if_python_did_not_start_in_time(when: str, busy: int
 @pytest.mark.parametrize(("fault", "tries"), [("no such stream", 1), ("failed to connect back", 5)])
 @pytest.mark.parametrize("when", ["loads", "starts"])
 def test_query_is_not_restarted_for_other_faults_or_forever(when: str, fault: str, tries: int) -> None:
-    starts = list[int]()
+    start_calls = list[int]()
 
     def start() -> StreamingQuery:
-        starts.append(0)
+        start_calls.append(0)
         if when == "loads":
             raise OSError(fault)
         return cast("StreamingQuery", Late(fault))
 
     with pytest.raises(OSError, match=fault) if when == "loads" else nullcontext():
         assert str(start_query(start).exception()) == fault
-    assert len(starts) == tries
+    assert len(start_calls) == tries
 
 
 @pytest.mark.services

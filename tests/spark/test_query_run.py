@@ -9,7 +9,7 @@ from typing import Any, Never, cast
 import pytest
 from fake_stream import PAGE, KillableStore, Place, Query, Stream
 from pyspark.sql.datasource import InputPartition
-from stepped_loop import Stepped, new_reader, stepped
+from stepped_loop import Stepped, install_stepped_clock, new_reader
 from stolen_leases import steal_lease
 
 from leasehold.adapters.consumer.runner import Runner
@@ -171,7 +171,7 @@ def test_shard_that_cannot_be_repeated_resumes_at_its_checkpoint(place: Place, m
 
 def test_commit_leaves_out_a_shard_that_could_not_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sink lacks the rows of this shard, so its checkpoint stays before them."""
-    stepped(monkeypatch)
+    install_stepped_clock(monkeypatch)
     monkeypatch.setattr(lease_loop, "STALL_SECONDS", 60.0)  # a repetition takes real time
     store, stream = MemoryStore(), Stream({"a": texts("a", 5), "b": texts("b", 5)}, refuses={"a"})
     reader = new_reader(stream, KillableStore(store), rereadable=False, flush_on_idle="false")
@@ -202,8 +202,8 @@ def test_requested_lease_is_handed_off_after_its_batch_is_committed(place: Place
     query = place.query()
     query.until(lambda query: len(query.rows) == 50)
     lease = query.store.get(["a"])[0]
-    requested = query.store.write(RequestLease(lease, "heir"))
-    assert isinstance(requested, Done)
+    request_outcome = query.store.write(RequestLease(lease, "heir"))
+    assert isinstance(request_outcome, Done)
     query.until(lambda query: query.store.get(["a"])[0].owner == "heir")
     assert query.checkpoints()["a"] == "35"
 
@@ -251,13 +251,13 @@ def test_reading_ahead_stops_at_a_full_buffer(place: Place) -> None:
 def test_available_now_query_fails_if_a_shard_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STALL_SECONDS", "STALL_LEASE_TIMES"):
         monkeypatch.setattr(lease_loop, name, 0.5)
-    place = Place(Stream({"a": ["x"]}), tmp_path / "leases.db")
-    place.stream.unreachable["a"] = 1_000_000
-    query = place.query()
+    stream_setup = Place(Stream({"a": ["x"]}), tmp_path / "leases.db")
+    stream_setup.stream.unreachable["a"] = 1_000_000
+    query = stream_setup.query()
     query.reader.prepareForTriggerAvailableNow()
     with pytest.raises(TimeoutError, match=r"nothing was read for 1 s of a \(its end is not reached\)"):
         query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())
-    place.close()
+    stream_setup.close()
 
 
 def test_committed_batch_is_freed(place: Place) -> None:
@@ -355,7 +355,7 @@ def test_query_is_closed_once_even_if_closing_fails(place: Place, monkeypatch: p
 
 def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """`behindMs` does not grow with the time for which buffered rows wait for a slow sink."""
-    clock, stream = stepped(monkeypatch), Stream({"a": texts("a", 500)})
+    clock, stream = install_stepped_clock(monkeypatch), Stream({"a": texts("a", 500)})
     query_options: dict[str, Any] = {"rereadable": True, "flush_on_idle": "true", "lease.bufferRows": "20"}
     reader = new_reader(stream, KillableStore(MemoryStore()), **query_options)
     start = reader.initialOffset()
@@ -371,7 +371,7 @@ def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.
 
 def test_available_now_query_knows_what_it_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduled query waits for each shard that it must read, but not for those that another worker reads."""
-    clock, store = stepped(monkeypatch), MemoryStore()
+    clock, store = install_stepped_clock(monkeypatch), MemoryStore()
     reader = new_reader(Stream({"a": ["x"]}), KillableStore(store), rereadable=True, flush_on_idle="true")
     reader.prepareForTriggerAvailableNow()
     run = reader._get_or_start_run()  # noqa: SLF001  what it asks

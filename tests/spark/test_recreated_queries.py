@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from attrs import define, field
 from fake_stream import KillableStore, Query, Stream
-from stepped_loop import new_reader, stepped
+from stepped_loop import install_stepped_clock, new_reader
 from waiters import Clock
 
 from leasehold.adapters.worker.discovery import SAFETY_SECONDS, StreamRecreated
@@ -55,7 +55,7 @@ class Table:
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     """Return a lease table and a stream of two shards with five records each."""
-    new_table = Table(stepped(monkeypatch))
+    new_table = Table(install_stepped_clock(monkeypatch))
     fill(new_table, "old", 5)
     return new_table
 
@@ -99,14 +99,14 @@ def test_recreated_stream_is_read_whole_if_the_option_says_so(table: Table) -> N
 def test_batch_planned_on_the_former_stream_is_repeated_empty(table: Table) -> None:
     """Records of the new stream that have the same numbers are not taken for the rows of the old batch."""
     query = table.query()
-    planned = query.plan()
-    assert planned is not None
+    planned_offset = query.plan()
+    assert planned_offset is not None
     table.stream.recreate("a", "b")
     fill(table, "new", 8)
     new_run = table.query(query, ANEW)
-    assert new_run.run(planned) == []
-    new_run.reader.commit(planned)
-    new_run.offset = planned
+    assert new_run.run(planned_offset) == []
+    new_run.reader.commit(planned_offset)
+    new_run.offset = planned_offset
     assert table.read_up(new_run) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
 
 
@@ -195,11 +195,11 @@ def test_run_waits_until_the_stream_is_identified(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each batch names the stream's incarnation, so that the batch is valid for this incarnation only."""
-    answers = iter([SourceUnavailable("slow down"), SourceUnavailable("slow down")])
+    faults = iter([SourceUnavailable("slow down"), SourceUnavailable("slow down")])
     original_shards = Stream.shards
 
     def shards_or_fault(stream: Stream) -> tuple[Shard, ...]:
-        if fault := next(answers, None):
+        if fault := next(faults, None):
             raise fault
         return original_shards(stream)
 

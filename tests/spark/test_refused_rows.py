@@ -87,12 +87,12 @@ BAD_OF_KINESIS = {
 def test_row_rejected_by_kinesis_keeps_its_section_unsent(
     kinesis: Written, bad: tuple[Any, ...], message: str, at: str
 ) -> None:
-    good = [(b"%d" % number, f"key {number}", str(number) if number % 2 else None) for number in range(GOOD)]
-    rows = [*good, bad] if at == "last" else [bad, *good]
+    valid_rows = [(b"%d" % number, f"key {number}", str(number) if number % 2 else None) for number in range(GOOD)]
+    rows = [*valid_rows, bad] if at == "last" else [bad, *valid_rows]
     with pytest.raises(ValueError, match=f"^{message}"):
         kinesis.writer.write(table(kinesis_sink.COLUMNS, *rows), TAG)
     assert kinesis.sent == []
-    kinesis.writer.write(table(kinesis_sink.COLUMNS, *good), TAG)
+    kinesis.writer.write(table(kinesis_sink.COLUMNS, *valid_rows), TAG)
     assert kinesis.sent == [b"0", b"1", b"2"]
 
 
@@ -124,10 +124,10 @@ BAD_OF_HUBS = {
 def test_row_rejected_by_a_hub_keeps_its_section_unsent(
     hub: Written, bad: tuple[Any, ...], message: str, at: str
 ) -> None:
-    good = [(b"%d" % number * 1500, None, "key", [("name", "value")]) for number in range(GOOD)]
-    rows = [*good, bad] if at == "last" else [bad, *good]
+    valid_rows = [(b"%d" % number * 1500, None, "key", [("name", "value")]) for number in range(GOOD)]
+    rows = [*valid_rows, bad] if at == "last" else [bad, *valid_rows]
     with pytest.raises(ValueError, match=f"^{message}"):
         hub.writer.write(table(hub_sink.COLUMNS, *rows), TAG)
     assert hub.sent == []
-    hub.writer.write(table(hub_sink.COLUMNS, *good), TAG)
+    hub.writer.write(table(hub_sink.COLUMNS, *valid_rows), TAG)
     assert hub.sent == ["0" * 1500, "1" * 1500, "2" * 1500]

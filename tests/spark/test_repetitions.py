@@ -73,9 +73,9 @@ def test_range_unanswered_for_too_long_fails_the_query(
 ) -> None:
     crash = crash_query(place, reaches_sink=False)
     place.stream.silent.add("a")
-    with monkeypatch.context() as patched:
-        patched.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 0.5)
-        patched.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
+    with monkeypatch.context() as patch_context:
+        patch_context.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 0.5)
+        patch_context.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
         number = crash.planned["n"]
         with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was read .* of a \("):
             restarted_query(place, crash)
@@ -129,13 +129,13 @@ def test_range_given_up_stays_out_of_its_repeated_batch(
 def test_trimmed_range_is_left_out_and_the_rest_arrives(place: Place) -> None:
     """A query starts even if part of its last batch is past retention."""
     crash = crash_query(place, reaches_sink=False)
-    oldest = min(row[1] for row in crash.rows if row[0] == "a")
-    place.stream.trimmed["a"] = oldest
+    oldest_number = min(row[1] for row in crash.rows if row[0] == "a")
+    place.stream.trimmed["a"] = oldest_number
     query = restarted_query(place, crash)
-    assert query.rows == [row for row in crash.rows if row[0] == "b" or row[1] > oldest]
-    missing = tuple(row for row in all_rows(place.stream) if row[0] == "a" and row[1] == oldest)
-    run_once_more(place, crash, "true", missing=missing)
-    assert crash.sink.rows == [row for row in all_rows(place.stream) if row not in missing]
+    assert query.rows == [row for row in crash.rows if row[0] == "b" or row[1] > oldest_number]
+    trimmed_rows = tuple(row for row in all_rows(place.stream) if row[0] == "a" and row[1] == oldest_number)
+    run_once_more(place, crash, "true", missing=trimmed_rows)
+    assert crash.sink.rows == [row for row in all_rows(place.stream) if row not in trimmed_rows]
 
 
 def test_late_commit_does_not_pass_a_range_left_out_earlier(place: Place) -> None:

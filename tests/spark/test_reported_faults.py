@@ -8,7 +8,7 @@ import leasehold.adapters.spark
 
 def test_fault_within_a_message_is_bounded_and_on_one_line() -> None:
     (root,) = leasehold.adapters.spark.__path__
-    messages = []
+    locations = []
     for path in sorted(Path(root).rglob("*.py")):
         for handler in ast.walk(ast.parse(path.read_text())):
             # A process that lacks our packages has only Python's own message.
@@ -17,11 +17,11 @@ def test_fault_within_a_message_is_bounded_and_on_one_line() -> None:
                 and handler.name
                 and ast.unparse(handler.type or handler) != "ImportError"
             ):
-                messages += [
-                    f"{path.name}:{each.lineno}"
-                    for each in ast.walk(handler)
-                    if isinstance(each, ast.FormattedValue)
-                    and isinstance(each.value, ast.Name)
-                    and each.value.id == handler.name
+                locations += [
+                    f"{path.name}:{node.lineno}"
+                    for node in ast.walk(handler)
+                    if isinstance(node, ast.FormattedValue)
+                    and isinstance(node.value, ast.Name)
+                    and node.value.id == handler.name
                 ]
-    assert messages == []
+    assert locations == []

@@ -58,7 +58,11 @@ def stored_rows(client: KinesisClient, stream: str) -> list[bytes]:
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         iterator_request: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
         response = client.get_records(ShardIterator=client.get_shard_iterator(**iterator_request)["ShardIterator"])
-        records += [user.data for row in response["Records"] for user in deaggregate(row["Data"], row["PartitionKey"])]
+        records += [
+            user_record.data
+            for row in response["Records"]
+            for user_record in deaggregate(row["Data"], row["PartitionKey"])
+        ]
     return records
 
 
@@ -195,16 +199,21 @@ def test_sections_do_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyP
     def sections_of(order: list[tuple[bytes, str]], size: int) -> list[tuple[str, list[bytes]]]:
         pieces = [order[index : index + size] for index in range(0, len(order), size)]
         batches = [
-            pa.RecordBatch.from_pydict({"data": [data for data, _ in each], "PARTITIONKEY": [key for _, key in each]})
-            for each in pieces
+            pa.RecordBatch.from_pydict(
+                {"data": [data for data, _ in row_group], "PARTITIONKEY": [key for _, key in row_group]}
+            )
+            for row_group in pieces
         ]
-        return [(compute_edition(each), each["data"].to_pylist()) for each in split_into_sections(COLUMNS, batches)]
+        return [
+            (compute_edition(row_group), row_group["data"].to_pylist())
+            for row_group in split_into_sections(COLUMNS, batches)
+        ]
 
-    expected = sections_of(rows, 100)
-    assert sections_of(rows, 7) == expected
-    assert len({edition for edition, _ in expected}) == len(expected) > 1
-    changed = sections_of([*rows[:-1], (b"99", "9")], 100)
-    assert changed[:-1] == expected[:-1]
-    assert changed[-1] != expected[-1]
+    expected_sections = sections_of(rows, 100)
+    assert sections_of(rows, 7) == expected_sections
+    assert len({edition for edition, _ in expected_sections}) == len(expected_sections) > 1
+    changed_sections = sections_of([*rows[:-1], (b"99", "9")], 100)
+    assert changed_sections[:-1] == expected_sections[:-1]
+    assert changed_sections[-1] != expected_sections[-1]
     monkeypatch.setattr("leasehold.adapters.spark.sink.SECTION_BYTES", 1 << 20)
     assert sections_of([row for key in "201" for row in rows if row[1] == key], 100) == sections_of(rows, 100)

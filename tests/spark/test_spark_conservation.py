@@ -101,7 +101,7 @@ class Feeding(RuleBasedStateMachine):
         self.ahead = ReadAheadState(
             evolve(pace(), columns=self.made.columns, rows=ROOM),
             Condition(),
-            lambda _holding, checkpoint: max(self.committed, checkpoint, key=lambda each: each.order),
+            lambda _holding, checkpoint: max(self.committed, checkpoint, key=lambda position: position.order),
             lambda _key: self.committed if self.committed.numbered or self.committed.ended else None,
             measure=self._measure,
             held_count=1,
@@ -151,13 +151,13 @@ class Feeding(RuleBasedStateMachine):
         self.left += 1
 
     def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*arguments: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the store's own
+        def fail_or_call(*arguments: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the store's own
             if self.store_faults:
                 self.store_faults -= 1
                 raise StoreError("the table is away")
             return call(*arguments, **kwargs)
 
-        return called
+        return fail_or_call
 
     @rule(count=st.integers(1, 3))
     def make_table_unavailable(self, count: int) -> None:
@@ -328,7 +328,7 @@ class Serving(RuleBasedStateMachine):
         """Check that a task gets exactly its rows, however often it runs."""
         number = data.draw(st.sampled_from([number for number, parts in self.planned.items() if parts]))
         part, expected = data.draw(st.sampled_from(self.planned[number]))
-        assert [each for rows in read_task_rows(part) for each in numbers(rows)] == expected
+        assert [row_number for rows in read_task_rows(part) for row_number in numbers(rows)] == expected
 
     @rule(data=st.data())
     @precondition(lambda self: any(self.planned.values()))

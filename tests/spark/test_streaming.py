@@ -87,8 +87,10 @@ def test_scheduled_queries_read_everything_across_a_split_and_hold_nothing(job: 
     assert '"behindMs"' in query.recentProgress[-1]["sources"][0]["latestOffset"]
     # The reader process releases the leases, and Spark does not wait for this. No other process would release them.
     until(lambda: job.owners() == ["", "", "", "", ""], "nothing held")
-    ended = {parent: "SHARD_END"}  # the parent's row may already be deleted, because its children are being read (L8)
-    assert ended | job.checkpoints() == job.tips("out") | ended
+    parent_checkpoint = {
+        parent: "SHARD_END"
+    }  # the parent's row may already be deleted, because its children are being read (L8)
+    assert parent_checkpoint | job.checkpoints() == job.tips("out") | parent_checkpoint
 
 
 @pytest.mark.more

@@ -96,7 +96,7 @@ def test_subscribing_query_gets_each_row_once(
         return sorted(int(row[0]) for row in spark.read.schema("data binary").parquet(str(out)).collect())
 
     def put(numbers: range) -> None:
-        records: Any = [{"Data": str(each).encode(), "PartitionKey": str(each)} for each in numbers]
+        records: Any = [{"Data": str(number).encode(), "PartitionKey": str(number)} for number in numbers]
         client.put_records(StreamName=name, Records=records)
 
     def wait_for_rows(count: int) -> None:
@@ -117,4 +117,6 @@ def test_subscribing_query_gets_each_row_once(
             (last_commit.parent / f".{last_commit.name}.crc").unlink(missing_ok=True)
     assert rows() == [*range(900)]
     arn = summary(StreamName=name)["StreamDescriptionSummary"]["StreamARN"]
-    assert [each["ConsumerName"] for each in client.list_stream_consumers(StreamARN=arn)["Consumers"]] == ["app"]
+    assert [consumer["ConsumerName"] for consumer in client.list_stream_consumers(StreamARN=arn)["Consumers"]] == [
+        "app"
+    ]

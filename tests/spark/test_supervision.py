@@ -58,7 +58,7 @@ class Query:
         self.stopped = True
 
 
-def of(*queries: Query) -> Callable[[], StreamingQuery]:
+def make_starter(*queries: Query) -> Callable[[], StreamingQuery]:
     """Return a function that starts these queries, one at each call. It must not be called more often."""
     remaining = iter(queries)
     return lambda: cast("StreamingQuery", next(remaining))
@@ -97,7 +97,7 @@ def test_temporary_fault_is_logged_and_the_query_restarted(
 ) -> None:
     waits = list[float]()
     with caplog.at_level(logging.WARNING):
-        supervise(of(Query(RuntimeError(text)), Query(RuntimeError(text)), Query()), sleep=waits.append)
+        supervise(make_starter(Query(RuntimeError(text)), Query(RuntimeError(text)), Query()), sleep=waits.append)
     assert len(waits) == 2
     assert all(message in record.message for record in caplog.records)
 
@@ -135,7 +135,7 @@ class CapturedJavaError(RuntimeError):
 def test_killed_python_process_is_recognized_by_javas_stack(text: str, stack: tuple[str, ...]) -> None:
     """Java may be reading from the Python process, or writing to it, when the Python process is killed."""
     waits = list[float]()
-    supervise(of(Query(CapturedJavaError(text, *stack)), Query()), sleep=waits.append)
+    supervise(make_starter(Query(CapturedJavaError(text, *stack)), Query()), sleep=waits.append)
     assert len(waits) == 1
 
 
@@ -149,12 +149,15 @@ def test_fault_of_a_disk_is_raised() -> None:
         "\tat org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStream.commit(P.scala:1)",
     )
     with pytest.raises(CapturedJavaError):
-        supervise(of(Query(disk_full)), sleep=lambda _seconds: pytest.fail("it was started again"))
+        supervise(make_starter(Query(disk_full)), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
 def test_lasting_fault_is_raised() -> None:
     with pytest.raises(ValueError, match="no such column"):
-        supervise(of(Query(ValueError("no such column"))), sleep=lambda _seconds: pytest.fail("it was started again"))
+        supervise(
+            make_starter(Query(ValueError("no such column"))),
+            sleep=lambda _seconds: pytest.fail("it was started again"),
+        )
 
 
 def test_interrupt_stops_the_query_and_hides_the_errors_of_a_java_that_has_ended() -> None:
@@ -165,7 +168,7 @@ def test_interrupt_stops_the_query_and_hides_the_errors_of_a_java_that_has_ended
 
     query = Gone(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt) as interrupted:
-        supervise(of(query), sleep=lambda _seconds: pytest.fail("it was started again"))
+        supervise(make_starter(query), sleep=lambda _seconds: pytest.fail("it was started again"))
     assert (query.stopped, interrupted.value.__suppress_context__) == (True, True)
 
 
@@ -193,7 +196,7 @@ def test_interrupt_is_raised_in_spite_of_the_handler_that_pyspark_has_set(during
     query = Interrupted(RuntimeError("ExecutorLostFailure"), looks=1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            supervise(of(query), sleep=lambda _seconds: signal.raise_signal(signal.SIGINT))
+            supervise(make_starter(query), sleep=lambda _seconds: signal.raise_signal(signal.SIGINT))
         assert (query.stopped, signal.getsignal(signal.SIGINT)) == (True, handler)
     finally:
         signal.signal(signal.SIGINT, former_handler)
@@ -202,7 +205,12 @@ def test_interrupt_is_raised_in_spite_of_the_handler_that_pyspark_has_set(during
 def test_stalled_trigger_is_stopped_and_restarted(caplog: pytest.LogCaptureFixture) -> None:
     stalled_query = Query(looks=10_000, active=True)
     with caplog.at_level(logging.WARNING):
-        supervise(of(stalled_query, Query()), stall_seconds=60, sleep=lambda _seconds: None, clock=stalled_query.clock)
+        supervise(
+            make_starter(stalled_query, Query()),
+            stall_seconds=60,
+            sleep=lambda _seconds: None,
+            clock=stalled_query.clock,
+        )
     assert stalled_query.stopped
     assert "it made no progress for 60 s" in caplog.text
 
@@ -210,7 +218,7 @@ def test_stalled_trigger_is_stopped_and_restarted(caplog: pytest.LogCaptureFixtu
 def test_query_that_idles_between_triggers_is_left_alone() -> None:
     idle_query = Query(looks=1000)
     supervise(
-        of(idle_query),
+        make_starter(idle_query),
         stall_seconds=60,
         sleep=lambda _seconds: pytest.fail("it was started again"),
         clock=idle_query.clock,
@@ -222,7 +230,7 @@ def test_waits_before_restarts_grow_until_a_batch_is_done() -> None:
     executor_lost = RuntimeError("ExecutorLostFailure")
     waits = list[float]()
     queries = [Query(executor_lost) for _ in range(60)]  # waits are random, and eight of them may all be short
-    supervise(of(*queries, Query(executor_lost, looks=3, does=7), Query()), sleep=waits.append)
+    supervise(make_starter(*queries, Query(executor_lost, looks=3, does=7), Query()), sleep=waits.append)
     assert len(waits) == 61
     assert waits[-1] <= 15.0
     assert max(waits[:-1]) > 15.0

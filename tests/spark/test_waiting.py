@@ -10,10 +10,10 @@ LEFT = {"a": "nobody owns it", "b": "its end is not reached"}
 def test_wait_ends_once_nothing_has_changed_for_too_long() -> None:
     now = [0.0]
     watchdog = Watchdog(10.0, lambda: now[0])
-    for awaited, answered_reads in ((LEFT, 0), (LEFT, 1), ({"a": "nobody owns it"}, 1)):
-        watchdog.check_progress(awaited, answered_reads)
+    for awaited_shards, answered_reads in ((LEFT, 0), (LEFT, 1), ({"a": "nobody owns it"}, 1)):
+        watchdog.check_progress(awaited_shards, answered_reads)
         now[0] += STALL_SECONDS
-        watchdog.check_progress(awaited, answered_reads)
+        watchdog.check_progress(awaited_shards, answered_reads)
     now[0] += 1
     with pytest.raises(TimeoutError, match=r"^availableNow: nothing was read for 300 s of a \(nobody owns it\); "):
         watchdog.check_progress({"a": "nobody owns it"}, 1)

@@ -33,9 +33,9 @@ class Careless:
 
 
 @contextmanager
-def careless_line(to: str, *forgets: str) -> Iterator[Careless]:
-    """Run a proxy for the service `to` until the block ends."""
-    line = Careless(to, frozenset(forgets))
+def careless_line(service_url: str, *forgets: str) -> Iterator[Careless]:
+    """Run a proxy for the service `service_url` until the block ends."""
+    line = Careless(service_url, frozenset(forgets))
 
     class Handler(_Handler):
         careless = line

@@ -35,7 +35,7 @@ BREACHES: dict[str, Callable[[float, float], bool]] = {
 PUT_AT_ONCE = 1000
 
 
-def template(text: str, given: Mapping[str, str]) -> list[dict[str, Any]]:
+def template(text: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the alarms of a template with these parameters, in the form that `put_metric_alarm` expects."""
 
     class Loader(yaml.SafeLoader):
@@ -44,8 +44,12 @@ def template(text: str, given: Mapping[str, str]) -> list[dict[str, Any]]:
     Loader.add_constructor("!Ref", lambda _loader, node: {"Ref": node.value})
     Loader.add_constructor("!Sub", lambda _loader, node: {"Sub": node.value})
     document = yaml.load(text, Loader)  # noqa: S506  a SafeLoader
-    values = {name: given.get(name, each.get("Default")) for name, each in document["Parameters"].items()}
-    alarms: list[dict[str, Any]] = _substitute([each["Properties"] for each in document["Resources"].values()], values)
+    values = {
+        name: parameters.get(name, definition.get("Default")) for name, definition in document["Parameters"].items()
+    }
+    alarms: list[dict[str, Any]] = _substitute(
+        [definition["Properties"] for definition in document["Resources"].values()], values
+    )
     return alarms
 
 
@@ -56,16 +60,16 @@ def _substitute(node: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401  w
         case {"Sub": text}:
             return re.sub(r"\$\{(\w+)\}", lambda found: str(values[found[1]]), text)
         case dict():
-            return {name: _substitute(each, values) for name, each in node.items()}
+            return {name: _substitute(child, values) for name, child in node.items()}
         case list():
-            return [_substitute(each, values) for each in node]
+            return [_substitute(child, values) for child in node]
         case _:
             return node
 
 
 def collect(client: CloudWatchClient, exporter: Mapping[str, Any], points: Iterable[Point]) -> None:
     """Put these points as a collector's `awsemf` exporter with the settings `exporter` would put them."""
-    data = [each for point in points for each in _make_metric_data(exporter["metric_declarations"], point)]
+    data = [datum for point in points for datum in _make_metric_data(exporter["metric_declarations"], point)]
     for first in range(0, len(data), PUT_AT_ONCE):
         client.put_metric_data(Namespace=exporter["namespace"], MetricData=data[first : first + PUT_AT_ONCE])
 
@@ -76,9 +80,12 @@ def _make_metric_data(declarations: Sequence[Mapping[str, Any]], point: Point) -
         if any(re.search(selector, name) for selector in declaration["metric_name_selectors"]):
             for dimension_names in declaration["dimensions"]:
                 if attributes.keys() >= set(dimension_names):
-                    dimensions = [{"Name": each, "Value": attributes[each]} for each in dimension_names]
-                    when = datetime.fromtimestamp(timestamp, UTC)
-                    yield {"MetricName": name, "Dimensions": dimensions, "Timestamp": when, "Value": value}
+                    dimensions = [
+                        {"Name": dimension_name, "Value": attributes[dimension_name]}
+                        for dimension_name in dimension_names
+                    ]
+                    utc_time = datetime.fromtimestamp(timestamp, UTC)
+                    yield {"MetricName": name, "Dimensions": dimensions, "Timestamp": utc_time, "Value": value}
 
 
 def in_alarm(client: CloudWatchClient, name: str, end: float) -> bool:
@@ -86,8 +93,10 @@ def in_alarm(client: CloudWatchClient, name: str, end: float) -> bool:
     (alarm,) = client.describe_alarms(AlarmNames=[name])["MetricAlarms"]
     evaluation = _AlarmEvaluation(client, alarm, end)
     breach = BREACHES[alarm["ComparisonOperator"]]
-    missing = {"breaching": True, "notBreaching": False}[alarm["TreatMissingData"]]
-    breaches = [missing if each is None else breach(each, alarm["Threshold"]) for each in evaluation.values()]
+    breach_if_missing = {"breaching": True, "notBreaching": False}[alarm["TreatMissingData"]]
+    breaches = [
+        breach_if_missing if value is None else breach(value, alarm["Threshold"]) for value in evaluation.values()
+    ]
     return sum(breaches) >= alarm.get("DatapointsToAlarm", alarm["EvaluationPeriods"])
 
 
@@ -110,12 +119,18 @@ class _AlarmEvaluation:
             return self._statistic(metric, alarm["Period"], alarm["Statistic"])
         for query in alarm["Metrics"]:
             if "MetricStat" in query:
-                asked = query["MetricStat"]
-                series_by_id[query["Id"]] = self._statistic(asked["Metric"], asked["Period"], asked["Stat"])
-            elif asked := INSIGHTS.fullmatch(query["Expression"]):
-                series_by_id[query["Id"]] = self._most(asked[1], asked[2], asked[3], query["Period"])
+                stat_query = query["MetricStat"]
+                series_by_id[query["Id"]] = self._statistic(
+                    stat_query["Metric"], stat_query["Period"], stat_query["Stat"]
+                )
+            elif stat_query := INSIGHTS.fullmatch(query["Expression"]):
+                series_by_id[query["Id"]] = self._most(stat_query[1], stat_query[2], stat_query[3], query["Period"])
             else:
-                periods = {each["MetricStat"]["Period"] for each in alarm["Metrics"] if "MetricStat" in each}
+                periods = {
+                    metric_query["MetricStat"]["Period"]
+                    for metric_query in alarm["Metrics"]
+                    if "MetricStat" in metric_query
+                }
                 series_by_id[query["Id"]] = _evaluate_expression(query["Expression"], series_by_id, *periods)
         (returned_id,) = (query["Id"] for query in alarm["Metrics"] if query.get("ReturnData", True))
         return series_by_id[returned_id]
@@ -137,30 +152,30 @@ class _AlarmEvaluation:
         return max(all_series, key=lambda series: sum(value or 0 for value in series), default=[None] * self._count)
 
 
-def _evaluate_expression(expression: str, known: Mapping[str, Series], period: int) -> Series:
+def _evaluate_expression(expression: str, series_by_id: Mapping[str, Series], period: int) -> Series:
     tree = ast.parse(expression.replace(" AND ", " and "), mode="eval").body
-    count = len(next(iter(known.values())))
-    return [_evaluate_node(tree, known, place, period) for place in range(count)]
+    count = len(next(iter(series_by_id.values())))
+    return [_evaluate_node(tree, series_by_id, index, period) for index in range(count)]
 
 
-def _evaluate_node(node: ast.AST, known: Mapping[str, Series], place: int, period: int) -> float | None:
+def _evaluate_node(node: ast.AST, series_by_id: Mapping[str, Series], index: int, period: int) -> float | None:
     match node:
         case ast.Constant(int() | float() as number):
             return float(number)
         case ast.Name(name):
-            return known[name][place]
+            return series_by_id[name][index]
         case ast.Call(ast.Name("RATE"), [ast.Name(name)]):
-            current, previous = known[name][place], known[name][place - 1] if place else None
+            current, previous = series_by_id[name][index], series_by_id[name][index - 1] if index else None
             return None if current is None or previous is None else (current - previous) / period
         case ast.Call(ast.Name("IF"), parts) | ast.BoolOp(ast.And(), parts):
-            operands = [_evaluate_node(part, known, place, period) for part in parts]
+            operands = [_evaluate_node(part, series_by_id, index, period) for part in parts]
             if None in operands:
                 return None
             return (operands[1] if operands[0] else operands[2]) if isinstance(node, ast.Call) else float(all(operands))
         case ast.BinOp(left, sign, right) | ast.Compare(left, [sign], [right]):
             left_value, right_value = (
-                _evaluate_node(left, known, place, period),
-                _evaluate_node(right, known, place, period),
+                _evaluate_node(left, series_by_id, index, period),
+                _evaluate_node(right, series_by_id, index, period),
             )
             return (
                 None

@@ -65,7 +65,7 @@ def _build(folder: Path) -> None:
         if CHECKSUM not in (project / "Cargo.lock").read_text():
             raise ServiceError("this ferrokinesis is not the one that was tried: its checksum differs")
         # Use the author's lock, with digests, instead of the newest dependencies.
-        (crate,) = (Path(each["manifest_path"]).parent for each in packages if each["name"] == "ferrokinesis")
+        (crate,) = (Path(package["manifest_path"]).parent for package in packages if package["name"] == "ferrokinesis")
         shutil.copy(crate / "Cargo.lock", project)
         _run(cargo, project, "build", "--quiet")
         shutil.copy(project / "target" / "debug" / BINARY, folder)

@@ -74,15 +74,15 @@ class KubernetesApi:
 
 
 @contextmanager
-def tried_on_kubernetes(what: str) -> Iterator[KubernetesApi]:
-    """Run an empty cluster's API, or skip the test of `what` if the user has not allowed the long build."""
+def tried_on_kubernetes(subject: str) -> Iterator[KubernetesApi]:
+    """Run an empty cluster's API, or skip the test of `subject` if the user has not allowed the long build."""
     if "LEASEHOLD_KUBERNETES" not in os.environ:
-        pytest.skip(f"{what} NOT TRIED ON KUBERNETES: set LEASEHOLD_KUBERNETES=1 to build it (ten minutes)")
+        pytest.skip(f"{subject} NOT TRIED ON KUBERNETES: set LEASEHOLD_KUBERNETES=1 to build it (ten minutes)")
     with ExitStack() as stack:
         try:
             api = stack.enter_context(kubernetes())
-        except ServiceError as missing:
-            pytest.skip(f"{what} NOT TRIED ON KUBERNETES: {missing}")
+        except ServiceError as error:
+            pytest.skip(f"{subject} NOT TRIED ON KUBERNETES: {error}")
         yield api
 
 
@@ -111,14 +111,14 @@ def kubernetes() -> Iterator[KubernetesApi]:
 
 def _served(definition: Mapping[str, Any]) -> bool:
     conditions = definition.get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
 
-def _until(what: str, condition: Callable[[], bool]) -> None:
+def _until(expectation: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            raise ServiceError(f"kube-api: {what} within {READY_SECONDS:g} s was hoped for")
+            raise ServiceError(f"kube-api: {expectation} within {READY_SECONDS:g} s was hoped for")
         time.sleep(POLL_SECONDS)
 
 

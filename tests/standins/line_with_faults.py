@@ -29,14 +29,14 @@ class FaultyLine:
     unwritable (only writes are refused), or cut. `url` is the address of the proxy.
     """
 
-    def __init__(self, to: str, url: str) -> None:
-        self.to, self.url, self.how = to, url, ""
+    def __init__(self, service_url: str, url: str) -> None:
+        self.to, self.url, self.how = service_url, url, ""
         self._changed = Condition()
 
-    def set(self, how: str) -> None:
-        """Simulate the fault `how` from now on. If `how` is "", work normally, and forward the waiting requests."""
+    def set(self, fault: str) -> None:
+        """Simulate the fault `fault` from now on. If `fault` is "", work normally, and forward the waiting requests."""
         with self._changed:
-            self.how = how
+            self.how = fault
             self._changed.notify_all()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -46,10 +46,10 @@ class FaultyLine:
 
 
 @contextmanager
-def faulty_line(to: str) -> Iterator[FaultyLine]:
-    """Run a proxy for the service `to` until the block ends."""
+def faulty_line(service_url: str) -> Iterator[FaultyLine]:
+    """Run a proxy for the service `service_url` until the block ends."""
     server = _Server((HOST, 0), _Handler)
-    line = FaultyLine(to, f"http://{HOST}:{server.server_address[1]}")
+    line = FaultyLine(service_url, f"http://{HOST}:{server.server_address[1]}")
     server.line = line
     thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -127,11 +127,11 @@ class _Handler(BaseHTTPRequestHandler):
         target = self.headers.get("X-Amz-Target")
         return self.command not in {"GET", "HEAD"} if target is None else target.endswith(WRITES)
 
-    def _refuse(self, how: str) -> None:
+    def _refuse(self, fault: str) -> None:
         if "X-Amz-Target" in self.headers:
-            self._send(400, self._refusal(REFUSALS[how]), {"Content-Type": self.headers["Content-Type"]})
+            self._send(400, self._refusal(REFUSALS[fault]), {"Content-Type": self.headers["Content-Type"]})
             return
-        status, code, azure_code = OBJECT_FAULTS[how]
+        status, code, azure_code = OBJECT_FAULTS[fault]
         document = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>so the test wants it</Message></Error>'
         self._send(status, document.encode(), {"Content-Type": "application/xml", "x-ms-error-code": azure_code})
 

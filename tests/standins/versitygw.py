@@ -17,14 +17,14 @@ REGION = "eu-west-1"
 
 
 @contextmanager
-def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
-    """Run a service with buckets in `REGION`. Callers sign with `key` as id and secret. `kept` is the folder for data.
+def versitygw(key: str = KEY_ID, root: Path | None = None) -> Iterator[Service]:
+    """Run a service with buckets in `REGION`. Callers sign with `key` as id and secret. `root` is the folder for data.
 
     Raises ServiceError if go is missing, or with go's output if the build fails.
     """
     program = str(fill_once(f"versitygw-{VERSION}", _build, shared=True) / "versitygw")
     with tempfile.TemporaryDirectory(prefix="leasehold-buckets-", ignore_cleanup_errors=True) as temporary_folder:
-        buckets, metadata = (Path(kept or temporary_folder, name) for name in ("buckets", "facts"))
+        buckets, metadata = (Path(root or temporary_folder, name) for name in ("buckets", "facts"))
         for folder in (buckets, metadata):
             folder.mkdir(exist_ok=True)
 

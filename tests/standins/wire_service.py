@@ -41,23 +41,25 @@ HANGS_UP = Answer(b"")
 """Makes a listening service close the connection instead of responding."""
 
 
-def in_json(told: dict[str, Any], status: int = 200) -> Answer:
+def in_json(response: dict[str, Any], status: int = 200) -> Answer:
     """Encode a response as JSON, with data in base64 and times in seconds."""
-    rows = [_row(row, lambda data: base64.b64encode(data).decode(), 1000) for row in told.get("Records") or ()]
-    return Answer(json.dumps({**told, **({"Records": rows} if "Records" in told else {})}).encode(), JSON, status)
+    rows = [_row(row, lambda data: base64.b64encode(data).decode(), 1000) for row in response.get("Records") or ()]
+    return Answer(
+        json.dumps({**response, **({"Records": rows} if "Records" in response else {})}).encode(), JSON, status
+    )
 
 
-def in_cbor(told: dict[str, Any], status: int = 200, *, text: bool = False, tagged: bool = False) -> Answer:
+def in_cbor(response: dict[str, Any], status: int = 200, *, text: bool = False, tagged: bool = False) -> Answer:
     """Encode a response as CBOR. With `text`, data is in base64. With `tagged`, times have CBOR's tag for times."""
 
     def data(raw: bytes) -> object:
         return base64.b64encode(raw).decode() if text else raw
 
-    rows = [_row(row, data, 1) for row in told.get("Records") or ()]
+    rows = [_row(row, data, 1) for row in response.get("Records") or ()]
     for row in rows:
         if tagged and row.get("ApproximateArrivalTimestamp") is not None:
             row["ApproximateArrivalTimestamp"] = cbor2.CBORTag(1, row["ApproximateArrivalTimestamp"])
-    return Answer(cbor2.dumps({**told, **({"Records": rows} if "Records" in told else {})}), CBOR, status)
+    return Answer(cbor2.dumps({**response, **({"Records": rows} if "Records" in response else {})}), CBOR, status)
 
 
 def _row(row: dict[str, Any], data: Callable[[bytes], object], per_second: int) -> dict[str, Any]:
@@ -83,10 +85,10 @@ class Spoken:
 
     def __call__(self, request: AWSPreparedRequest, **_event: object) -> AWSResponse:
         """Return the next response to botocore, which then makes no connection."""
-        answer = self.answer(cast("bytes", request.headers["Content-Type"]).decode(), cast("bytes", request.body))
+        response = self.answer(cast("bytes", request.headers["Content-Type"]).decode(), cast("bytes", request.body))
         headers = HTTPHeaders()
-        headers["Content-Type"] = answer.form
-        return AWSResponse(request.url, answer.status, headers, Raw(answer.body))
+        headers["Content-Type"] = response.form
+        return AWSResponse(request.url, response.status, headers, Raw(response.body))
 
     def attach(self, client: "KinesisClient", operation: str = "GetRecords") -> "KinesisClient":
         """Answer this client's requests from the script, and return the client."""
@@ -103,9 +105,9 @@ class Service(Spoken):
         self.told = list(told)
 
     def answer(self, form: str, body: bytes) -> Answer:
-        told = self.told.pop(0)
+        response = self.told.pop(0)
         cbor = "cbor" in form
-        self.answers.append(Answer(cbor2.dumps(told), CBOR) if cbor else Answer(json.dumps(told).encode()))
+        self.answers.append(Answer(cbor2.dumps(response), CBOR) if cbor else Answer(json.dumps(response).encode()))
         return super().answer(form, body)
 
 
@@ -120,15 +122,15 @@ def listening(spoken: Spoken) -> str:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            answer = spoken.answer(self.headers["Content-Type"], body)
-            if answer is HANGS_UP:
+            response = spoken.answer(self.headers["Content-Type"], body)
+            if response is HANGS_UP:
                 self.close_connection = True
                 return
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.form)
-            self.send_header("Content-Length", str(len(answer.body)))
+            self.send_response(response.status)
+            self.send_header("Content-Type", response.form)
+            self.send_header("Content-Length", str(len(response.body)))
             self.end_headers()
-            self.wfile.write(answer.body)
+            self.wfile.write(response.body)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -33,12 +33,12 @@ class FaultyWire:
         self._listening = create_server((HOST, 0))
         self.port: int = self._listening.getsockname()[1]
 
-    def set(self, how: str) -> None:
-        """Simulate the fault `how` from now on. If `how` is "", pass on the bytes that are waiting."""
+    def set(self, fault: str) -> None:
+        """Simulate the fault `fault` from now on. If `fault` is "", pass on the bytes that are waiting."""
         with self._changed:
-            self.how = how
+            self.how = fault
             self._changed.notify_all()
-        if how == "cut":
+        if fault == "cut":
             self._cut()
 
     def serve(self) -> None:
@@ -53,8 +53,8 @@ class FaultyWire:
                     server = create_connection((HOST, self._to), CONNECT_SECONDS)
                     server.settimeout(None)
                     self._open |= {client, server}
-                    _begin(partial(self._pass_on, client, server, answers=False))
-                    _begin(partial(self._pass_on, server, client, answers=True))
+                    _begin(partial(self._pass_on, client, server, is_response=False))
+                    _begin(partial(self._pass_on, server, client, is_response=True))
 
     def close(self) -> None:
         """End all connections."""
@@ -67,14 +67,14 @@ class FaultyWire:
         for connection in connections:
             _close(connection)
 
-    def _pass_on(self, sender: socket, receiver: socket, *, answers: bool) -> None:
+    def _pass_on(self, sender: socket, receiver: socket, *, is_response: bool) -> None:
         with suppress(OSError):
             while data := sender.recv(BYTES):
                 with self._changed:
-                    if answers and self.how == "slow":
+                    if is_response and self.how == "slow":
                         self._changed.wait_for(lambda: self.how != "slow", self._slow_seconds)
-                    self._changed.wait_for(lambda: self.how != "silent" and not (answers and self.how == "mute"))
-                while answers and data and self.how == "dripping":
+                    self._changed.wait_for(lambda: self.how != "silent" and not (is_response and self.how == "mute"))
+                while is_response and data and self.how == "dripping":
                     receiver.sendall(data[:1])
                     data = data[1:]
                     time.sleep(DRIP_SECONDS)

@@ -84,24 +84,24 @@ class BlobMemory:
             return self.refused(404, "ContainerNotFound")
         return self.listed(query) if operation == "list" else self.blob_response(operation, name, headers)
 
-    def blob_response(self, does: str, name: str, heads: dict[str, str]) -> Response:
+    def blob_response(self, operation: str, name: str, heads: dict[str, str]) -> Response:
         """Return the response to a request for one blob."""
-        stored = self.blobs.get(name)
-        if does == "new" and heads.get("if-none-match") == "*" and stored:
+        stored_blob = self.blobs.get(name)
+        if operation == "new" and heads.get("if-none-match") == "*" and stored_blob:
             return self.refused(409, "BlobAlreadyExists")
-        if does != "new" and stored is None:
+        if operation != "new" and stored_blob is None:
             return self.refused(404, "BlobNotFound")
-        if stored and heads.get("if-match", stored[0]).strip('"') != stored[0].strip('"'):
+        if stored_blob and heads.get("if-match", stored_blob[0]).strip('"') != stored_blob[0].strip('"'):
             return self.refused(412, "ConditionNotMet")
-        if does == "delete":
+        if operation == "delete":
             del self.blobs[name]
             return self.said(202)
-        if does in {"new", "over"}:
+        if operation in {"new", "over"}:
             metadata = {head.removeprefix(META): text for head, text in heads.items() if head.startswith(META)}
             self.blobs[name] = (f'"0x{len(self.requests)}"', metadata, self.now)
-        etag, metadata, written = self.blobs[name]
+        etag, metadata, written_at = self.blobs[name]
         heads = {f"{META}{word}": text for word, text in metadata.items()}
-        return self.said(201 if does == "new" else 200, {"etag": etag, "last-modified": date(written), **heads})
+        return self.said(201 if operation == "new" else 200, {"etag": etag, "last-modified": date(written_at), **heads})
 
     def listed(self, query: dict[str, list[str]]) -> Response:
         """Return one page of a listing, with a marker for the next page."""

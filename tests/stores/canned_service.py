@@ -126,15 +126,15 @@ class DirectClient:
         """Request a shard iterator, and return it."""
         request: Any = {"StreamName": "orders", "ShardId": shard, "ShardIteratorType": "LATEST"}
 
-        def by_boto() -> Any:  # noqa: ANN401  as boto3
+        def request_by_boto3() -> Any:  # noqa: ANN401  as boto3
             self.boto3_call_count += 1
             return self.client.get_shard_iterator(**request)
 
         body = json.dumps(request).encode()
-        parsed = self.calls.call(
-            "GetShardIterator", body, JSON, parse=json.loads, boto3_call=by_boto, repeatable=repeatable
+        response = self.calls.call(
+            "GetShardIterator", body, JSON, parse=json.loads, boto3_call=request_by_boto3, repeatable=repeatable
         )
-        return cast("str", parsed["ShardIterator"])
+        return cast("str", response["ShardIterator"])
 
     def close(self) -> None:
         self.calls.close()

@@ -43,8 +43,8 @@ class GcsMemory:
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Body]:
         """Handle a request, and return the status and the body of the response."""
         self.requests.append((method, query))
-        if waiting := self.faults.get(method):
-            fault = waiting.pop(0)
+        if pending_faults := self.faults.get(method):
+            fault = pending_faults.pop(0)
             if isinstance(fault, Exception):
                 raise fault
             return fault, {"error": {"code": fault, "message": "a fault"}}
@@ -62,8 +62,8 @@ class GcsMemory:
                 names = sorted(key for key in self.objects if key.startswith(query.get("prefix", "")))
                 start = int(query.get("pageToken", "0"))
                 items = [self._resource(key) for key in names[start : start + self.page]]
-                more = {"nextPageToken": str(start + self.page)} if start + self.page < len(names) else {}
-                page = {"kind": "storage#objects", "items": items, **more}
+                next_page = {"nextPageToken": str(start + self.page)} if start + self.page < len(names) else {}
+                page = {"kind": "storage#objects", "items": items, **next_page}
                 return 200, {name: value for name, value in page.items() if name in _top_level_fields(query["fields"])}
             case "DELETE":
                 if name not in self.objects or self.objects[name][0] != int(query["generation"]):
@@ -73,23 +73,23 @@ class GcsMemory:
                 del self.objects[name]
                 return 204, {}
             case _:
-                sent: Body = json.loads(_first_part(body))
-                stored = self.objects.get(sent["name"], (0, BEGAN, {}))
-                if stored[0] != int(query["ifGenerationMatch"]):
+                new_resource: Body = json.loads(_first_part(body))
+                stored_object = self.objects.get(new_resource["name"], (0, BEGAN, {}))
+                if stored_object[0] != int(query["ifGenerationMatch"]):
                     return 412, {}
                 self.generations += 1
-                self.objects[sent["name"]] = self.generations, self._time(), sent["metadata"]
-                return 200, self._resource(sent["name"])
+                self.objects[new_resource["name"]] = self.generations, self._time(), new_resource["metadata"]
+                return 200, self._resource(new_resource["name"])
 
     def _time(self) -> datetime:
         return BEGAN + timedelta(seconds=self.now)
 
     def _resource(self, name: str) -> Body:
-        generation, written, metadata = self.objects[name]
+        generation, written_at, metadata = self.objects[name]
         return {
             "name": name,
             "generation": str(generation),
-            "updated": written.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "updated": written_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
             "metadata": metadata,
         }
 
@@ -106,8 +106,8 @@ def _top_level_fields(fields: str) -> set[str]:
 def _first_part(body: bytes) -> str:
     """Return the JSON part of a multipart upload, which names the object."""
     boundary = body.split(b"\r\n", 1)[0].removeprefix(b"--").decode()
-    whole = message_from_bytes(f'Content-Type: multipart/related; boundary="{boundary}"\r\n\r\n'.encode() + body)
-    payload = whole.get_payload()
+    message = message_from_bytes(f'Content-Type: multipart/related; boundary="{boundary}"\r\n\r\n'.encode() + body)
+    payload = message.get_payload()
     assert isinstance(payload, list)
     part: Any = payload[0]
     return str(part.get_payload())
@@ -125,11 +125,11 @@ class MemoryAdapter(BaseAdapter):
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         body = request.body if isinstance(request.body, bytes) else str(request.body or "").encode()
         status, response = self._bucket.answer(str(request.method), parts.path, query, body)
-        answer = requests.Response()
-        answer.status_code, answer._content, answer.request = status, json.dumps(response).encode(), request  # noqa: SLF001
-        answer.url = str(request.url)
-        answer.headers.update({"content-type": "application/json", **self._bucket.date()})
-        return answer
+        reply = requests.Response()
+        reply.status_code, reply._content, reply.request = status, json.dumps(response).encode(), request  # noqa: SLF001
+        reply.url = str(request.url)
+        reply.headers.update({"content-type": "application/json", **self._bucket.date()})
+        return reply
 
     def close(self) -> None:
         """Do nothing; there is nothing to close."""

@@ -19,11 +19,11 @@ class _Ageless:
     """A mixin that sets the age of every object to zero. Two reads of an unchanged lease are then always equal."""
 
     def list(self, prefix: str) -> tuple[StoredObject, ...]:
-        return tuple(evolve(stored, age=0.0) for stored in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
+        return tuple(evolve(stored_object, age=0.0) for stored_object in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
 
     def get(self, name: str) -> StoredObject | None:
-        stored: StoredObject | None = super().get(name)  # type: ignore[misc]  # likewise
-        return stored and evolve(stored, age=0.0)
+        stored_object: StoredObject | None = super().get(name)  # type: ignore[misc]  # likewise
+        return stored_object and evolve(stored_object, age=0.0)
 
 
 class AgelessBlobs(_Ageless, BlobObjects):

@@ -80,8 +80,8 @@ class S3Memory:
     def put_object(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Store the object if its conditions hold."""
         response = self._ask("put_object", **arguments)
-        name, stored = arguments["Key"], self.objects.get(arguments["Key"])
-        self._check_write_conditions(stored, arguments)
+        name, stored_object = arguments["Key"], self.objects.get(arguments["Key"])
+        self._check_write_conditions(stored_object, arguments)
         etag = f'"e-{len(self.service.requests)}"'
         self.objects[name] = (etag, arguments["Body"], self.service.now)
         return {**response, "ETag": etag}
@@ -89,8 +89,8 @@ class S3Memory:
     def delete_object(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Remove the object if its conditions hold."""
         response = self._ask("delete_object", **arguments)
-        stored = self.objects.get(arguments["Key"])
-        self._check_write_conditions(stored, arguments)
+        stored_object = self.objects.get(arguments["Key"])
+        self._check_write_conditions(stored_object, arguments)
         self.objects.pop(arguments["Key"], None)
         return response
 
@@ -133,10 +133,10 @@ class S3Memory:
             yield {**response, **bucket_and_prefix, **({"Contents": contents} if contents else {})}
 
     @staticmethod
-    def _check_write_conditions(stored: tuple[str, bytes, float] | None, arguments: dict[str, Any]) -> None:
-        if arguments.get("IfNoneMatch") == "*" and stored:
+    def _check_write_conditions(stored_object: tuple[str, bytes, float] | None, arguments: dict[str, Any]) -> None:
+        if arguments.get("IfNoneMatch") == "*" and stored_object:
             raise refusal("PreconditionFailed", 412)
-        if "IfMatch" in arguments and stored is None:
+        if "IfMatch" in arguments and stored_object is None:
             raise refusal("NoSuchKey", 404)
-        if "IfMatch" in arguments and stored and stored[0] != arguments["IfMatch"]:
+        if "IfMatch" in arguments and stored_object and stored_object[0] != arguments["IfMatch"]:
             raise refusal("PreconditionFailed", 412)

@@ -34,8 +34,8 @@ def test_a_release_ends_the_handoff() -> None:
 
 def test_a_leaders_next_owner_gets_the_checkpoint_and_no_requests() -> None:
     """A KCL worker that is given a lease is not marked as answering requests, because it does not understand them."""
-    after = lease_after_write(GiveLease(LEAVING, Position("5")), LEAVING)
-    assert after == Lease("s-0", owner="java-1", checkpoint=Position("5"), version=Version("8"), epoch=8)
+    given_lease = lease_after_write(GiveLease(LEAVING, Position("5")), LEAVING)
+    assert given_lease == Lease("s-0", owner="java-1", checkpoint=Position("5"), version=Version("8"), epoch=8)
 
 
 def test_a_gift_requires_the_handoff_as_seen() -> None:
@@ -54,15 +54,15 @@ def test_a_lease_that_a_leader_moves_accepts_no_request_or_withdrawal() -> None:
 
 def test_a_new_lease_has_sorted_annotations_and_no_observed_fields() -> None:
     """A lease that is copied from another table has no owner and no idle time."""
-    seen = evolve(LEAVING, idle=90.0, held=40.0, next_owner_idle=30.0, annotations=(("b", "2"), ("a", "1")))
-    assert lease_after_write(CreateLease(seen), None) == Lease(
+    copied_lease = evolve(LEAVING, idle=90.0, held=40.0, next_owner_idle=30.0, annotations=(("b", "2"), ("a", "1")))
+    assert lease_after_write(CreateLease(copied_lease), None) == Lease(
         "s-0", version=Version("7"), epoch=7, annotations=(("a", "1"), ("b", "2"))
     )
-    assert lease_after_write(CreateLease(seen), seen) is None
+    assert lease_after_write(CreateLease(copied_lease), copied_lease) is None
 
 
 def test_a_repeated_request_of_the_same_worker_succeeds() -> None:
-    seen = Lease("s-0", owner="ann", yields=True, version=Version("7"), epoch=7)
-    requested = evolve(seen, next_owner="bob")
-    assert lease_after_write(RequestLease(seen, "bob"), requested) == requested
-    assert lease_after_write(RequestLease(seen, "cat"), requested) is None
+    owned_lease = Lease("s-0", owner="ann", yields=True, version=Version("7"), epoch=7)
+    requested_lease = evolve(owned_lease, next_owner="bob")
+    assert lease_after_write(RequestLease(owned_lease, "bob"), requested_lease) == requested_lease
+    assert lease_after_write(RequestLease(owned_lease, "cat"), requested_lease) is None

@@ -154,11 +154,11 @@ def _idle(*seconds: float) -> Iterator[tuple[HostConnections, list[socket.socket
             connection.close()
 
 
-def _respond_in_thread(far: socket.socket, before: Any = None) -> Thread:  # noqa: ANN401  any function
+def _respond_in_thread(far: socket.socket, before_response: Any = None) -> Thread:  # noqa: ANN401  any function
     def serve() -> None:
         far.recv(1000)
-        if before is not None:
-            before()
+        if before_response is not None:
+            before_response()
         far.sendall(answer())
 
     thread = Thread(target=serve)

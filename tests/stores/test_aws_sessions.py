@@ -171,9 +171,9 @@ def test_the_providers_of_a_properties_file_are_tried_in_order(
 
 
 def test_a_role_can_be_assumed_at_another_endpoint(sts: RoleRequests, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patch_context:
         endpoint = boto3.Session().client("sts").meta.endpoint_url
-        patched.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
+        patch_context.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
         provider_line = f"StsAssumeRoleCredentialsProvider|{ROLE}|me|endpoint={endpoint}^eu-west-3"
         assert _key(parse_credentials(provider_line).session()) == "ASIAROLE"
     assert "/eu-west-3/sts/" in sts[0][0]

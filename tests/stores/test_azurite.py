@@ -48,13 +48,13 @@ def test_conditional_writes_follow_the_matrix(objects: BlobObjects) -> None:
 
 def test_etags_are_unquoted_in_every_response(objects: BlobObjects) -> None:
     """ETags have no quotes in listings, but have quotes in other responses. They must compare as equal."""
-    written = objects.put_if_absent("a", {"ownerid": ""})
-    (listed,) = objects.list("a")
-    stored = objects.get("a")
-    assert stored is not None
-    assert written == listed.etag == stored.etag
-    assert '"' not in str(written)
-    assert listed.fields == stored.fields == {"ownerid": ""}
+    written_etag = objects.put_if_absent("a", {"ownerid": ""})
+    (listed_object,) = objects.list("a")
+    fetched_object = objects.get("a")
+    assert fetched_object is not None
+    assert written_etag == listed_object.etag == fetched_object.etag
+    assert '"' not in str(written_etag)
+    assert listed_object.fields == fetched_object.fields == {"ownerid": ""}
 
 
 def test_a_listing_tolerates_foreign_blobs_in_the_prefix(objects: BlobObjects) -> None:
@@ -118,16 +118,16 @@ def test_an_uncheckpointed_partition_starts_where_the_url_says(connection: str, 
     assert connection
     blobs.upload_blob(f"{PREFIX}/ownership/0", b"", metadata={"ownerid": "sdk"})
     url = f"azblob://{ACCOUNT}/{blobs.container_name}?eventhub=ns/orders"
-    starts = [open_store(f"{url}{option}").list().leases[0].checkpoint for option in ("", "&start=LATEST")]
-    assert starts == [TRIM_HORIZON, LATEST]
+    start_positions = [open_store(f"{url}{option}").list().leases[0].checkpoint for option in ("", "&start=LATEST")]
+    assert start_positions == [TRIM_HORIZON, LATEST]
 
 
 def test_a_wrong_key_is_reported_without_showing_it(connection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, connection.replace("AccountKey=E", "AccountKey=F"))
-    with pytest.raises(StoreError, match="the service refused") as caught:
+    with pytest.raises(StoreError, match="the service refused") as exc_info:
         open_store(f"azblob://{ACCOUNT}/leases")
-    assert "Fby8" not in str(caught.value)
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert "Fby8" not in str(exc_info.value)
+    assert not isinstance(exc_info.value, OutcomeUnknown)
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, "not one")
     with pytest.raises(StoreError, match=CONNECTION_STRING_VARIABLE):
         open_store(f"azblob://{ACCOUNT}/leases")

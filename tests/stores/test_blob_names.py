@@ -44,10 +44,10 @@ def test_only_the_name_of_a_partition_is_a_lease(name: str, key: str | None) -> 
 
 def test_ownership_is_written_as_the_sdks_read_it() -> None:
     """If `ownerid` is missing from one blob, the Python SDK's whole listing fails."""
-    free = Lease("0")
-    owned = evolve(free, owner="ann", yields=True)
-    requested = evolve(owned, next_owner="bob", annotations=(("seal", "é 7"),))
-    assert [HUB.ownership({}, free, lease) for lease in (owned, requested, free)] == [
+    unowned_lease = Lease("0")
+    owned_lease = evolve(unowned_lease, owner="ann", yields=True)
+    requested_lease = evolve(owned_lease, next_owner="bob", annotations=(("seal", "é 7"),))
+    assert [HUB.ownership({}, unowned_lease, lease) for lease in (owned_lease, requested_lease, unowned_lease)] == [
         {"ownerid": "ann", "handoffowner": "ann"},
         {"ownerid": "ann", "handoffowner": "ann", "handoffto": "bob", "notes": '{"seal": "\\u00e9 7"}'},
         {"ownerid": ""},
@@ -56,8 +56,10 @@ def test_ownership_is_written_as_the_sdks_read_it() -> None:
 
 def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
     """A missing field or an invalid number makes the SDKs' whole listing fail."""
-    written = [HUB.checkpoint({}, Lease("0", checkpoint=position)) for position in (AT_9, TRIM_HORIZON, LATEST, NOON)]
-    assert written == [
+    written_fields = [
+        HUB.checkpoint({}, Lease("0", checkpoint=position)) for position in (AT_9, TRIM_HORIZON, LATEST, NOON)
+    ]
+    assert written_fields == [
         {"offset": "4520", "sequencenumber": "9"},
         {"offset": "-1", "sequencenumber": "-1"},
         {"offset": "@latest", "sequencenumber": "-1"},
@@ -67,12 +69,12 @@ def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
 
 def test_foreign_metadata_survives_and_stale_metadata_is_removed() -> None:
     """Our first write keeps the `clientidentifier` of the .NET SDK, and removes an old start position."""
-    stored = {"clientidentifier": "them", "ownerid": "cat", "handoffowner": "cat", "handoffto": "dan"}
-    released = HUB.ownership(stored, Lease("0", owner="cat"), Lease("0"))
-    checkpointed = HUB.checkpoint(
+    stored_fields = {"clientidentifier": "them", "ownerid": "cat", "handoffowner": "cat", "handoffto": "dan"}
+    released_fields = HUB.ownership(stored_fields, Lease("0", owner="cat"), Lease("0"))
+    checkpoint_fields = HUB.checkpoint(
         {"clientidentifier": "them", "position": "AT_TIMESTAMP 1"}, Lease("0", checkpoint=AT_9)
     )
-    assert (released, checkpointed) == (
+    assert (released_fields, checkpoint_fields) == (
         {"clientidentifier": "them", "ownerid": ""},
         {"clientidentifier": "them", "offset": "4520", "sequencenumber": "9"},
     )
@@ -80,13 +82,16 @@ def test_foreign_metadata_survives_and_stale_metadata_is_removed() -> None:
 
 def test_a_request_and_its_withdrawal_do_not_change_the_version() -> None:
     """A request to a dead owner does not make it look alive for another `lease_seconds`."""
-    owned = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
-    requested, renewed = evolve(owned, next_owner="bob"), evolve(owned, next_owner="bob", epoch=1)
-    request = HUB.ownership({}, owned, requested)
-    withdrawal = HUB.ownership(request, requested, owned)
-    renewal = HUB.ownership(request, requested, renewed)
-    written = [Parts(StoredObject("…/ownership/0", "0x8E", fields)) for fields in (request, withdrawal, renewal)]
-    assert [HUB.lease("0", parts).version for parts in written] == ["0x8D", "0x8D", "0x8E"]  # type: ignore[union-attr]
+    owned_lease = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
+    requested_lease, renewed_lease = (
+        evolve(owned_lease, next_owner="bob"),
+        evolve(owned_lease, next_owner="bob", epoch=1),
+    )
+    request = HUB.ownership({}, owned_lease, requested_lease)
+    withdrawal = HUB.ownership(request, requested_lease, owned_lease)
+    renewal = HUB.ownership(request, requested_lease, renewed_lease)
+    written_parts = [Parts(StoredObject("…/ownership/0", "0x8E", fields)) for fields in (request, withdrawal, renewal)]
+    assert [HUB.lease("0", parts).version for parts in written_parts] == ["0x8D", "0x8D", "0x8E"]  # type: ignore[union-attr]
 
 
 def test_a_version_copied_by_another_library_is_ignored() -> None:
@@ -153,9 +158,9 @@ def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Posit
     ],
 )
 def test_an_invalid_checkpoint_names_its_field(fields: ObjectFields, field: str) -> None:
-    with pytest.raises(BadRowField) as caught:
+    with pytest.raises(BadRowField) as exc_info:
         HUB.lease("0", Parts(checkpoint=StoredObject("…/checkpoint/0", "0x8D", fields)))
-    assert caught.value.field == field
+    assert exc_info.value.field == field
 
 
 @pytest.mark.parametrize("position", [Position("9"), Position("9", 1, "4520"), Position("9", 0, "4520\n")])
@@ -188,12 +193,12 @@ def test_an_error_says_which_name_no_header_can_carry(name: str) -> None:
     [("ownerid", "\ud800"), ("handoffto", "\ud800"), ("throughputkbps", "heavy"), ("notes", "[]")],
 )
 def test_an_invalid_ownership_names_its_field(field: str, message: str) -> None:
-    owned = {"ownerid": "ann", "handoffowner": "ann", field: message}
+    ownership_fields = {"ownerid": "ann", "handoffowner": "ann", field: message}
     if field == "ownerid":
-        owned["handoffowner"] = message
-    with pytest.raises(BadRowField) as caught:
-        HUB.lease("0", Parts(ownership=StoredObject("…/ownership/0", "0x8D", owned)))
-    assert caught.value.field == field
+        ownership_fields["handoffowner"] = message
+    with pytest.raises(BadRowField) as exc_info:
+        HUB.lease("0", Parts(ownership=StoredObject("…/ownership/0", "0x8D", ownership_fields)))
+    assert exc_info.value.field == field
 
 
 def test_a_measured_load_is_stored() -> None:
@@ -212,6 +217,6 @@ def test_a_lease_without_a_request_has_no_next_owner() -> None:
 
 def test_annotations_are_written_with_the_ownership() -> None:
     """Annotations are written together with the owner. Otherwise, an SDK would see a partition without an owner."""
-    owned = Lease("0", owner="ann", yields=True)
-    fields = HUB.annotations({"theirs": "kept"}, owned, evolve(owned, annotations=(("seal", "7"),)))
+    owned_lease = Lease("0", owner="ann", yields=True)
+    fields = HUB.annotations({"theirs": "kept"}, owned_lease, evolve(owned_lease, annotations=(("seal", "7"),)))
     assert fields == {"theirs": "kept", "ownerid": "ann", "handoffowner": "ann", "notes": '{"seal": "7"}'}

@@ -87,9 +87,9 @@ def test_a_permanent_rejection_is_a_fault(
     objects: BlobObjects, memory: BlobMemory, ask: Callable[[BlobObjects], object], fault: BlobFault, says: str
 ) -> None:
     memory.faults = [fault] * 9
-    with pytest.raises(StoreError, match=f"^container 'leases': {says}") as caught:
+    with pytest.raises(StoreError, match=f"^container 'leases': {says}") as exc_info:
         ask(objects)
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert not isinstance(exc_info.value, OutcomeUnknown)
 
 
 def test_a_rejection_without_an_error_code_is_a_fault(memory: BlobMemory) -> None:
@@ -113,9 +113,9 @@ def test_an_unreachable_service_is_an_unknown_outcome(
     """
     memory.faults = [ServiceRequestError("https://account.invalid/leases?sig=secret")] * 9
     message = r"^container 'leases': the service cannot be reached \(ServiceRequestError\)$"
-    with pytest.raises(OutcomeUnknown, match=message) as caught:
+    with pytest.raises(OutcomeUnknown, match=message) as exc_info:
         ask(objects)
-    assert caught.value.__cause__ is None
+    assert exc_info.value.__cause__ is None
 
 
 @pytest.mark.parametrize("code", ["BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"])
@@ -131,9 +131,9 @@ def test_a_listing_reads_all_pages_and_uses_the_services_clock(objects: BlobObje
     objects.put_if_absent("b/0", {})
     memory.requests.clear()
     memory.now = 11.0
-    listed = objects.list("a/")
-    assert listed == tuple(StoredObject(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
-    assert objects.get("a/1") == listed[1]
+    listed_objects = objects.list("a/")
+    assert listed_objects == tuple(StoredObject(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
+    assert objects.get("a/1") == listed_objects[1]
     assert memory.requests == ["list"] * 3 + ["get a/1"]
 
 
@@ -143,16 +143,16 @@ def test_metadata_names_are_lowercased_and_empty_values_are_none(objects: BlobOb
     The owner of a released partition has an empty name, which means no owner.
     """
     memory.blobs["a"] = ('"0x1"', {"OwnerId": "", "Offset": "7"}, 0.0)
-    (listed,) = objects.list("")
-    assert listed.fields == {"ownerid": "", "offset": "7"}
-    assert objects.get("a") == listed
+    (listed_object,) = objects.list("")
+    assert listed_object.fields == {"ownerid": "", "offset": "7"}
+    assert objects.get("a") == listed_object
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: BlobObjects, memory: BlobMemory) -> None:
     """If ages were computed with this machine's clock, a live owner might look dead."""
     objects.put_if_absent("a", {})
     memory.now, memory.dated = 3600.0, False
-    assert [stored.age for stored in (*objects.list(""), objects.get("a")) if stored] == [0.0, 0.0]
+    assert [stored_object.age for stored_object in (*objects.list(""), objects.get("a")) if stored_object] == [0.0, 0.0]
 
 
 def test_a_clock_far_off_is_logged(memory: BlobMemory, caplog: pytest.LogCaptureFixture) -> None:

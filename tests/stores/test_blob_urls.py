@@ -144,9 +144,9 @@ def test_the_account_of_a_key_must_match_the_url(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(
         CONNECTION_STRING_VARIABLE, SECRET.replace("EndpointSuffix", "BlobEndpoint=https://me:pw@h/acc;X")
     )
-    with pytest.raises(StoreError, match="credentials") as caught:
+    with pytest.raises(StoreError, match="credentials") as exc_info:
         create_client("acc/c", None)
-    assert "pw" not in str(caught.value)
+    assert "pw" not in str(exc_info.value)
 
 
 @pytest.mark.parametrize(
@@ -197,24 +197,24 @@ class Container:
 
 def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
     """The container in the URL is opened. If it does not exist, it is created only with the user's permission."""
-    opened: list[tuple[object, ...]] = []
+    client_arguments: list[tuple[object, ...]] = []
     not_found = ResourceNotFoundError("no")
     container = Container([None, not_found, None, not_found, ResourceExistsError("x")])
 
-    def client(*arguments: object) -> Container:
-        opened.append(arguments)
+    def record_client(*arguments: object) -> Container:
+        client_arguments.append(arguments)
         return container
 
-    monkeypatch.setattr(blob, "create_client", client)
+    monkeypatch.setattr(blob, "create_client", record_client)
     store = blob.open_url("acc/c", {"prefix": "p", "endpoint": "https://e"}, create=False, request_seconds=2.5)
-    assert opened == [("acc/c", "https://e", 2.5)]
+    assert client_arguments == [("acc/c", "https://e", 2.5)]
     assert isinstance(store, EtagStore)
     assert store._layout == ObjectLayout("p")  # noqa: SLF001
     for _ in range(2):
         blob.open_container("acc/c", None, create=True)
     page = "list {'results_per_page': 1}"
     assert container.requests == [page, page, "create", page, "create"]
-    assert opened[-1] == ("acc/c", None, None)
+    assert client_arguments[-1] == ("acc/c", None, None)
     container.answers = [not_found, None, not_found]
     store = blob.open_url("acc/c", {}, create=True, request_seconds=None)
     store.close()

@@ -44,12 +44,12 @@ def test_a_lease_survives_a_round_trip_through_its_row(lease: Lease) -> None:
 @given(leases)
 def test_a_lease_survives_a_round_trip_through_its_objects(lease: Lease) -> None:
     expected = evolve(lease, epoch=0, version=Version(""))
-    created = unowned(expected)
+    unowned_lease = unowned(expected)
     parts = Parts(checkpoint=StoredObject("c", "e", FLEET.checkpoint({}, expected)))
-    assert token_of(FLEET.lease(lease.key, parts)) == token_of(created)  # type: ignore[arg-type]
-    owned = evolve(expected, owner="ann é%", yields=True)
-    parts = parts.replace("ownership", StoredObject("o", "e", FLEET.ownership({}, created, owned)))
-    expected_lease = evolve(owned, epoch=1, version=Version("e"))
+    assert token_of(FLEET.lease(lease.key, parts)) == token_of(unowned_lease)  # type: ignore[arg-type]
+    owned_lease = evolve(expected, owner="ann é%", yields=True)
+    parts = parts.replace("ownership", StoredObject("o", "e", FLEET.ownership({}, unowned_lease, owned_lease)))
+    expected_lease = evolve(owned_lease, epoch=1, version=Version("e"))
     assert token_of(FLEET.lease(lease.key, parts)) == token_of(expected_lease)  # type: ignore[arg-type]
 
 

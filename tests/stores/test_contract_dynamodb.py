@@ -21,9 +21,9 @@ _numbers = count()
 
 def new_store(url: str, session: Session, *, directly: bool = True) -> Iterator[DynamoStore]:
     """Open a store on a table of its own, and close it after the test."""
-    opened = DynamoStore(f"leases-{next(_numbers)}", endpoint=url, session=session, bypass_boto3=directly)
-    yield opened
-    opened.close()
+    dynamo_store = DynamoStore(f"leases-{next(_numbers)}", endpoint=url, session=session, bypass_boto3=directly)
+    yield dynamo_store
+    dynamo_store.close()
 
 
 @pytest.mark.services
@@ -47,8 +47,8 @@ class TestDynaliteInSegments(StoreContract):
         yield from new_store(dynalite_url, session)
 
     def test_every_lease_is_in_one_of_the_segments(self, store: DynamoStore) -> None:
-        created = [expect_applied(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
-        assert [list(store.list().leases) for _ in range(3)] == [created] * 3
+        created_leases = [expect_applied(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
+        assert [list(store.list().leases) for _ in range(3)] == [created_leases] * 3
 
 
 @pytest.mark.more
@@ -88,17 +88,17 @@ def test_a_deleted_table_is_recreated_by_a_worker_that_may(dynalite_url: str, se
     worker = DynamoStore(table, endpoint=dynalite_url, session=session)
     tool = DynamoStore(table, endpoint=dynalite_url, session=session, create=False)
     client = session.client("dynamodb", endpoint_url=dynalite_url)
-    seen = expect_applied(worker.write(CreateLease(Lease("s-0"))))
+    created_lease = expect_applied(worker.write(CreateLease(Lease("s-0"))))
     client.delete_table(TableName=table)
     client.get_waiter("table_not_exists").wait(TableName=table, WaiterConfig={"Delay": 1})
     with pytest.raises(StoreError, match="the table does not exist"):
-        worker.write(RenewLease(seen))
+        worker.write(RenewLease(created_lease))
     with pytest.raises(StoreError, match="the table does not exist"):
         tool.list()
     assert worker.list() == Listing(())
     assert tool.list() == Listing(())
-    for opened in (worker, tool, client):
-        opened.close()
+    for resource in (worker, tool, client):
+        resource.close()
 
 
 @pytest.mark.services

@@ -61,10 +61,10 @@ def url(postgres_service: Service, table: str) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[PostgresStore]:
-    opened = open_store(url)
-    assert isinstance(opened, PostgresStore)
-    yield opened
-    opened.close()
+    postgres_store = open_store(url)
+    assert isinstance(postgres_store, PostgresStore)
+    yield postgres_store
+    postgres_store.close()
 
 
 class TestPostgres(StoreContract):
@@ -99,13 +99,13 @@ def test_stricter_isolation_has_one_winner_per_lease(sql: Sql, url: str, table: 
 
 def test_every_field_of_a_lease_has_a_readable_column(sql: Sql, store: PostgresStore) -> None:
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
-    created = expect_applied(
+    created_lease = expect_applied(
         store.write(CreateLease(evolve(lease, checkpoint=Position("41", 3, "tok é"), hash_range=(0, 2**128 - 1))))
     )
-    requested = expect_applied(
-        store.write(RequestLease(expect_applied(store.write(ClaimLease(created, "ann"))), "bob"))
+    requested_lease = expect_applied(
+        store.write(RequestLease(expect_applied(store.write(ClaimLease(created_lease, "ann"))), "bob"))
     )
-    assert store.get(["s:0"]) == (requested,)
+    assert store.get(["s:0"]) == (requested_lease,)
     ((*columns, written_at),) = sql("SELECT * FROM TABLE_")
     assert columns == [
         *("s:0", "s", "0", '["s:p"]', "ann", 1, "41", 3, "tok é", "0", str(2**128 - 1), 1500 / 1024, "bob", True),
@@ -115,44 +115,48 @@ def test_every_field_of_a_lease_has_a_readable_column(sql: Sql, store: PostgresS
 
 
 def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, table: str) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     sql(
         "INSERT INTO TABLE_ (key, shard, counter, checkpoint) "
         "SELECT n::text, n::text, 0, 'TRIM_HORIZON' FROM generate_series(1, 5000) AS n"
     )
     sql("ANALYZE TABLE_")
     statements = Statements.of((table,))
-    row = dict.fromkeys(COLUMNS) | {"key": seen.key}
+    row = dict.fromkeys(COLUMNS) | {"key": owned_lease.key}
     with store._pool.connection() as connection:  # noqa: SLF001  as its writes have it
         for statement in (statements.update, statements.delete, statements.select_some):
-            parameters = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [seen.key]}
+            parameters = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [owned_lease.key]}
             plan = str(connection.execute(b"EXPLAIN " + statement, parameters).fetchall())
             assert "Index" in plan
             assert "Seq Scan" not in plan
 
 
 def test_foreign_columns_survive_a_renewal(sql: Sql, store: PostgresStore) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     sql("ALTER TABLE TABLE_ ADD COLUMN oncall text")
     sql("UPDATE TABLE_ SET oncall = 'the blue team'")
-    renewed = expect_applied(store.write(RenewLease(seen)))
+    renewed_lease = expect_applied(store.write(RenewLease(owned_lease)))
     expect_applied(
-        store.write(ReleaseLease(expect_applied(store.write(CheckpointLease(renewed, Position("41")))), "ann"))
+        store.write(ReleaseLease(expect_applied(store.write(CheckpointLease(renewed_lease, Position("41")))), "ann"))
     )
     assert sql("SELECT oncall FROM TABLE_") == [("the blue team",)]
 
 
 def test_a_row_edited_by_hand_is_read_before_it_is_written(sql: Sql, store: PostgresStore) -> None:
     """An edit by hand does not change the counter. So the condition of a write also compares the owner."""
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     sql("UPDATE TABLE_ SET owner = 'bob'")
-    assert clear_layout_fields(expect_rejected(store.write(RenewLease(seen)))) == clear_layout_fields(
-        evolve(seen, owner="bob", yields=True)
+    assert clear_layout_fields(expect_rejected(store.write(RenewLease(owned_lease)))) == clear_layout_fields(
+        evolve(owned_lease, owner="bob", yields=True)
     )
     sql("""UPDATE TABLE_ SET owner = 'ann', notes = '{"a":"1"}', weight = 12.34567""")
-    renewed = expect_applied(store.write(RenewLease(seen)))
-    assert (renewed.owner, renewed.annotations, renewed.epoch) == ("ann", (("a", "1"),), seen.epoch + 1)
-    assert read_stored_lease(store) == renewed
+    renewed_lease = expect_applied(store.write(RenewLease(owned_lease)))
+    assert (renewed_lease.owner, renewed_lease.annotations, renewed_lease.epoch) == (
+        "ann",
+        (("a", "1"),),
+        owned_lease.epoch + 1,
+    )
+    assert read_stored_lease(store) == renewed_lease
 
 
 @pytest.mark.parametrize(
@@ -165,11 +169,11 @@ def test_a_row_edited_by_hand_is_read_before_it_is_written(sql: Sql, store: Post
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoil: str, field: str, why: str) -> None:
-    seen, good = create_owned_lease(store), create_owned_lease(store, key="good")
+    owned_lease, valid_lease = create_owned_lease(store), create_owned_lease(store, key="good")
     sql(f"UPDATE TABLE_ SET {spoil} WHERE key <> 'good'")  # noqa: S608  the test's own words
-    assert store.list() == Listing((good,), (Malformed(KEY, field, why),))
+    assert store.list() == Listing((valid_lease,), (Malformed(KEY, field, why),))
     with pytest.raises(StoreError, match=rf"lease {KEY}: {field}: .*correct the row"):
-        store.write(RenewLease(seen))
+        store.write(RenewLease(owned_lease))
 
 
 # Tables that cannot be used
@@ -198,12 +202,12 @@ def test_a_table_of_another_shape_is_reported(sql: Sql, url: str, table: str, sh
 @pytest.mark.parametrize("does", ["INSERT", "UPDATE", "DELETE"])
 def test_a_table_whose_rules_discard_writes_is_read_only(sql: Sql, url: str, store: PostgresStore, does: str) -> None:
     """A table whose rules discard writes can be opened for reading, but not for writing."""
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     sql(f"CREATE RULE swallow AS ON {does} TO TABLE_ DO INSTEAD NOTHING")
     with pytest.raises(StoreError, match=r"two workers could own one lease|cannot"):
         store.prove()
     reader = open_store(url, create=False, write=False)
-    assert reader.list() == Listing((seen,))
+    assert reader.list() == Listing((owned_lease,))
     reader.close()
 
 
@@ -226,41 +230,41 @@ def test_a_user_without_synchronous_commit_is_rejected(sql: Sql, url: str, table
 def test_a_read_only_user_can_list_and_learns_which_rights_are_missing(
     sql: Sql, url: str, store: PostgresStore, table: str
 ) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     sql("CREATE ROLE reader_TABLE_ LOGIN")
     sql("GRANT SELECT ON TABLE_ TO reader_TABLE_")
     user_url = url.replace(f"user={USER}", f"user=reader_{table}")
     with pytest.raises(StoreError, match="a worker needs SELECT, INSERT, UPDATE and DELETE"):
         open_store(user_url)
     reader = open_store(user_url, create=False, write=False)
-    assert reader.list() == Listing((seen,))
+    assert reader.list() == Listing((owned_lease,))
     reader.close()
 
 
 def test_a_dropped_table_is_recreated_by_a_worker_that_may(sql: Sql, url: str, store: PostgresStore) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     tool = open_store(url, create=False, write=False)
     sql("DROP TABLE TABLE_")
-    for operation in (tool.list, lambda: store.write(RenewLease(seen))):
+    for operation in (tool.list, lambda: store.write(RenewLease(owned_lease))):
         with pytest.raises(StoreError, match="the table does not exist"):
             operation()
     assert store.list() == Listing(())
     assert tool.list() == Listing(())
-    assert store.write(RenewLease(seen)) == Lost(KEY, None)
+    assert store.write(RenewLease(owned_lease)) == Lost(KEY, None)
     tool.close()
 
 
 def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> None:
-    with pytest.raises(StoreError, match="NUL") as caught:
+    with pytest.raises(StoreError, match="NUL") as exc_info:
         store.write(CreateLease(Lease("a\0b")))
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert not isinstance(exc_info.value, OutcomeUnknown)
 
 
 # Servers that are down or slow
 
 
 def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     with ThreadPoolExecutor(POOL_CONNECTIONS_MAX) as pool:
         list(pool.map(lambda _: store.get([KEY]), range(8 * POOL_CONNECTIONS_MAX)))
     end_connections = (
@@ -269,23 +273,23 @@ def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresSto
     ((ended_count,),) = sql(end_connections)
     assert ended_count >= 1
     with pytest.raises(OutcomeUnknown, match=f"table {table} of "):
-        store.write(RenewLease(seen))
-    assert expect_applied(store.write(RenewLease(seen))).epoch == seen.epoch + 1
+        store.write(RenewLease(owned_lease))
+    assert expect_applied(store.write(RenewLease(owned_lease))).epoch == owned_lease.epoch + 1
     sql(end_connections)
-    assert store.get([KEY]) != (seen,)  # a failed read is retried, so there is no error
+    assert store.get([KEY]) != (owned_lease,)  # a failed read is retried, so there is no error
 
 
 def test_a_hanging_server_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
     impatient_store = open_store(url, request_seconds=1.0)
-    seen = create_owned_lease(impatient_store)
+    owned_lease = create_owned_lease(impatient_store)
     processes = sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'")
     for (process,) in processes:
         os.kill(process, signal.SIGSTOP)
     try:
         with pytest.raises(OutcomeUnknown):
-            impatient_store.write(RenewLease(seen))
+            impatient_store.write(RenewLease(owned_lease))
         assert impatient_store.get([KEY]) == (
-            seen,
+            owned_lease,
         )  # on another connection, because a connection that hung is not used again
     finally:
         for (process,) in processes:
@@ -296,13 +300,13 @@ def test_a_hanging_server_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> N
 def test_a_locked_row_is_an_unknown_outcome(
     postgres_service: Service, url: str, store: PostgresStore, table: str
 ) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     impatient_store = open_store(url, request_seconds=1.0)
     with psycopg.connect(build_conninfo(postgres_service)) as connection:
         connection.execute(SQL("SELECT * FROM {} FOR UPDATE").format(Identifier(table)))
         with pytest.raises(OutcomeUnknown):
-            impatient_store.write(RenewLease(seen))
-        assert impatient_store.get([KEY]) == (seen,)
+            impatient_store.write(RenewLease(owned_lease))
+        assert impatient_store.get([KEY]) == (owned_lease,)
         connection.rollback()
     impatient_store.close()
 
@@ -318,16 +322,16 @@ def folder() -> Iterator[Path]:
 def test_a_restarted_server_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_postgres(folder) as service:
         store = open_store(build_store_url(service))
-        seen = create_owned_lease(store)
+        owned_lease = create_owned_lease(store)
         monkeypatch.setattr(node, "find_free_port", lambda: service.port)
     with pytest.raises(OutcomeUnknown):
-        store.write(RenewLease(seen))
+        store.write(RenewLease(owned_lease))
     with pytest.raises(OutcomeUnknown):
         store.list()
     with run_postgres(folder):
         until(lambda: _is_reachable(store), "the store answers")
-        assert store.list() == Listing((seen,))
-        assert expect_applied(store.write(RenewLease(seen))).owner == "ann"
+        assert store.list() == Listing((owned_lease,))
+        assert expect_applied(store.write(RenewLease(owned_lease))).owner == "ann"
     store.close()
 
 
@@ -352,9 +356,9 @@ def test_a_rejected_connection_is_reported_with_its_reason(
     postgres_service: Service, user: str, database: str, says: str
 ) -> None:
     """A rejected connection is an error with the server's reason. The connection pool would hide it."""
-    with pytest.raises(StoreError, match=says) as caught:
+    with pytest.raises(StoreError, match=says) as exc_info:
         open_store(f"postgres://127.0.0.1:{postgres_service.port}/{database}?user={user}")
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert not isinstance(exc_info.value, OutcomeUnknown)
 
 
 # Store URLs

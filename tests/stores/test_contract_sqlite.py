@@ -26,9 +26,9 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(path: str) -> Iterator[SqliteStore]:
-    opened = SqliteStore(path)
-    yield opened
-    opened.close()
+    sqlite_store = SqliteStore(path)
+    yield sqlite_store
+    sqlite_store.close()
 
 
 class TestSqlite(StoreContract):
@@ -49,7 +49,7 @@ def test_one_winner_between_processes(path: str) -> None:
 
 
 def test_a_write_is_stored_after_reopening(path: str, store: SqliteStore) -> None:
-    written = expect_applied(
+    checkpointed_lease = expect_applied(
         store.write(
             CheckpointLease(
                 expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(FULL))), "ann"))),
@@ -58,21 +58,21 @@ def test_a_write_is_stored_after_reopening(path: str, store: SqliteStore) -> Non
         )
     )
     store.close()
-    reopened = SqliteStore(path, create=False)
-    assert reopened.list().leases == (written,)
-    assert reopened.get([KEY])[0].checkpoint.token == "t"  # noqa: S105  an offset
-    reopened.close()
+    reopened_store = SqliteStore(path, create=False)
+    assert reopened_store.list().leases == (checkpointed_lease,)
+    assert reopened_store.get([KEY])[0].checkpoint.token == "t"  # noqa: S105  an offset
+    reopened_store.close()
 
 
 def test_foreign_columns_survive_a_renewal(path: str, store: SqliteStore) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     sql(path, "ALTER TABLE leases ADD COLUMN oncall TEXT")
     sql(path, "UPDATE leases SET oncall = 'the blue team'")
     expect_applied(
         store.write(
             ReleaseLease(
                 expect_applied(
-                    store.write(CheckpointLease(expect_applied(store.write(RenewLease(seen))), Position("41")))
+                    store.write(CheckpointLease(expect_applied(store.write(RenewLease(owned_lease))), Position("41")))
                 ),
                 "ann",
             )
@@ -99,13 +99,13 @@ def test_foreign_columns_survive_a_renewal(path: str, store: SqliteStore) -> Non
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil: str, field: str, why: str) -> None:
-    seen = create_owned_lease(store)
-    good = create_owned_lease(store, key="good")
+    owned_lease = create_owned_lease(store)
+    valid_lease = create_owned_lease(store, key="good")
     sql(path, f"UPDATE leases SET {spoil} WHERE key = '{KEY}'")  # noqa: S608  the test's own words
     listing = store.list()
-    assert (listing.leases, listing.malformed) == ((good,), (Malformed(KEY, field, why),))
+    assert (listing.leases, listing.malformed) == ((valid_lease,), (Malformed(KEY, field, why),))
     with pytest.raises(StoreError, match=rf"lease {KEY}: {field}: .*correct the row"):
-        store.write(RenewLease(seen))
+        store.write(RenewLease(owned_lease))
 
 
 def test_a_row_without_a_key_is_reported(path: str, store: SqliteStore) -> None:
@@ -116,9 +116,9 @@ def test_a_row_without_a_key_is_reported(path: str, store: SqliteStore) -> None:
 
 def test_every_field_of_a_lease_has_a_readable_column(path: str, store: SqliteStore) -> None:
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
-    created = expect_applied(store.write(CreateLease(lease)))
-    assert (created.stream, created.shard, created.weight) == ("s", "0", 1500)
-    assert store.get(["s:0"]) == (created,)
+    created_lease = expect_applied(store.write(CreateLease(lease)))
+    assert (created_lease.stream, created_lease.shard, created_lease.weight) == ("s", "0", 1500)
+    assert store.get(["s:0"]) == (created_lease,)
     assert sql(path, "SELECT stream, shard, parents, notes FROM leases") == [
         ("s", "0", '["s:p"]', '{"team": "Äpfel"}'),
     ]
@@ -199,8 +199,8 @@ def test_an_existing_file_is_opened_only_by_sqlite(path: str, monkeypatch: pytes
         closed_descriptors.append(number)
         close(number)
 
-    with monkeypatch.context() as patched:
-        patched.setattr("os.close", record_close)
+    with monkeypatch.context() as patch_context:
+        patch_context.setattr("os.close", record_close)
         SqliteStore(path).close()
         assert closed_descriptors == []
         Path(path).unlink()
@@ -217,9 +217,9 @@ def test_a_file_system_without_a_write_ahead_log_is_rejected(tmp_path: Path, mon
 
 
 def test_a_url_without_a_file_is_rejected() -> None:
-    for place in ("", "/", "//"):
+    for url_path in ("", "/", "//"):
         with pytest.raises(ValueError, match="sqlite:// wants the path of a file"):
-            open_url(place, {}, create=True, request_seconds=None)
+            open_url(url_path, {}, create=True, request_seconds=None)
 
 
 def test_a_url_creates_a_file_only_if_allowed(path: str) -> None:
@@ -236,10 +236,10 @@ def test_a_url_creates_a_file_only_if_allowed(path: str) -> None:
 def test_a_store_waits_for_a_lock_no_longer_than_a_request(
     path: str, request_seconds: float | None, waits: float
 ) -> None:
-    opened = open_url(path, {}, create=True, request_seconds=request_seconds)
-    assert isinstance(opened, SqliteStore)
-    ((milliseconds,),) = opened._connection.execute("PRAGMA busy_timeout").fetchall()  # noqa: SLF001  SQLite's answer
-    opened.close()
+    sqlite_store = open_url(path, {}, create=True, request_seconds=request_seconds)
+    assert isinstance(sqlite_store, SqliteStore)
+    ((milliseconds,),) = sqlite_store._connection.execute("PRAGMA busy_timeout").fetchall()  # noqa: SLF001  SQLite's answer
+    sqlite_store.close()
     assert milliseconds == waits * 1000
 
 
@@ -258,16 +258,16 @@ def test_three_slashes_instead_of_two_get_a_hint(
 ) -> None:
     """Users of SQLAlchemy write three slashes for a relative path, and would look for the file in the wrong place."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreError) as exc_info:
         open_url(place, {}, create=False, request_seconds=None)
-    message = str(caught.value)
+    message = str(exc_info.value)
     assert message.endswith(hint or "; check the name")
 
 
 def test_three_slashes_get_no_hint_if_the_folder_exists(tmp_path: Path) -> None:
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreError) as exc_info:
         open_url(str(tmp_path / "leases.db"), {}, create=False, request_seconds=None)
-    assert str(caught.value).endswith("; check the name")
+    assert str(exc_info.value).endswith("; check the name")
 
 
 # Files that are removed or replaced
@@ -282,14 +282,14 @@ def test_a_removed_file_is_recreated_and_shared_with_newcomers(path: str, store:
 
     If they kept to the old file, which new workers cannot open, all shards would be read twice.
     """
-    seen = expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(FULL))), "ann")))
+    claimed_lease = expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(FULL))), "ann")))
     for name in beside(path):
         Path(name).unlink(missing_ok=True)
-    assert store.write(RenewLease(seen)) == Lost(KEY, None)
-    newcomer = SqliteStore(path)
-    created = expect_applied(newcomer.write(CreateLease(seen)))
-    assert store.get([KEY]) == (created,)
-    newcomer.close()
+    assert store.write(RenewLease(claimed_lease)) == Lost(KEY, None)
+    new_store = SqliteStore(path)
+    recreated_lease = expect_applied(new_store.write(CreateLease(claimed_lease)))
+    assert store.get([KEY]) == (recreated_lease,)
+    new_store.close()
 
 
 def test_a_replaced_file_is_read_by_open_stores(path: str, store: SqliteStore, tmp_path: Path) -> None:
@@ -307,20 +307,20 @@ def test_a_replaced_file_is_read_by_open_stores(path: str, store: SqliteStore, t
 @pytest.mark.parametrize("ends", [["-wal"], ["-shm"], ["-wal", "-shm"]])
 def test_a_removed_write_ahead_log_leaves_one_table_to_all(path: str, store: SqliteStore, ends: list[str]) -> None:
     """Processes that have the old log open must not write to a place that a new worker does not read."""
-    seen = expect_applied(store.write(CreateLease(FULL)))
+    created_lease = expect_applied(store.write(CreateLease(FULL)))
     for suffix in ends:
         Path(f"{path}{suffix}").unlink()
     rows_before = store.get([KEY])
-    newcomer = SqliteStore(path)
-    assert rows_before in ((), (seen,))
-    claimed = store.write(ClaimLease(seen, "ann"))
-    assert newcomer.get([KEY]) == ((claimed.lease,) if claimed.lease else ())
-    newcomer.close()
+    new_store = SqliteStore(path)
+    assert rows_before in ((), (created_lease,))
+    claim_outcome = store.write(ClaimLease(created_lease, "ann"))
+    assert new_store.get([KEY]) == ((claim_outcome.lease,) if claim_outcome.lease else ())
+    new_store.close()
 
 
 def test_a_write_during_a_replacement_is_an_unknown_outcome(path: str, store: SqliteStore) -> None:
     """A claim in a file that was replaced must not be trusted."""
-    seen = expect_applied(store.write(CreateLease(FULL)))
+    created_lease = expect_applied(store.write(CreateLease(FULL)))
 
     def write_during_replacement() -> None:
         with store.current_connection() as connection:
@@ -330,7 +330,7 @@ def test_a_write_during_a_replacement_is_an_unknown_outcome(path: str, store: Sq
 
     with pytest.raises(OutcomeUnknown, match="removed or replaced in the meantime"):
         write_during_replacement()
-    assert store.get([seen.key]) == ()
+    assert store.get([created_lease.key]) == ()
 
 
 def test_a_removed_file_is_not_recreated_by_a_reading_tool(path: str, store: SqliteStore) -> None:

@@ -42,14 +42,14 @@ BEGINNINGS: dict[Drip, bytes] = {
 @contextmanager
 def dripping(drip: Drip) -> Iterator[str]:
     """Run a service that sends the beginning `drip` of each response, and then one byte every half read timeout."""
-    stopped = Event()
+    stop_event = Event()
 
     def serve(connection: socket.socket) -> None:
         with connection, suppress(OSError):
             connection.recv(1 << 16)
             connection.sendall(BEGINNINGS[drip])
             for _ in range(BYTES):
-                if stopped.wait(SECONDS / 2):
+                if stop_event.wait(SECONDS / 2):
                     return
                 connection.sendall(b"x")
 
@@ -63,7 +63,7 @@ def dripping(drip: Drip) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            stopped.set()
+            stop_event.set()
             listener.shutdown(socket.SHUT_RDWR)
 
 

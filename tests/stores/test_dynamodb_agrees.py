@@ -82,9 +82,9 @@ steps = st.tuples(
 @pytest.fixture(scope="module")
 def store(dynalite_url: str) -> Iterator[DynamoStore]:
     """Open one table for all examples, each of which has its own lease."""
-    opened = DynamoStore("agrees", endpoint=dynalite_url, session=Session())
-    yield opened
-    opened.close()
+    dynamo_store = DynamoStore("agrees", endpoint=dynalite_url, session=Session())
+    yield dynamo_store
+    dynamo_store.close()
 
 
 _numbers = count()
@@ -98,12 +98,12 @@ def test_every_write_decides_as_the_reference_store(
 ) -> None:
     """Every write has the same outcome in DynamoDB as in the reference store, whose properties are proved elsewhere."""
     key = f"{KEY}-{next(_numbers)}"
-    reference = MemoryStore()
-    views = [expect_applied(either_store.write(CreateLease(Lease(key)))) for either_store in (store, reference)]
+    reference_store = MemoryStore()
+    views = [expect_applied(either_store.write(CreateLease(Lease(key)))) for either_store in (store, reference_store)]
     for name, worker, position, annotation, age in story:
-        seen = views[max(0, len(views) - 1 - age)]
-        write = _writes(seen, worker, position, annotation)[name]
-        expected, outcome = reference.write(write), store.write(write)
-        assert outcome == expected, (name, worker, position, annotation, seen)
-        if expected.lease is not None:
-            views.append(expected.lease)
+        seen_lease = views[max(0, len(views) - 1 - age)]
+        write = _writes(seen_lease, worker, position, annotation)[name]
+        expected_outcome, outcome = reference_store.write(write), store.write(write)
+        assert outcome == expected_outcome, (name, worker, position, annotation, seen_lease)
+        if expected_outcome.lease is not None:
+            views.append(expected_outcome.lease)

@@ -172,15 +172,15 @@ def table() -> str:
 @pytest.fixture
 def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterator[DynamoStore]:
     """Open a store that uses the connection `line`."""
-    opened = DynamoStore(table, endpoint=dynalite_url, session=session)
+    dynamo_store = DynamoStore(table, endpoint=dynalite_url, session=session)
     if isinstance(line, DirectConnection):  # boto3 makes the first call of every kind
-        created = expect_applied(opened.write(CreateLease(Lease("once"))))
-        opened.write(DeleteLease(expect_applied(opened.write(ClaimLease(created, "ann")))))
-        opened.list()
-        opened.get(["once"])
+        created_lease = expect_applied(dynamo_store.write(CreateLease(Lease("once"))))
+        dynamo_store.write(DeleteLease(expect_applied(dynamo_store.write(ClaimLease(created_lease, "ann")))))
+        dynamo_store.list()
+        dynamo_store.get(["once"])
     line.sent.clear()
-    yield opened
-    opened.close()
+    yield dynamo_store
+    dynamo_store.close()
 
 
 @pytest.mark.parametrize("answer", [TIMEOUT, reply(500, "InternalServerError"), reply(503, "ServiceUnavailable")])
@@ -193,14 +193,14 @@ def test_an_unanswered_write_is_sent_once(store: DynamoStore, line: Line, answer
 
 
 def test_the_next_read_settles_a_lost_reply(store: DynamoStore, line: Line) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     line.lose_reply = True
     with pytest.raises(OutcomeUnknown):
-        store.write(RenewLease(seen))
-    stored = read_stored_lease(store)
-    assert (stored.owner, stored.epoch) == ("ann", seen.epoch + 1)
-    assert expect_rejected(store.write(RenewLease(seen))) == stored
-    assert expect_applied(store.write(RenewLease(stored))).owner == "ann"
+        store.write(RenewLease(owned_lease))
+    stored_lease = read_stored_lease(store)
+    assert (stored_lease.owner, stored_lease.epoch) == ("ann", owned_lease.epoch + 1)
+    assert expect_rejected(store.write(RenewLease(owned_lease))) == stored_lease
+    assert expect_applied(store.write(RenewLease(stored_lease))).owner == "ann"
 
 
 @pytest.mark.parametrize("code", ["ProvisionedThroughputExceededException", "ThrottlingException"])
@@ -219,9 +219,9 @@ def test_a_write_throttled_for_long_was_not_applied(store: DynamoStore, line: Li
 
 
 def test_unanswered_reads_are_retried(store: DynamoStore, line: Line) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     line.answers = [reply(500, "InternalServerError"), TIMEOUT]
-    assert store.get([KEY]) == (seen,)
+    assert store.get([KEY]) == (owned_lease,)
 
 
 def test_a_listing_fails_if_a_page_fails(store: DynamoStore, line: Line) -> None:
@@ -251,9 +251,9 @@ def test_a_permanent_fault_is_reported(
 ) -> None:
     """A worker does not keep retrying after a fault that only its operator can fix."""
     line.answers = [answer]
-    with pytest.raises(StoreError, match=f"^{table}: .*{says}") as caught:
+    with pytest.raises(StoreError, match=f"^{table}: .*{says}") as exc_info:
         store.write(CreateLease(Lease(KEY)))
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert not isinstance(exc_info.value, OutcomeUnknown)
 
 
 def test_an_unreachable_endpoint_is_an_unknown_outcome(line: Line, session: Session) -> None:
@@ -307,14 +307,14 @@ def raw(client: DynamoDBClient, table: str) -> dict[str, Any]:
 def test_foreign_attributes_survive_every_write(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     foreign_attributes = {
         "somebodys": {"M": {"x": {"S": "1"}}},
         "entityType": {"S": "LEASE"},
         "throughputKBps": {"N": "2.5"},
     }
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | foreign_attributes)
-    row = expect_applied(store.write(RenewLease(seen)))
+    row = expect_applied(store.write(RenewLease(owned_lease)))
     row = expect_applied(store.write(CheckpointLease(row, Position("41"))))
     row = expect_applied(store.write(AnnotateLease(row, "a", "1")))
     row = expect_applied(store.write(RequestLease(row, "bob")))
@@ -339,13 +339,13 @@ def test_a_listing_separates_leases_from_other_rows(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
     """The leader row of Java 3.5 is not read as a lease, and a malformed lease is not created a second time."""
-    good = create_owned_lease(store)
+    valid_lease = create_owned_lease(store)
     dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}})
     dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "s-9"}, "leaseCounter": {"N": "1"}})
     listing = store.list()
-    assert listing.leases == (good,)
+    assert listing.leases == (valid_lease,)
     assert listing.malformed == (Malformed("s-9", "checkpoint", "is missing"),)
-    assert store.get(["Leader", KEY]) == (good,)
+    assert store.get(["Leader", KEY]) == (valid_lease,)
     with pytest.raises(StoreError, match=r"lease s-9: checkpoint: is missing; correct the row"):
         store.write(CreateLease(Lease("s-9")))
 
@@ -365,13 +365,13 @@ def test_a_java_handoff_is_completed_by_its_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
     """So the new owner need not wait until the leader gives up, and no records are read twice."""
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     handoff_attributes = {"leaseOwner": {"S": "java"}, "checkpointOwner": {"S": "ann"}}
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | handoff_attributes)
-    leaving = expect_applied(store.write(RenewLease(seen)))
-    assert (leaving.owner, leaving.next_owner, leaving.leaving) == ("ann", "java", True)
-    assert expect_rejected(store.write(RequestLease(leaving, "bob"))) == leaving
-    assert expect_applied(store.write(GiveLease(leaving, Position("41")))).owner == "java"
+    leaving_lease = expect_applied(store.write(RenewLease(owned_lease)))
+    assert (leaving_lease.owner, leaving_lease.next_owner, leaving_lease.leaving) == ("ann", "java", True)
+    assert expect_rejected(store.write(RequestLease(leaving_lease, "bob"))) == leaving_lease
+    assert expect_applied(store.write(GiveLease(leaving_lease, Position("41")))).owner == "java"
     assert raw(dynalite_client, table) == {
         "leaseKey": {"S": KEY},
         "leaseOwner": {"S": "java"},
@@ -392,9 +392,9 @@ def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None
 
 def test_only_reads_that_may_be_stale_are_eventually_consistent(store: DynamoStore, line: Line, table: str) -> None:
     """A consistent read of a bulletin would cost as much as the listing that it saves."""
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     line.bodies.clear()
-    assert store.get([KEY], stale_ok=True) == store.get([KEY]) == (seen,)
+    assert store.get([KEY], stale_ok=True) == store.get([KEY]) == (owned_lease,)
     assert [json.loads(body)["RequestItems"][table]["ConsistentRead"] for body in line.bodies] == [False, True]
 
 

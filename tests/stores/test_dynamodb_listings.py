@@ -97,7 +97,7 @@ def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None
         "before-parse.dynamodb.Scan", lambda response_dict, **_: parsed_by_boto3.append(response_dict)
     )
     client.scan(TableName="t")
-    assert [json.loads(parsed["body"]) for parsed in parsed_by_boto3] == [{"Count": 2, "ScannedCount": 2}]
+    assert [json.loads(response["body"]) for response in parsed_by_boto3] == [{"Count": 2, "ScannedCount": 2}]
     monkeypatch.setattr(listings, "orjson", None)  # without orjson, boto3 parses the rows
     assert scanned(200, json.dumps(PAGE).encode(), with_orjson=True)["Items"] == PAGE["Items"]
 

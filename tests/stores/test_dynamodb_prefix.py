@@ -97,8 +97,8 @@ def test_a_listing_requests_only_its_own_rows(dynalite_url: str) -> None:
         url = f"dynamodb://asked?prefix=a/&endpoint={line.url}"
         store = open_store(url)
         line.requests.clear()
-        seen = create_owned_lease(store, key="shard-0")
-        assert store.list() == Listing((seen,))
+        owned_lease = create_owned_lease(store, key="shard-0")
+        assert store.list() == Listing((owned_lease,))
         assert "Scan" not in line.requests
         assert line.requests.count("Query") == 1
         store.close()
@@ -135,11 +135,11 @@ def test_a_java_workers_request_is_rejected_by_the_service(
 ) -> None:
     """The Kinesis Client Library identifies a row by its leaseKey alone, so it cannot use a table with prefixes."""
     store = open_under_prefix(dynalite_url, session, "a/", "for-java")
-    seen = create_owned_lease(store, key="shard-0")
+    owned_lease = create_owned_lease(store, key="shard-0")
     for operation in (dynalite_client.get_item, dynalite_client.delete_item):
         with pytest.raises(dynalite_client.exceptions.ClientError, match="key element does not match the schema"):
             operation(TableName="for-java", Key={"leaseKey": {"S": "shard-0"}})
-    assert read_stored_lease(store, "shard-0") == seen
+    assert read_stored_lease(store, "shard-0") == owned_lease
     store.close()
 
 
@@ -147,11 +147,11 @@ def test_a_deleted_table_is_recreated_with_its_key(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
     store = open_under_prefix(dynalite_url, session, "a/", "fleeting")
-    seen = expect_applied(store.write(CreateLease(Lease("s-0"))))
+    created_lease = expect_applied(store.write(CreateLease(Lease("s-0"))))
     dynalite_client.delete_table(TableName="fleeting")
     dynalite_client.get_waiter("table_not_exists").wait(TableName="fleeting", WaiterConfig={"Delay": 1})
     assert store.list() == Listing(())
-    assert expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(seen))), "ann"))) == evolve(
-        seen, owner="ann", yields=True, epoch=1, version=Version("1")
-    )
+    assert expect_applied(
+        store.write(ClaimLease(expect_applied(store.write(CreateLease(created_lease))), "ann"))
+    ) == evolve(created_lease, owner="ann", yields=True, epoch=1, version=Version("1"))
     store.close()

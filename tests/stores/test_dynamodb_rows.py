@@ -235,65 +235,67 @@ def as_texts(items: list[dict[str, Any]]) -> Any:  # noqa: ANN401  the items the
 def test_rereading_rows_equals_a_first_read(listings: list[list[dict[str, Any]]]) -> None:
     """A row is decoded again even if only the owner, the checkpoint or a broken annotation changed."""
     rows, texts = RowDecoder(), RowDecoder()
-    items: list[dict[str, Any]] = [{**WHOLE, "leaseKey": {"S": f"s-{place}"}} for place in range(3)]
-    for changed in listings:
+    items: list[dict[str, Any]] = [{**WHOLE, "leaseKey": {"S": f"s-{number}"}} for number in range(3)]
+    for changes in listings:
         items = [
             {name: value for name, value in {**item, **new}.items() if value is not None}
-            for item, new in zip(items, changed, strict=True)
+            for item, new in zip(items, changes, strict=True)
         ]
         items = [item if isinstance(item.get("leaseKey"), dict) else {**item, "leaseKey": {"S": "x"}} for item in items]
-        first = [to_lease(item) for item in items]
+        expected_rows = [to_lease(item) for item in items]
         for listing in (rows.read([items]), texts.read([as_texts(items)])):
-            assert listing.leases == [row for row in first if isinstance(row, Lease)]
-            assert listing.malformed == [row for row in first if isinstance(row, Malformed)]
+            assert listing.leases == [row for row in expected_rows if isinstance(row, Lease)]
+            assert listing.malformed == [row for row in expected_rows if isinstance(row, Malformed)]
             assert [item for item in items if to_lease(item) is None] == listing.others
 
 
 def test_a_row_with_a_new_counter_and_annotations_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[Any] = []
+    decoded_items: list[Any] = []
 
     def decode(item: Item) -> Lease | Malformed | None:
-        decoded.append(item)
+        decoded_items.append(item)
         return to_lease(item)
 
     monkeypatch.setattr(rows_of, "to_lease", decode)
     rows, item = RowDecoder(), dict[str, Any](WHOLE)
-    (first_read,) = rows.read([[item]]).leases
-    (reread,) = rows.read([[dict(item)]]).leases
-    (renewed,) = rows.read([[{**item, "leaseCounter": {"N": "8"}, "lh_a": {"S": "2"}}]]).leases
-    assert reread is first_read
-    assert renewed == evolve(first_read, epoch=8, version=Version("8"), annotations=(("a", "2"), ("b", "two words")))
-    assert decoded == [item]
+    (first_lease,) = rows.read([[item]]).leases
+    (reread_lease,) = rows.read([[dict(item)]]).leases
+    (renewed_lease,) = rows.read([[{**item, "leaseCounter": {"N": "8"}, "lh_a": {"S": "2"}}]]).leases
+    assert reread_lease is first_lease
+    assert renewed_lease == evolve(
+        first_lease, epoch=8, version=Version("8"), annotations=(("a", "2"), ("b", "two words"))
+    )
+    assert decoded_items == [item]
 
 
 def test_a_row_with_only_a_new_counter_is_not_parsed_again() -> None:
     rows, item = RowDecoder(), dict[str, Any](WHOLE)
-    parsed: list[bytes] = []
+    parsed_texts: list[bytes] = []
 
     def parse(text: bytes) -> Any:  # noqa: ANN401  as orjson
-        parsed.append(text)
+        parsed_texts.append(text)
         return orjson.loads(text)
 
     def read(counter: str) -> list[Lease]:
         body = orjson.dumps({"Items": [{**item, "leaseCounter": {"N": counter}}], "Count": 1})
         page = parse_page(body, parse)
         assert page is not None
-        parsed.clear()
+        parsed_texts.clear()
         return rows.read([page["Items"]]).leases
 
-    (first_read,) = read("7")
-    assert parsed
-    (reread,), parsed_on_reread = read("7"), list(parsed)
-    (renewed,), parsed_after_renewal = read("10"), list(parsed)
-    assert (reread is first_read, parsed_on_reread, parsed_after_renewal) == (True, [], [])
-    assert renewed == evolve(first_read, epoch=10, version=Version("10"))
+    (first_lease,) = read("7")
+    assert parsed_texts
+    (reread_lease,), parsed_on_reread = read("7"), list(parsed_texts)
+    (renewed_lease,), parsed_after_renewal = read("10"), list(parsed_texts)
+    assert (reread_lease is first_lease, parsed_on_reread, parsed_after_renewal) == (True, [], [])
+    assert renewed_lease == evolve(first_lease, epoch=10, version=Version("10"))
 
 
 @pytest.mark.parametrize("value", ['}},{"', "}}]", '\\"leaseCounter":{"N":"', '{"Items":[{', "}},{}},{"])
 def test_brackets_in_a_value_do_not_split_a_row(value: str) -> None:
     """Any program may write annotations, so their values must not shift the boundaries between rows in a listing."""
     items: list[dict[str, Any]] = [
-        {**WHOLE, "leaseKey": {"S": f"s-{place}"}, "lh_a": {"S": value}} for place in range(3)
+        {**WHOLE, "leaseKey": {"S": f"s-{number}"}, "lh_a": {"S": value}} for number in range(3)
     ]
     rows = RowDecoder()
     for counter in ("7", "8", "8"):
@@ -301,8 +303,8 @@ def test_brackets_in_a_value_do_not_split_a_row(value: str) -> None:
         body = orjson.dumps({"Items": current_items, "LastEvaluatedKey": {"leaseKey": {"S": value}}, "Count": 3})
         page = parse_page(body, orjson.loads)
         assert page is None or page["Items"] == current_items
-        decoded = rows.read([orjson.loads(body)["Items"] if page is None else page["Items"]])
-        assert decoded.leases == [to_lease(item) for item in current_items]
+        listing = rows.read([orjson.loads(body)["Items"] if page is None else page["Items"]])
+        assert listing.leases == [to_lease(item) for item in current_items]
 
 
 def test_a_counter_inside_another_value_is_ignored() -> None:

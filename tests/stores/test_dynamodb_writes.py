@@ -224,7 +224,7 @@ WRITES: dict[str, tuple[writes.Write, str, str | None, Words]] = {
 }
 
 
-def typed(value: Word) -> dict[str, Any]:
+def to_attribute_value(value: Word) -> dict[str, Any]:
     """Return a value in the form that the service expects."""
     match value:
         case str():
@@ -246,7 +246,7 @@ def test_a_write_is_sent_with_its_condition(name: str) -> None:
         "Key": {"leaseKey": {"S": key}},
         "ConditionExpression": condition,
         "UpdateExpression": update,
-        "ExpressionAttributeValues": {word: typed(value) for word, value in values.items()},
+        "ExpressionAttributeValues": {word: to_attribute_value(value) for word, value in values.items()},
     }
     assert build_write_request(write) == {
         part: part_value for part, part_value in expected.items() if part_value is not None
@@ -283,7 +283,7 @@ def test_annotations_use_name_placeholders(name: str) -> None:
         "UpdateExpression": f"{expression_start} #note0 = :note0, #note1 = :note1{expression_end}",
         "ExpressionAttributeNames": {"#note0": "lh_a-b", "#note1": "lh_size"},
         "ExpressionAttributeValues": {
-            word: typed(value) for word, value in (values | {":note0": "1", ":note1": "2"}).items()
+            word: to_attribute_value(value) for word, value in (values | {":note0": "1", ":note1": "2"}).items()
         },
     }
 

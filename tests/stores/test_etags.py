@@ -44,7 +44,7 @@ def opened(layout: Layout) -> tuple[ObjectMemory, EtagStore]:
     return objects, EtagStore(objects, layout)
 
 
-def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
+def create_lease_of_ann(objects: ObjectMemory, store: EtagStore) -> Lease:
     """Return a lease that ann owns. The log does not contain the claim."""
     lease = create_lease_with_owner(store, Lease("0", owner="ann"))
     objects.log.clear()
@@ -85,7 +85,7 @@ def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> N
 @LAYOUTS
 def test_a_renewal_is_one_write_and_no_read(layout: Layout) -> None:
     objects, store = opened(layout)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     lease = expect_applied(store.write(RenewLease(expect_applied(store.write(RenewLease(lease))))))
     expect_applied(store.write(CheckpointLease(lease, AT_9)))
     assert objects.log == ["over ownership/0"] * 3 + ["over checkpoint/0"]
@@ -105,7 +105,7 @@ def test_a_former_owner_cannot_move_the_checkpoint(
 ) -> None:
     """Rule 1: only one worker may write a lease's checkpoints."""
     objects, store = opened(layout)
-    lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
+    lease = expect_applied(store.write(RequestLease(create_lease_of_ann(objects, store), "bob")))
     stolen = expect_applied(EtagStore(objects, layout).write(StealLease(lease, "cat")))
     assert expect_rejected(write(store, lease)) == stolen
     assert stolen.checkpoint == TRIM_HORIZON
@@ -116,7 +116,7 @@ def test_a_former_owner_cannot_move_the_checkpoint(
 def test_the_last_checkpoint_is_written_before_the_ownership(layout: Layout) -> None:
     """Rule 2: a next owner, or a worker that claims the released lease, starts where the former owner stopped."""
     objects, store = opened(layout)
-    lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
+    lease = expect_applied(store.write(RequestLease(create_lease_of_ann(objects, store), "bob")))
     lease = expect_applied(store.write(ClaimLease(expect_applied(store.write(GiveLease(lease, AT_9))), "bob")))
     expect_applied(store.write(CheckpointLease(lease, SHARD_END)))
     writes = [line for line in objects.log if line.startswith("over")]
@@ -128,7 +128,7 @@ def test_the_last_checkpoint_is_written_before_the_ownership(layout: Layout) -> 
 def test_a_gift_reads_only_the_ownership(layout: Layout) -> None:
     """Between the giver's last record and the next owner's first one, no worker reads the shard. So a gift is quick."""
     objects, store = opened(layout)
-    lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
+    lease = expect_applied(store.write(RequestLease(create_lease_of_ann(objects, store), "bob")))
     objects.log.clear()
     expect_applied(store.write(GiveLease(lease, AT_9)))
     assert objects.log == ["get ownership/0", "over checkpoint/0", "over ownership/0"]
@@ -139,13 +139,13 @@ def test_a_next_owner_polls_with_one_request_until_the_gift(layout: Layout) -> N
     """A poll costs only one request instead of three. The next owner still starts where the giver stopped."""
     objects, store = opened(layout)
     next_owner = EtagStore(objects, layout)
-    lease = expect_applied(next_owner.write(RequestLease(owned(objects, store), "bob")))
+    lease = expect_applied(next_owner.write(RequestLease(create_lease_of_ann(objects, store), "bob")))
     objects.log.clear()
     assert next_owner.get(["0"], stale_ok=True) == (lease,)
     assert objects.log == ["get ownership/0"]
-    released = expect_applied(store.write(GiveLease(store.get(["0"])[0], AT_9)))
-    assert next_owner.get(["0"], stale_ok=True) == (released,)
-    assert released.checkpoint == AT_9
+    given_lease = expect_applied(store.write(GiveLease(store.get(["0"])[0], AT_9)))
+    assert next_owner.get(["0"], stale_ok=True) == (given_lease,)
+    assert given_lease.checkpoint == AT_9
 
 
 @LAYOUTS
@@ -153,7 +153,9 @@ def test_a_next_owner_reads_nothing_more_after_a_renewal(layout: Layout) -> None
     objects, store = opened(layout)
     next_owner = EtagStore(objects, layout)
     lease = expect_applied(
-        store.write(RenewLease(expect_applied(next_owner.write(RequestLease(owned(objects, store), "bob")))))
+        store.write(
+            RenewLease(expect_applied(next_owner.write(RequestLease(create_lease_of_ann(objects, store), "bob"))))
+        )
     )
     objects.log.clear()
     assert next_owner.get(["0"], stale_ok=True) == (lease,)
@@ -173,7 +175,7 @@ def test_a_next_owner_of_many_leases_lists_them(layout: Layout) -> None:
 def test_a_checkpoint_overtaken_by_a_request_is_stored(layout: Layout) -> None:
     """A gift follows a request and renews the lease, so the checkpoint does not have to renew it."""
     objects, store = opened(layout)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     expect_applied(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
     objects.log.clear()
     checkpointed = expect_applied(store.write(CheckpointLease(lease, AT_9)))
@@ -185,26 +187,26 @@ def test_a_checkpoint_overtaken_by_a_request_is_stored(layout: Layout) -> None:
 def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None:
     """If no objects of a lease are cached, the lease is read and not treated as missing."""
     objects, store = opened(layout)
-    free = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
-    assert EtagStore(objects, layout).get(["0"], stale_ok=True) == (free,)
+    unowned_lease = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
+    assert EtagStore(objects, layout).get(["0"], stale_ok=True) == (unowned_lease,)
 
 
 @LAYOUTS
 def test_a_claim_returns_the_current_checkpoint(layout: Layout) -> None:
     """Rule 3: the new owner starts at the position that the old owner checkpointed after the listing."""
     objects, store = opened(layout)
-    owned_lease = owned(objects, store)
+    owned_lease = create_lease_of_ann(objects, store)
     new_owner = EtagStore(objects, layout)
-    (seen,) = new_owner.list().leases
+    (listed_lease,) = new_owner.list().leases
     expect_applied(store.write(CheckpointLease(owned_lease, AT_9)))
-    assert expect_applied(new_owner.write(StealLease(seen, "bob"))).checkpoint == AT_9
+    assert expect_applied(new_owner.write(StealLease(listed_lease, "bob"))).checkpoint == AT_9
 
 
 @LAYOUTS
 def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
     """A drain may store a later checkpoint between the two writes of this checkpoint, the renewal and the position."""
     objects, store = opened(layout)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     draining_store = EtagStore(objects, layout)
     objects.before = call_before_request(
         "over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10))
@@ -218,7 +220,7 @@ def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
 def test_a_checkpoint_overtaken_in_the_same_aggregated_record_is_lost() -> None:
     """A checkpoint never moves back within an aggregated record."""
     objects, store = opened(OURS)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     draining_store = EtagStore(objects, OURS)
     late_write = CheckpointLate(lease, Position("9", 5))
     objects.before = call_before_request("over checkpoint/0", lambda: draining_store.write(late_write))
@@ -229,7 +231,7 @@ def test_a_checkpoint_overtaken_in_the_same_aggregated_record_is_lost() -> None:
 @LAYOUTS
 def test_a_checkpoint_overtaken_by_an_earlier_one_is_retried(layout: Layout) -> None:
     objects, store = opened(layout)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     draining_store = EtagStore(objects, layout)
     objects.before = call_before_request("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_9)))
     assert expect_applied(store.write(CheckpointLease(lease, AT_10))).checkpoint == AT_10
@@ -239,7 +241,7 @@ def test_a_checkpoint_overtaken_by_an_earlier_one_is_retried(layout: Layout) -> 
 def test_a_checkpoint_replaces_the_deduplication_data(token: str) -> None:
     """The data of a Spark sink are stored only with the position to which they belong."""
     objects, store = opened(HUB)
-    lease, tokens = owned(objects, store), list[str]()
+    lease, tokens = create_lease_of_ann(objects, store), list[str]()
     for position in (Position("9", 0, "4520 a:7"), Position("10", 0, token)):
         lease = expect_applied(store.write(CheckpointLease(lease, position)))
         tokens.append(store.get(["0"])[0].checkpoint.token)
@@ -250,7 +252,7 @@ def test_a_checkpoint_replaces_the_deduplication_data(token: str) -> None:
 @pytest.mark.parametrize("verb", ["claim", "steal", "renew", "release"])
 def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
     objects, store = opened(layout)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     objects.mute = frozenset({"over"})
     writes: dict[str, Callable[[], object]] = {
         "claim": lambda: store.write(ClaimLease(lease, "bob")),
@@ -266,17 +268,17 @@ def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
 def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
     """A claim during a deletion leaves no ownership object for the next lease with that key."""
     objects, store = opened(OURS)
-    free = expect_applied(store.write(CreateLease(Lease("0"))))
+    unowned_lease = expect_applied(store.write(CreateLease(Lease("0"))))
     other_store = EtagStore(objects, OURS)
-    objects.before = call_before_request("new ownership/0", lambda: other_store.write(DeleteLease(free)))
-    assert store.write(ClaimLease(free, "ann")) == Lost("0", None)
+    objects.before = call_before_request("new ownership/0", lambda: other_store.write(DeleteLease(unowned_lease)))
+    assert store.write(ClaimLease(unowned_lease, "ann")) == Lost("0", None)
     assert objects.stored == {}
 
 
 def test_late_checkpoints_and_annotations_keep_the_ownerships_etag() -> None:
     """A late checkpoint of the old owner must not cause the rejection of the new owner's next renewal."""
     objects, store = opened(OURS)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     other_store = EtagStore(objects, OURS)
     expect_applied(other_store.write(CheckpointLate(lease, AT_9)))
     expect_applied(other_store.write(AnnotateLease(lease, "seal", "7")))
@@ -289,7 +291,7 @@ def test_late_checkpoints_and_annotations_keep_the_ownerships_etag() -> None:
 def test_no_object_is_rewritten_or_deleted_unnecessarily(layout: Layout) -> None:
     """With soft delete or versioning, every unnecessary write is stored and billed for years."""
     objects, store = opened(layout)
-    lease = expect_applied(store.write(AnnotateLease(owned(objects, store), "seal", "7")))
+    lease = expect_applied(store.write(AnnotateLease(create_lease_of_ann(objects, store), "seal", "7")))
     lease = expect_applied(store.write(RequestLease(lease, "bob")))
     objects.log.clear()
     assert expect_applied(store.write(AnnotateLease(lease, "seal", "7"))) == lease
@@ -316,7 +318,7 @@ def test_an_unreadable_row_is_malformed_and_not_missing(layout: Layout) -> None:
 def test_a_position_the_layout_cannot_store_is_rejected_before_any_write() -> None:
     """The position is checked before the renewal, so the owner still knows its version after the rejection."""
     objects, store = opened(HUB)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     with pytest.raises(StoreError, match="needs an offset"):
         store.write(CheckpointLease(lease, Position("9")))
     assert objects.log == []
@@ -338,7 +340,7 @@ def test_an_ownership_without_a_checkpoint_is_no_lease_for_us() -> None:
 
 def test_a_service_that_rejects_everything_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     objects, store = opened(OURS)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     monkeypatch.setattr(ObjectMemory, "put_if_match", lambda *_asked: None)
     with pytest.raises(StoreError, match="64 conditional writes in a row were rejected"):
         store.write(StealLease(lease, "bob"))
@@ -347,44 +349,44 @@ def test_a_service_that_rejects_everything_is_a_fault(monkeypatch: pytest.Monkey
 @LAYOUTS
 def test_an_interrupted_reset_leaves_a_free_lease_at_its_old_position(layout: Layout) -> None:
     objects, store = opened(layout)
-    seen = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
+    created_lease = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     objects.mute = frozenset({"new"})
     with pytest.raises(OutcomeUnknown):
-        store.write(ResetLease(seen, TRIM_HORIZON))
+        store.write(ResetLease(created_lease, TRIM_HORIZON))
     objects.mute = frozenset()
-    (remaining,) = EtagStore(objects, layout).list().leases
-    assert clear_layout_fields(remaining) == clear_layout_fields(seen)
-    assert remaining.version != seen.version
-    assert expect_applied(store.write(ResetLease(remaining, TRIM_HORIZON))).checkpoint == TRIM_HORIZON
+    (remaining_lease,) = EtagStore(objects, layout).list().leases
+    assert clear_layout_fields(remaining_lease) == clear_layout_fields(created_lease)
+    assert remaining_lease.version != created_lease.version
+    assert expect_applied(store.write(ResetLease(remaining_lease, TRIM_HORIZON))).checkpoint == TRIM_HORIZON
 
 
 @LAYOUTS
 def test_a_reset_overtaken_by_a_claim_is_lost(layout: Layout) -> None:
     """The worker that takes the lease between the two writes of the reset has already read the old checkpoint."""
     objects, store = opened(layout)
-    seen = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
+    created_lease = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     other_store = EtagStore(objects, layout)
     objects.before = call_before_request(
         "over checkpoint/0", lambda: expect_applied(other_store.write(ClaimLease(other_store.get(["0"])[0], "ann")))
     )
-    current = expect_rejected(store.write(ResetLease(seen, TRIM_HORIZON)))
-    assert current is not None
-    assert current.owner == "ann"
+    current_lease = expect_rejected(store.write(ResetLease(created_lease, TRIM_HORIZON)))
+    assert current_lease is not None
+    assert current_lease.owner == "ann"
 
 
 def write_invalid_checkpoint(objects: ObjectMemory, layout: Layout) -> None:
     """Overwrite the checkpoint with an invalid value."""
     name = layout.name("0", "checkpoint")
-    stored = objects.stored[name]
+    stored_object = objects.stored[name]
     fields = {"sequence": "soon", "sequencenumber": "soon"}
-    objects.stored[name] = evolve(stored, etag="spoilt", fields=fields)
+    objects.stored[name] = evolve(stored_object, etag="spoilt", fields=fields)
 
 
 @LAYOUTS
 @pytest.mark.parametrize("verb", ["renew", "checkpoint", "steal"])
 def test_an_invalid_object_met_by_a_write_is_reported_with_its_lease(layout: Layout, verb: str) -> None:
     objects, store = opened(layout)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     spoil_hook = call_before_request("over ownership/0", lambda: write_invalid_checkpoint(objects, layout))
     writes: dict[str, Callable[[], object]] = {
         "renew": lambda: store.write(RenewLease(lease)),
@@ -404,7 +406,7 @@ def test_an_invalid_object_met_by_a_write_is_reported_with_its_lease(layout: Lay
 def test_a_gift_overtaken_by_a_later_checkpoint_returns_the_stored_lease(layout: Layout) -> None:
     """The owner neither treats the lease as gone nor gives it away at a position before the stored one."""
     objects, store = opened(layout)
-    lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
+    lease = expect_applied(store.write(RequestLease(create_lease_of_ann(objects, store), "bob")))
     draining_store = EtagStore(objects, layout)
     objects.before = call_before_request(
         "over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10))
@@ -420,7 +422,7 @@ def test_a_gift_overtaken_by_a_later_checkpoint_returns_the_stored_lease(layout:
 def test_a_checkpoint_that_is_already_stored_is_done(layout: Layout) -> None:
     """The owner's own drain may have reached the same position."""
     objects, store = opened(layout)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     draining_store = EtagStore(objects, layout)
     objects.before = call_before_request("over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_9)))
     assert expect_applied(store.write(CheckpointLease(lease, AT_9))).checkpoint == AT_9
@@ -441,8 +443,8 @@ def test_a_copied_lease_keeps_its_fencing_number() -> None:
     """The next owner must not get a fencing number that was used before, because it would be rejected."""
     _, store = opened(OURS)
     for number in (0, 1, 2):
-        created = expect_applied(store.write(CreateLease(Lease(str(number), epoch=number))))
-        assert store.get([str(number)])[0].epoch == created.epoch == number
+        created_lease = expect_applied(store.write(CreateLease(Lease(str(number), epoch=number))))
+        assert store.get([str(number)])[0].epoch == created_lease.epoch == number
 
 
 def test_objects_are_read_eight_at_a_time() -> None:
@@ -464,9 +466,9 @@ def test_objects_are_read_eight_at_a_time() -> None:
 def test_the_annotations_of_a_new_lease_cost_the_fewest_writes(layout: Layout) -> None:
     """The SDKs' layout stores annotations with the ownership, whereas ours would write one more object per lease."""
     objects, store = opened(layout)
-    created = expect_applied(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
-    assert EtagStore(objects, layout).list().leases == (created,)
-    assert created.annotations == (("seal", "7"),)
+    created_lease = expect_applied(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
+    assert EtagStore(objects, layout).list().leases == (created_lease,)
+    assert created_lease.annotations == (("seal", "7"),)
     creations = [line for line in objects.log if line.startswith("new")]
     assert creations == (["new checkpoint/0", "new ownership/0"] if layout is HUB else ["new checkpoint/0"])
 
@@ -499,30 +501,30 @@ def test_one_object_is_read_by_the_caller_and_two_by_named_threads() -> None:
 @LAYOUTS
 def test_a_checkpoint_overtaken_by_a_request_and_a_drain_is_lost(layout: Layout) -> None:
     objects, store = opened(layout)
-    lease = owned(objects, store)
-    requested = expect_applied(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
+    lease = create_lease_of_ann(objects, store)
+    requested_lease = expect_applied(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
     draining_store = EtagStore(objects, layout)
     objects.before = call_before_request(
         "over checkpoint/0", lambda: draining_store.write(CheckpointLate(lease, AT_10))
     )
     outcome = store.write(CheckpointLease(lease, AT_9))
-    assert outcome == Lost("0", evolve(requested, checkpoint=AT_10))
+    assert outcome == Lost("0", evolve(requested_lease, checkpoint=AT_10))
 
 
 def test_a_lease_that_is_deleted_between_two_writes_is_lost() -> None:
     objects, store = opened(OURS)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     objects.before = call_before_request("over checkpoint/0", objects.stored.clear)
     assert store.write(CheckpointLease(lease, AT_9)) == Lost("0", None)
 
 
 def test_concurrent_annotations_are_both_stored() -> None:
     objects, store = opened(OURS)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     other_store = EtagStore(objects, OURS)
     objects.before = call_before_request("new notes/0", lambda: other_store.write(AnnotateLease(lease, "theirs", "1")))
-    written = expect_applied(store.write(AnnotateLease(lease, "ours", "2")))
-    assert written.annotations == (("ours", "2"), ("theirs", "1"))
+    annotated_lease = expect_applied(store.write(AnnotateLease(lease, "ours", "2")))
+    assert annotated_lease.annotations == (("ours", "2"), ("theirs", "1"))
 
 
 @define
@@ -534,14 +536,14 @@ class DelayedReads(ObjectMemory):
     written: Event = field(factory=Event)
 
     def list(self, prefix: str) -> tuple[StoredObject, ...]:
-        listed = ObjectMemory.list(self, prefix)
+        listed_objects = ObjectMemory.list(self, prefix)
         self._hold_back(f"list {prefix.rstrip('/').rpartition('/')[2]}")
-        return listed
+        return listed_objects
 
     def get(self, name: str) -> StoredObject | None:
-        stored = ObjectMemory.get(self, name)
+        stored_object = ObjectMemory.get(self, name)
         self._hold_back(f"get {name.split('/')[-2]}")
-        return stored
+        return stored_object
 
     def _hold_back(self, line: str) -> None:
         if current_thread() is not main_thread() and line == self.last:
@@ -555,7 +557,7 @@ def test_an_outdated_read_never_returns_an_older_checkpoint(layout: Layout, read
     """After an outdated read, the owner's next write does not return an older checkpoint, which the owner would use."""
     objects = DelayedReads(last=f"{reading} {layout.parts[-1]}")
     store = EtagStore(objects, layout)
-    lease = owned(objects, store)
+    lease = create_lease_of_ann(objects, store)
     with ThreadPoolExecutor(1) as pool:
         readings = list[Future[object]]()
 

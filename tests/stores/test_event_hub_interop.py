@@ -59,7 +59,9 @@ def checkpoints(store: BlobCheckpointStore) -> dict[str, tuple[str, int]]:
     return {row["partition_id"]: (row["offset"], row["sequence_number"]) for row in store.list_checkpoints(*WHERE)}
 
 
-def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | None = None) -> list[dict[str, Any]]:
+def claim_partition(
+    store: BlobCheckpointStore, partition: str, owner: str, etag: str | None = None
+) -> list[dict[str, Any]]:
     """Try to claim a partition with the official store, and return the ownerships that it got."""
     record = {**PLACE, "partition_id": partition, "owner_id": owner, **({"etag": etag} if etag else {})}
     return list(store.claim_ownership([record]))
@@ -79,10 +81,10 @@ def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpoin
 
 
 def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    (record,) = claimed(theirs, "0", "sdk-1")
+    (record,) = claim_partition(theirs, "0", "sdk-1")
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
-    (record,) = claimed(theirs, "0", "sdk-1", record["etag"])
-    claimed(theirs, "1", "sdk-1")
+    (record,) = claim_partition(theirs, "0", "sdk-1", record["etag"])
+    claim_partition(theirs, "1", "sdk-1")
     lease_0, lease_1 = ours.list().leases
     assert (lease_0.owner, lease_0.version, lease_0.checkpoint, lease_0.checkpoint.token) == (
         "sdk-1",
@@ -91,21 +93,21 @@ def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckp
         "4520",
     )
     assert (lease_1.owner, lease_1.checkpoint, lease_1.yields) == ("sdk-1", TRIM_HORIZON, False)
-    claimed(theirs, "0", "", record["etag"])
+    claim_partition(theirs, "0", "", record["etag"])
     assert ours.get(["0"])[0].owner is None
 
 
 def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    (record,) = claimed(theirs, "0", "sdk-1")
+    (record,) = claim_partition(theirs, "0", "sdk-1")
     stolen = expect_applied(ours.write(StealLease(ours.list().leases[0], "ann")))
-    assert claimed(theirs, "0", "sdk-1", record["etag"]) == []
+    assert claim_partition(theirs, "0", "sdk-1", record["etag"]) == []
     assert expect_applied(ours.write(RenewLease(stolen))).owner == "ann"
 
 
 def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """The SDK's claim drops our metadata, so the request in it no longer applies."""
     lease = expect_applied(ours.write(RequestLease(create_lease_with_owner(ours, Lease("0", owner="ann")), "bob")))
-    assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
+    assert len(claim_partition(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
     current = expect_rejected(ours.write(RenewLease(lease)))
     assert current is not None
     assert (current.owner, current.next_owner, current.yields) == ("sdk-1", None, False)
@@ -116,7 +118,7 @@ def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpo
 def test_the_sdk_can_move_a_start_that_we_stored(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """A start that we stored neither conflicts with the SDK's checkpoint nor overwrites it later."""
     lease = expect_applied(ours.write(CreateLease(Lease("0"))))
-    claimed(theirs, "0", "sdk-1")
+    claim_partition(theirs, "0", "sdk-1")
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
     assert expect_rejected(ours.write(CreateLease(Lease("0")))) is not None
     assert expect_rejected(ours.write(ClaimLease(lease, "ann"))) is not None
@@ -131,7 +133,7 @@ def test_an_official_reader_overwrites_a_late_checkpoint(ours: EtagStore, theirs
     nothing. We never move its checkpoints back.
     """
     lease = expect_applied(ours.write(CheckpointLease(create_lease_with_owner(ours, Lease("0", owner="ann")), AT_9)))
-    claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])
+    claim_partition(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])
     assert checkpoints(theirs)["0"] == ("4520", 9)  # the position at which their reader begins
     expect_applied(ours.write(CheckpointLate(lease, AT_20)))
     assert checkpoints(theirs)["0"] == ("9040", 20)

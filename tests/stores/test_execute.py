@@ -32,26 +32,28 @@ def test_create(store: MemoryStore) -> None:
 
 def test_renew_writes_its_annotations(store: MemoryStore) -> None:
     """The annotations of an action override those of the worker. The lookout publishes its bulletin in this way."""
-    seen = create_owned_lease(store)
-    row = expect_applied(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", annotations=(("n", "2"),)))
-    assert (row.annotation("n"), row.version != seen.version) == ("1", True)
+    owned_lease = create_owned_lease(store)
+    row = expect_applied(execute(store, Renew(owned_lease, "K1", (("n", "1"),)), "ann", annotations=(("n", "2"),)))
+    assert (row.annotation("n"), row.version != owned_lease.version) == ("1", True)
 
 
 def test_claim_and_steal_write_the_workers_annotations(store: MemoryStore) -> None:
     """Annotations distinguish a second worker with the same name from a restarted one."""
-    unowned = create_unowned_lease(store)
-    claimed = expect_applied(execute(store, Claim(unowned, "K5"), "ann", annotations=(("process", "1"),)))
-    assert (claimed.owner, claimed.annotation("process")) == ("ann", "1")
-    stolen = expect_applied(execute(store, Steal(claimed, "ann", "K7"), "bob", annotations=(("process", "2"),)))
-    assert (stolen.owner, stolen.annotation("process")) == ("bob", "2")
+    unowned_lease = create_unowned_lease(store)
+    claimed_lease = expect_applied(execute(store, Claim(unowned_lease, "K5"), "ann", annotations=(("process", "1"),)))
+    assert (claimed_lease.owner, claimed_lease.annotation("process")) == ("ann", "1")
+    stolen_lease = expect_applied(
+        execute(store, Steal(claimed_lease, "ann", "K7"), "bob", annotations=(("process", "2"),))
+    )
+    assert (stolen_lease.owner, stolen_lease.annotation("process")) == ("bob", "2")
 
 
 def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
     """If many workers want the same lease, each of them still gets some lease in this turn."""
-    first, second, third = (create_unowned_lease(store, key) for key in ("s-0", "s-1", "s-2"))
-    expect_applied(store.write(ClaimLease(first, "cat")))
-    expect_applied(store.write(ClaimLease(second, "cat")))
-    action = Claim(first, "M5", (Claim(second, "M5"), Claim(third, "M5"), Claim(first, "M5")))
+    first_lease, second_lease, third_lease = (create_unowned_lease(store, key) for key in ("s-0", "s-1", "s-2"))
+    expect_applied(store.write(ClaimLease(first_lease, "cat")))
+    expect_applied(store.write(ClaimLease(second_lease, "cat")))
+    action = Claim(first_lease, "M5", (Claim(second_lease, "M5"), Claim(third_lease, "M5"), Claim(first_lease, "M5")))
     assert expect_applied(execute(store, action, "ann")).key == "s-2"
     assert expect_rejected(execute(store, action, "bob")) == read_stored_lease(store, "s-0")
     assert [lease.owner for lease in store.list().leases] == ["cat", "cat", "ann"]
@@ -80,25 +82,27 @@ def test_no_alternate_is_tried_after_an_unknown_outcome(store: MemoryStore, monk
 
 
 def test_request(store: MemoryStore) -> None:
-    seen = create_owned_lease(store, "ann")
-    assert expect_applied(execute(store, RequestHandoff(seen, "ann", "H2"), "bob")).next_owner == "bob"
+    owned_lease = create_owned_lease(store, "ann")
+    assert expect_applied(execute(store, RequestHandoff(owned_lease, "ann", "H2"), "bob")).next_owner == "bob"
 
 
 def test_release_frees_or_gives(store: MemoryStore) -> None:
-    seen = create_requested_lease(store)
-    released = expect_applied(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
-    assert (released.owner, released.checkpoint) == ("bob", Position("41"))
-    freed = expect_applied(execute(store, Release(released, "M12"), "bob"))
-    assert (freed.owner, freed.checkpoint) == (None, Position("41"))
+    requested_lease = create_requested_lease(store)
+    given_lease = expect_applied(
+        execute(store, Release(requested_lease, "H3", next_owner="bob"), "ann", drained=Position("41"))
+    )
+    assert (given_lease.owner, given_lease.checkpoint) == ("bob", Position("41"))
+    freed_lease = expect_applied(execute(store, Release(given_lease, "M12"), "bob"))
+    assert (freed_lease.owner, freed_lease.checkpoint) == (None, Position("41"))
 
 
 def test_giving_without_progress_keeps_the_checkpoint(store: MemoryStore) -> None:
-    seen = expect_applied(store.write(CheckpointLease(create_requested_lease(store), Position("40"))))
-    released = expect_applied(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
-    assert released == evolve(read_stored_lease(store), owner="bob", checkpoint=Position("40"))
+    requested_lease = expect_applied(store.write(CheckpointLease(create_requested_lease(store), Position("40"))))
+    given_lease = expect_applied(execute(store, Release(requested_lease, "H3", next_owner="bob"), "ann"))
+    assert given_lease == evolve(read_stored_lease(store), owner="bob", checkpoint=Position("40"))
 
 
 def test_delete(store: MemoryStore) -> None:
-    ended = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END)))
-    assert execute(store, Delete(ended, "L9"), "ann") == Done(ended)
+    ended_lease = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END)))
+    assert execute(store, Delete(ended_lease, "L9"), "ann") == Done(ended_lease)
     assert store.list().leases == ()

@@ -69,9 +69,9 @@ class Fault:
     error: Callable[[], BaseException] = MemoryError
     raised: BaseException | None = None
 
-    def arm(self, place: int, error: Callable[[], BaseException], *, after: bool) -> None:
+    def arm(self, call_number: int, error: Callable[[], BaseException], *, after_call: bool) -> None:
         """Raise this exception at the call with this number, counted from now."""
-        self.place, self.error, self.after, self.seen, self.raised = place, error, after, 0, None
+        self.place, self.error, self.after, self.seen, self.raised = call_number, error, after_call, 0, None
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the call so that it raises if it is the one that was selected."""
@@ -319,7 +319,7 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
 ) -> None:
     """A write that returned Done is stored, and later writes of this store and of the next owner succeed."""
     lease_state, write = WRITES[case]
-    for place in range(64):
+    for call_number in range(64):
         table = kind(request)
         store, bob_store, cat_store = opened(table.faulty), opened(table.plain), opened(table.plain)
         lease = expect_applied(store.write(CheckpointLease(create_owned_lease(store, key=KEY), AT)))
@@ -329,7 +329,7 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
         if lease_state == "requested":
             lease = expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob")))
         # Vary the exception, so that each kind is raised at some calls, and each call raises in some cases.
-        table.fault.arm(place, ERRORS[(place + list(WRITES).index(case)) % len(ERRORS)], after=after)
+        table.fault.arm(call_number, ERRORS[(call_number + list(WRITES).index(case)) % len(ERRORS)], after_call=after)
         outcome: object = None
         try:
             outcome = store.write(write(lease))
@@ -337,29 +337,29 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
             if table.fault.raised is None:
                 raise
         table.fault.place = -1
-        remaining = read_stored_lease(cat_store, KEY)
+        remaining_lease = read_stored_lease(cat_store, KEY)
         if isinstance(outcome, Done):
-            assert (remaining.checkpoint, remaining.owner, remaining.next_owner) == (
+            assert (remaining_lease.checkpoint, remaining_lease.owner, remaining_lease.next_owner) == (
                 outcome.lease.checkpoint,
                 outcome.lease.owner,
                 outcome.lease.next_owner,
             )
-        assert remaining.checkpoint in {AT, NEXT, SHARD_END}
+        assert remaining_lease.checkpoint in {AT, NEXT, SHARD_END}
         # The store can still write its other lease, and the next owner can write this one.
         assert (
             expect_applied(store.write(CheckpointLease(second_lease, NEXT))).checkpoint
             == read_stored_lease(cat_store, "s-1").checkpoint
             == NEXT
         )
-        if not remaining.ended:
+        if not remaining_lease.ended:
             assert (
                 expect_applied(cat_store.write(ClaimLease(read_stored_lease(cat_store, KEY), "cat"))).checkpoint
-                == remaining.checkpoint
+                == remaining_lease.checkpoint
             )
             assert isinstance(store.write(CheckpointLease(lease, Position("99"))), Lost)
             assert read_stored_lease(bob_store, KEY).owner == "cat"
         if table.fault.raised is None:
-            assert place, "no call was seen"
+            assert call_number, "no call was seen"
             assert isinstance(outcome, Done)
             return
     pytest.fail("more calls than expected")
@@ -368,15 +368,15 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
 @pytest.mark.parametrize("place", range(3))
 def test_closing_a_store_ends_every_session_even_if_one_raises(place: int) -> None:
     """Closing continues after an exception. A session that could not be ended expires later."""
-    cells, fault, closed = MemoryCells(), Fault(), list[str]()
+    cells, fault, closed_names = MemoryCells(), Fault(), list[str]()
     cells.page_leases = 1
     rows = FaultyProxy(cells, fault)
-    rows.close = lambda: closed.append("rows")  # type: ignore[attr-defined]
+    rows.close = lambda: closed_names.append("rows")  # type: ignore[attr-defined]
     store = SessionStore(rows, gather_seconds=0.0)
     for number in range(3):
         create_owned_lease(store, key=f"s-{number}")
-    fault.arm(place, ERRORS[place], after=False)
+    fault.arm(place, ERRORS[place], after_call=False)
     store.close()
     assert fault.raised is not None
-    ended_flags = [require_valid_row(parse_session(stored)).ended for stored in cells.list(SESSIONS)]
-    assert (ended_flags.count(True), closed) == (2, ["rows"])
+    ended_flags = [require_valid_row(parse_session(session_row)).ended for session_row in cells.list(SESSIONS)]
+    assert (ended_flags.count(True), closed_names) == (2, ["rows"])

@@ -128,7 +128,7 @@ def test_without_the_services_clock_every_lease_is_new(objects: GcsObjects, buck
     """If ages were computed with this machine's clock, a live owner might look dead."""
     objects.put_if_absent("a", {})
     bucket.now, bucket.dated = 3600.0, False
-    assert [stored.age for stored in objects.list("")] == [0.0]
+    assert [stored_object.age for stored_object in objects.list("")] == [0.0]
 
 
 FAULTS = (408, 500, 503, requests.ConnectionError("x"), TransportError("x"), ValueError("x"))  # type: ignore[no-untyped-call]
@@ -181,9 +181,9 @@ def test_a_permanent_rejection_is_a_fault(
     bucket.faults = {"GET" if verb == "LIST" else verb: [status]}
     with pytest.raises(
         StoreError, match=rf"^bucket 'leases': the service refused \(HTTP {status}\): .*{says}"
-    ) as caught:
+    ) as exc_info:
         call_on_object(objects, verb)
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert not isinstance(exc_info.value, OutcomeUnknown)
 
 
 def test_a_bucket_is_created_only_if_allowed(bucket: GcsMemory) -> None:
@@ -219,9 +219,9 @@ def test_missing_credentials_are_a_fault_unlike_an_outage(
         raise faults.pop(0)
 
     monkeypatch.setattr("google.auth.default", raise_next_fault)
-    with pytest.raises(StoreError, match="bucket 'leases': none were found") as caught:
+    with pytest.raises(StoreError, match="bucket 'leases': none were found") as exc_info:
         open_store("gcs://leases")
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert not isinstance(exc_info.value, OutcomeUnknown)
     with pytest.raises(OutcomeUnknown, match="identity service"):
         open_store("gcs://leases")
 
@@ -236,5 +236,5 @@ def test_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
         (GCS_RIGHTS[2], f"allow {GCS_RIGHTS[2]}")
     ]
     bucket.name = None
-    (absent,) = try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
-    assert (absent.state, "there is no bucket leases" in absent.says) == ("unknown", True)
+    (bucket_result,) = try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
+    assert (bucket_result.state, "there is no bucket leases" in bucket_result.says) == ("unknown", True)

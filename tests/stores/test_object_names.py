@@ -21,17 +21,19 @@ WHOLE = Lease(
 )
 
 
-def stored(fields: ObjectFields, etag: str = "e-1") -> StoredObject:
+def make_stored_object(fields: ObjectFields, etag: str = "e-1") -> StoredObject:
     """Return an object with this content."""
     return StoredObject("name", etag, fields, age=7.0)
 
 
-def noted(ownership_notes: str = "{}", notes: str = "{}", creation_notes: str = "{}") -> tuple[tuple[str, str], ...]:
+def annotations_of_objects(
+    ownership_notes: str = "{}", notes: str = "{}", creation_notes: str = "{}"
+) -> tuple[tuple[str, str], ...]:
     """Return the annotations of a lease whose three objects contain these annotations."""
     parts = Parts(
-        stored({"ownerid": "ann", "counter": "5", "notes": ownership_notes}),
-        stored({"sequence": "TRIM_HORIZON", "notes": creation_notes}),
-        stored({"notes": notes}),
+        make_stored_object({"ownerid": "ann", "counter": "5", "notes": ownership_notes}),
+        make_stored_object({"sequence": "TRIM_HORIZON", "notes": creation_notes}),
+        make_stored_object({"notes": notes}),
     )
     lease = FLEET.lease("s-0", parts)
     assert lease is not None
@@ -71,24 +73,26 @@ def test_a_lease_is_written_and_read_back_whole() -> None:
         "weight": "12.5",
         "notes": '{"seal": ["batch 7", 0]}',
     }
-    lease = FLEET.lease(WHOLE.key, Parts(checkpoint=stored(checkpoint)))
+    lease = FLEET.lease(WHOLE.key, Parts(checkpoint=make_stored_object(checkpoint)))
     assert (lease, lease and lease.checkpoint.token) == (WHOLE, "tok en")
 
 
 def test_a_minimal_lease_stores_only_its_start() -> None:
     """Empty fields are not stored, because S3 bills by size."""
     assert FLEET.checkpoint({}, Lease("s-0")) == {"sequence": "TRIM_HORIZON"}
-    assert FLEET.lease("s-0", Parts(ownership=stored({"ownerid": "ann"}))) is None
+    assert FLEET.lease("s-0", Parts(ownership=make_stored_object({"ownerid": "ann"}))) is None
 
 
 def test_ownership_counts_every_write() -> None:
     """An S3 ETag is a digest of the content, so the ownership object's content must change with each renewal."""
-    unowned = Lease("s-0")
-    owned = evolve(unowned, owner="ann", yields=True, annotations=(("n", "7"),))
-    first = FLEET.ownership({}, unowned, owned)
-    held = evolve(owned, version=Version("e-1"))
-    second = FLEET.ownership({**first, "theirs": "kept"}, held, evolve(held, next_owner="bob"))
-    assert (first, second) == (
+    unowned_lease = Lease("s-0")
+    owned_lease = evolve(unowned_lease, owner="ann", yields=True, annotations=(("n", "7"),))
+    first_fields = FLEET.ownership({}, unowned_lease, owned_lease)
+    stored_lease = evolve(owned_lease, version=Version("e-1"))
+    second_fields = FLEET.ownership(
+        {**first_fields, "theirs": "kept"}, stored_lease, evolve(stored_lease, next_owner="bob")
+    )
+    assert (first_fields, second_fields) == (
         {"ownerid": "ann", "counter": "1", "handoffowner": "ann", "notes": '{"n": ["7", 1]}'},
         {
             "ownerid": "ann",
@@ -100,15 +104,25 @@ def test_ownership_counts_every_write() -> None:
             "theirs": "kept",
         },
     )
-    lease = FLEET.lease("s-0", Parts(stored(second, "e-2"), stored({"sequence": "TRIM_HORIZON"})))
-    seen = evolve(owned, next_owner="bob", version=Version("e-1"), epoch=2, idle=7.0, checkpoint=TRIM_HORIZON)
-    assert lease == seen
+    lease = FLEET.lease(
+        "s-0", Parts(make_stored_object(second_fields, "e-2"), make_stored_object({"sequence": "TRIM_HORIZON"}))
+    )
+    expected_lease = evolve(
+        owned_lease, next_owner="bob", version=Version("e-1"), epoch=2, idle=7.0, checkpoint=TRIM_HORIZON
+    )
+    assert lease == expected_lease
 
 
 def test_the_later_of_two_annotations_wins() -> None:
-    assert noted(ownership_notes='{"a": ["renewed", 5]}', notes='{"a": ["noted", 4]}') == (("a", "renewed"),)
-    assert noted(ownership_notes='{"a": ["renewed", 5]}', notes='{"a": ["noted", 5]}') == (("a", "noted"),)
-    assert noted(creation_notes='{"a": ["born", 0], "b": ["born", 0]}', notes='{"a": ["noted", 0]}') == (
+    assert annotations_of_objects(ownership_notes='{"a": ["renewed", 5]}', notes='{"a": ["noted", 4]}') == (
+        ("a", "renewed"),
+    )
+    assert annotations_of_objects(ownership_notes='{"a": ["renewed", 5]}', notes='{"a": ["noted", 5]}') == (
+        ("a", "noted"),
+    )
+    assert annotations_of_objects(
+        creation_notes='{"a": ["born", 0], "b": ["born", 0]}', notes='{"a": ["noted", 0]}'
+    ) == (
         ("a", "noted"),
         ("b", "born"),
     )
@@ -135,24 +149,24 @@ def test_the_later_of_two_annotations_wins() -> None:
     ],
 )
 def test_an_invalid_object_names_its_field(fields: ObjectFields, field: str) -> None:
-    with pytest.raises(BadRowField) as caught:
-        FLEET.lease("s-0", Parts(checkpoint=stored(fields)))
-    assert caught.value.field == field
+    with pytest.raises(BadRowField) as exc_info:
+        FLEET.lease("s-0", Parts(checkpoint=make_stored_object(fields)))
+    assert exc_info.value.field == field
 
 
 @pytest.mark.parametrize(("field", "message"), [("ownerid", "%FF"), ("weight", "heavy"), ("counter", "-1")])
 def test_an_invalid_ownership_names_its_field(field: str, message: str) -> None:
-    owned = {"ownerid": "ann", field: message}
-    with pytest.raises(BadRowField) as caught:
-        FLEET.lease("s-0", Parts(stored(owned), stored({"sequence": "41"})))
-    assert caught.value.field == field
+    ownership_fields = {"ownerid": "ann", field: message}
+    with pytest.raises(BadRowField) as exc_info:
+        FLEET.lease("s-0", Parts(make_stored_object(ownership_fields), make_stored_object({"sequence": "41"})))
+    assert exc_info.value.field == field
 
 
 def test_an_invalid_counter_is_not_incremented() -> None:
     """If the next owner started with a smaller counter, its renewals would look old."""
-    with pytest.raises(BadRowField) as caught:
+    with pytest.raises(BadRowField) as exc_info:
         FLEET.ownership({"counter": "many"}, Lease("s-0"), Lease("s-0", owner="ann"))
-    assert caught.value.field == "counter"
+    assert exc_info.value.field == "counter"
 
 
 def test_a_readable_character_is_not_escaped() -> None:
@@ -171,7 +185,7 @@ def test_slashes_around_a_prefix_are_ignored() -> None:
 def test_a_request_to_a_former_owner_names_no_next_owner() -> None:
     """The new owner never saw the request, so it is not expected to give the lease away."""
     fields = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob"}
-    lease = FLEET.lease("s-0", Parts(stored(fields), stored({"sequence": "41"})))
+    lease = FLEET.lease("s-0", Parts(make_stored_object(fields), make_stored_object({"sequence": "41"})))
     assert lease is not None
     assert (lease.owner, lease.yields, lease.next_owner) == ("cat", False, None)
 

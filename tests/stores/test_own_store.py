@@ -35,15 +35,15 @@ class DictStore:
     def write(self, write: Write) -> Outcome:
         """Check the condition and replace the lease under the lock."""
         with self.lock:
-            stored = self.rows.get(write.lease.key)
-            written = lease_after_write(write, stored)
-            if written is None:
-                return Lost(write.lease.key, stored)
+            stored_lease = self.rows.get(write.lease.key)
+            written_lease = lease_after_write(write, stored_lease)
+            if written_lease is None:
+                return Lost(write.lease.key, stored_lease)
             if isinstance(write, DeleteLease):
-                self.rows.pop(written.key, None)
+                self.rows.pop(written_lease.key, None)
             else:
-                self.rows[written.key] = written
-            return Done(written)
+                self.rows[written_lease.key] = written_lease
+            return Done(written_lease)
 
     def close(self) -> None:
         """Do nothing, because this store has no resources to release."""
@@ -98,7 +98,11 @@ def test_one_wrapper_sees_every_write_of_a_plan() -> None:
 
 def test_a_deletion_returns_the_lease_as_seen() -> None:
     store = MemoryStore()
-    seen = create_owned_lease(store)
-    assert lease_after_write(DeleteLease(seen), seen) == lease_after_write(DeleteLease(seen), None) == seen
-    assert lease_after_write(CreateLease(seen), seen) is None
-    assert expect_applied(store.write(DeleteLease(seen))) == seen
+    owned_lease = create_owned_lease(store)
+    assert (
+        lease_after_write(DeleteLease(owned_lease), owned_lease)
+        == lease_after_write(DeleteLease(owned_lease), None)
+        == owned_lease
+    )
+    assert lease_after_write(CreateLease(owned_lease), owned_lease) is None
+    assert expect_applied(store.write(DeleteLease(owned_lease))) == owned_lease

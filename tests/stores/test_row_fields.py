@@ -103,8 +103,8 @@ def test_a_sqlite_row_contains_every_field_of_the_lease(lease: Lease, written: M
 def test_the_json_form_contains_every_field_of_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
     """Programs in other languages use these names, and people read the fields in this order."""
     assert list(format_lease_json(lease).items()) == list(written.items())
-    parsed = parse_lease(JsonValue("lease", written))
-    assert (parsed, parsed.checkpoint.token) == (lease, lease.checkpoint.token)
+    parsed_lease = parse_lease(JsonValue("lease", written))
+    assert (parsed_lease, parsed_lease.checkpoint.token) == (lease, lease.checkpoint.token)
 
 
 def test_a_new_file_has_a_column_for_every_field() -> None:
@@ -124,17 +124,20 @@ def test_every_field_of_a_lease_is_in_the_table() -> None:
 
 
 def test_objects_and_blobs_use_the_field_names_of_the_table() -> None:
-    unowned, with_offset = (
+    unowned_lease, lease_with_offset = (
         evolve(WHOLE, owner=None, next_owner=None, yields=False),
         evolve(WHOLE, checkpoint=Position("9", 0, "8")),
     )
     own_layout, hub_layout = ObjectLayout(), EventHubLayout("ns", "hub", "group")
-    written = [
-        {*layout.checkpoint({}, lease), *layout.ownership({}, before, lease)}
-        for layout, before, lease in ((own_layout, unowned, WHOLE), (hub_layout, unowned, with_offset))
+    written_names = [
+        {*layout.checkpoint({}, lease), *layout.ownership({}, previous_lease, lease)}
+        for layout, previous_lease, lease in (
+            (own_layout, unowned_lease, WHOLE),
+            (hub_layout, unowned_lease, lease_with_offset),
+        )
     ]
-    layouts = [{field.object for field in FIELDS}, {field.blob for field in FIELDS}]
-    assert [names | {""} for names in written] == [names | {"handoffversion"} for names in layouts]
+    expected_names = [{field.object for field in FIELDS}, {field.blob for field in FIELDS}]
+    assert [names | {""} for names in written_names] == [names | {"handoffversion"} for names in expected_names]
 
 
 def test_an_item_without_its_key_is_reported() -> None:
@@ -148,6 +151,6 @@ def test_the_reference_page_shows_the_table_of_fields() -> None:
     for field in FIELDS:
         name = "hash_range" if field.kind == "hash key" else JSON_NAMES.get(field.name, field.name)
         cells = (name, field.kind, field.item, field.column, field.object, field.blob, field.meaning)
-        rows.append(tuple(f"`{word}`" if word and place not in {1, 6} else word for place, word in enumerate(cells)))
+        rows.append(tuple(f"`{word}`" if word and column not in {1, 6} else word for column, word in enumerate(cells)))
     table = "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows)
     assert table in (Path(__file__).parents[2] / "docs" / "lease-rows.md").read_text(), f"\n{table}"

@@ -39,6 +39,6 @@ def test_a_clock_that_the_service_rejects_is_reported(objects: S3Objects, monkey
 
 
 def test_an_invalid_bucket_name_is_a_fault(moto_url: str) -> None:
-    with pytest.raises(StoreError, match="bucket 'no bucket'") as caught:
+    with pytest.raises(StoreError, match="bucket 'no bucket'") as exc_info:
         open_store(f"s3://no%20bucket?endpoint={moto_url}")
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert not isinstance(exc_info.value, OutcomeUnknown)

@@ -103,9 +103,9 @@ def test_a_permanent_rejection_is_a_fault(objects: S3Objects, bucket: S3Bucket, 
     bucket.faults = {operation: [refusal("AccessDenied", status)]}
     with pytest.raises(
         StoreError, match=rf"^bucket 'leases': the service refused: AccessDenied \(HTTP {status}\)$"
-    ) as caught:
+    ) as exc_info:
         call_on_object(objects, operation)
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert not isinstance(exc_info.value, OutcomeUnknown)
 
 
 @OPERATIONS
@@ -117,9 +117,9 @@ def test_an_unreachable_service_is_an_unknown_outcome(objects: S3Objects, bucket
     with pytest.raises(OutcomeUnknown, match=r"be reached \(is the region right\?\)$"):
         call_on_object(objects, operation)
     bucket.faults = {operation: [NoCredentialsError()]}
-    with pytest.raises(StoreError, match=r"^bucket 'leases': no credentials of AWS: .* a role$") as caught:
+    with pytest.raises(StoreError, match=r"^bucket 'leases': no credentials of AWS: .* a role$") as exc_info:
         call_on_object(objects, operation)
-    assert not isinstance(caught.value, OutcomeUnknown)
+    assert not isinstance(exc_info.value, OutcomeUnknown)
     bucket.faults = {operation: [SSOTokenLoadError(error_msg="none")]}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': no credentials of AWS: .*; run aws sso login$"):
         call_on_object(objects, operation)
@@ -147,8 +147,8 @@ def test_a_listing_reads_all_pages_and_fetches_changed_objects(objects: S3Object
     objects.put_if_absent("b/0", {"n": "other"})
     bucket.requests.clear()
     bucket.now = 11.0
-    first = objects.list("a/")
-    assert first == tuple(StoredObject(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
+    first_listing = objects.list("a/")
+    assert first_listing == tuple(StoredObject(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
     assert [call[:2] for call in bucket.requests] == [(READS, "paginate")] * 3 + [(READS, "get_object")] * 5
     assert objects.list("b/")[0].fields == {"n": "other"}
     etag = objects.put_if_match("a/1", {"n": "new"}, str(etags[1]))
@@ -156,7 +156,7 @@ def test_a_listing_reads_all_pages_and_fetches_changed_objects(objects: S3Object
     bucket.requests.clear()
     bucket.now = 21.0
     second_listing = objects.list("a/")
-    assert [(stored.etag, stored.fields["n"], stored.age) for stored in second_listing] == [
+    assert [(stored_object.etag, stored_object.fields["n"], stored_object.age) for stored_object in second_listing] == [
         (etags[0], "0", 20.0),
         (etag, "new", 9.0),
         (etags[2], "2", 20.0),
@@ -178,7 +178,7 @@ def test_without_the_services_clock_every_lease_is_new(objects: S3Objects, bucke
     """If ages were computed with this machine's clock, a live owner might look dead."""
     objects.put_if_absent("a", {})
     bucket.now, bucket.dated = 3600.0, False
-    assert [stored.age for stored in (*objects.list(""), *objects.list(""))] == [0.0, 0.0]
+    assert [stored_object.age for stored_object in (*objects.list(""), *objects.list(""))] == [0.0, 0.0]
 
 
 def test_a_clock_far_off_is_logged(bucket: S3Bucket, caplog: pytest.LogCaptureFixture) -> None:
@@ -203,9 +203,9 @@ def test_a_body_torn_by_a_write_is_read_again(objects: S3Objects, bucket: S3Buck
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"[1]", b'{"a": 1}', b"[" * 100_000, b"'"])
 def test_a_foreign_object_is_ignored(objects: S3Objects, body: bytes) -> None:
     objects.put_body("a", body)
-    stored = objects.get("a")
-    assert stored is not None
-    assert stored.fields == {}
+    stored_object = objects.get("a")
+    assert stored_object is not None
+    assert stored_object.fields == {}
 
 
 def remove(bucket: S3Bucket) -> None:
@@ -303,16 +303,16 @@ def test_objects_of_any_content_are_stored_without_conditions(objects: S3Objects
 
 
 def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    created: list[tuple[str | None, str | None, Timeouts]] = []
+    client_arguments: list[tuple[str | None, str | None, Timeouts]] = []
     bucket = S3Bucket()
 
     def create_client(region: str | None, endpoint: str | None, timeouts: Timeouts, _session: object) -> S3Memory:
-        created.append((region, endpoint, timeouts))
+        client_arguments.append((region, endpoint, timeouts))
         return S3Memory(bucket, timeouts.attempts)
 
     monkeypatch.setattr(s3, "_create_client", create_client)
     store = open_store("s3://leases/fleet/one?region=eu-west-2&endpoint=http://127.0.0.1:1")
-    assert created == [
+    assert client_arguments == [
         ("eu-west-2", "http://127.0.0.1:1", TIMEOUTS),
         ("eu-west-2", "http://127.0.0.1:1", Timeouts(5, 10, attempts=1)),
     ]
@@ -328,9 +328,9 @@ def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -
     for url in ("s3://", "s3:///prefix"):
         with pytest.raises(ValueError, match="store URL: s3:// wants bucket/prefix"):
             open_store(url)
-    created.clear()
+    client_arguments.clear()
     open_store("s3://leases", request_seconds=2.5)
-    assert [timeouts for _, _, timeouts in created] == [TIMEOUTS.within(2.5)] * 2
+    assert [timeouts for _, _, timeouts in client_arguments] == [TIMEOUTS.within(2.5)] * 2
 
 
 def test_a_client_uses_the_given_timeout_and_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

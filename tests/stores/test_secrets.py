@@ -24,9 +24,9 @@ KEY = "aHVudGVyMmNhbmFyeQ=="
 def shown_output(failing_call: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
     """Return everything that the caller and the readers of the log see when `failing_call` fails."""
     caplog.set_level(logging.INFO)
-    with pytest.raises((ValueError, StoreError)) as caught:
+    with pytest.raises((ValueError, StoreError)) as exc_info:
         failing_call()
-    return "".join([repr(caught.value), *traceback.format_exception(caught.value), caplog.text])
+    return "".join([repr(exc_info.value), *traceback.format_exception(exc_info.value), caplog.text])
 
 
 @pytest.mark.parametrize(

@@ -46,29 +46,31 @@ class Script:
         while self.due and self.due[0][0] <= self.now:
             self.waiting.append(self.due.popleft()[1])
         if not self.waiting and self.due and self.due[0][0] <= until:
-            self.now, ticket = self.due.popleft()
-            self.waiting.append(ticket)
+            self.now, next_ticket = self.due.popleft()
+            self.waiting.append(next_ticket)
         if self.waiting:
             return self.waiting.popleft()
         self.now = max(self.now, until)
         return None
 
 
-def ticket(key: str, *, patient: bool = True, epoch: int = 1) -> Ticket:
+def make_ticket(key: str, *, patient: bool = True, epoch: int = 1) -> Ticket:
     """Return a ticket for a checkpoint of this lease."""
     return Ticket(key, lambda: EntryChange(SessionEntry(epoch, Position("1"))), patient=patient)
 
 
-def written(script: Script, page: Page, arrivals: Mapping[float, Ticket]) -> list[tuple[float, set[str]]]:
+def commit_tickets(script: Script, page: Page, arrivals: Mapping[float, Ticket]) -> list[tuple[float, set[str]]]:
     """Return the writes that these tickets cause, each with its time and the keys of its leases."""
     script.due.extend(sorted(arrivals.items()))
     writes = []
     while script.due:
         tickets = set(arrivals.values())
-        done_before = {one.key for one in tickets if one.done}
+        done_before = {done_ticket.key for done_ticket in tickets if done_ticket.done}
         script.now = max(script.now, script.due[0][0])
         page.commit(script.due.popleft()[1])
-        writes.append((round(script.now, 3), {one.key for one in tickets if one.done} - done_before))
+        writes.append(
+            (round(script.now, 3), {done_ticket.key for done_ticket in tickets if done_ticket.done} - done_before)
+        )
     return writes
 
 
@@ -92,38 +94,38 @@ def second(number: int, *offsets: float) -> dict[float, Ticket]:
 
     Lease 0 arrives at the first of these offsets, lease 1 at the next, and so on.
     """
-    return {number + offset: ticket(str(key)) for key, offset in enumerate(offsets)}
+    return {number + offset: make_ticket(str(key)) for key, offset in enumerate(offsets)}
 
 
 def test_the_first_group_waits_only_for_simultaneous_tickets(script: Script, page: Page) -> None:
     """The first group cannot know which leases to expect, so it does not wait for the full time."""
-    assert written(script, page, second(1, 0.0, 0.04, 0.1)) == [(1.09, {"0", "1"}), (1.15, {"2"})]
+    assert commit_tickets(script, page, second(1, 0.0, 0.04, 0.1)) == [(1.09, {"0", "1"}), (1.15, {"2"})]
 
 
 def test_a_group_waits_for_all_leases_of_the_previous_round(script: Script, page: Page) -> None:
     """Even if the tickets of a worker's few leases arrive far apart, they are written together."""
-    written(script, page, second(1, *AT))
-    assert written(script, page, second(2, *AT)) == [(2.19, {"0", "1", "2", "3"})]
+    commit_tickets(script, page, second(1, *AT))
+    assert commit_tickets(script, page, second(2, *AT)) == [(2.19, {"0", "1", "2", "3"})]
 
 
 def test_a_complete_group_is_written_immediately(script: Script, page: Page) -> None:
-    written(script, page, second(1, 0.0, 0.01))
-    assert written(script, page, second(2, 0.0, 0.01)) == [(2.01, {"0", "1"})]
+    commit_tickets(script, page, second(1, 0.0, 0.01))
+    assert commit_tickets(script, page, second(2, 0.0, 0.01)) == [(2.01, {"0", "1"})]
 
 
 def test_a_group_waits_only_once_for_an_absent_lease(script: Script, page: Page) -> None:
     for number in (1, 2):
-        written(script, page, second(number, *AT))
-    assert written(script, page, second(3, *AT[:3])) == [(3.2, {"0", "1", "2"})]
-    assert written(script, page, second(4, *AT[:3])) == [(4.12, {"0", "1", "2"})]
+        commit_tickets(script, page, second(number, *AT))
+    assert commit_tickets(script, page, second(3, *AT[:3])) == [(3.2, {"0", "1", "2"})]
+    assert commit_tickets(script, page, second(4, *AT[:3])) == [(4.12, {"0", "1", "2"})]
 
 
 def test_a_group_does_not_wait_for_leases_blocked_by_its_own_write(script: Script, page: Page) -> None:
     """There are fewer threads than leases, so some tickets can arrive only after the write."""
-    late = 0.3, 0.31, 0.5, 0.51
+    late_arrivals = 0.3, 0.31, 0.5, 0.51
     for number in (1, 2):
-        written(script, page, second(number, *AT, *late))
-    assert written(script, page, second(3, *AT, *late)) == [
+        commit_tickets(script, page, second(number, *AT, *late_arrivals))
+    assert commit_tickets(script, page, second(3, *AT, *late_arrivals)) == [
         (3.2, {"0", "1", "2", "3"}),
         (3.36, {"4", "5"}),
         (3.51, {"6", "7"}),
@@ -133,44 +135,44 @@ def test_a_group_does_not_wait_for_leases_blocked_by_its_own_write(script: Scrip
 def test_an_urgent_ticket_writes_the_waiting_ones_along(script: Script, page: Page) -> None:
     """The bulletin does not wait for the checkpoints of the worker that publishes it."""
     for number in (1, 2):
-        written(script, page, second(number, *AT))
-    arrivals = {3.0: ticket("0"), 3.05: ticket("1", patient=False), 3.06: ticket("2")}
-    assert written(script, page, arrivals)[0] == (3.05, {"0", "1"})
+        commit_tickets(script, page, second(number, *AT))
+    arrivals = {3.0: make_ticket("0"), 3.05: make_ticket("1", patient=False), 3.06: make_ticket("2")}
+    assert commit_tickets(script, page, arrivals)[0] == (3.05, {"0", "1"})
 
 
 def test_a_new_lease_is_written_with_the_others(script: Script, page: Page) -> None:
     for number in (1, 2):
-        written(script, page, second(number, 0.05, 0.1))
+        commit_tickets(script, page, second(number, 0.05, 0.1))
     arrivals = {
-        4.0: ticket("new"),
+        4.0: make_ticket("new"),
         **{3.0 + offset: offset_ticket for offset, offset_ticket in second(1, 0.05, 0.1).items()},
     }
-    assert written(script, page, arrivals) == [(4.1, {"new", "0", "1"})]
+    assert commit_tickets(script, page, arrivals) == [(4.1, {"new", "0", "1"})]
 
 
 def test_a_lost_lease_is_expected_again_only_after_its_return(script: Script, page: Page) -> None:
     """Groups do not wait for a lease that has another owner. They wait for it again after it has come back."""
     for number in (1, 2):
-        written(script, page, second(number, 0.0, 0.1))
+        commit_tickets(script, page, second(number, 0.0, 0.1))
     page.superseded["1"] = 1  # the lease's row was seen with a later epoch
-    assert written(script, page, second(3, 0.0)) == [(3.0, {"0"})]
+    assert commit_tickets(script, page, second(3, 0.0)) == [(3.0, {"0"})]
     assert set(page.session.entries) == {"0"}
-    written(script, page, {4.0: ticket("1", epoch=3), 4.1: ticket("0")})
-    assert written(script, page, {5.0: ticket("0"), 5.1: ticket("1", epoch=3)}) == [(5.1, {"0", "1"})]
+    commit_tickets(script, page, {4.0: make_ticket("1", epoch=3), 4.1: make_ticket("0")})
+    assert commit_tickets(script, page, {5.0: make_ticket("0"), 5.1: make_ticket("1", epoch=3)}) == [(5.1, {"0", "1"})]
 
 
 def test_a_group_does_not_wait_for_impatient_tickets(script: Script, page: Page) -> None:
     """A handler that requests its own checkpoints does not delay the checkpoints of other leases."""
     for number in (1, 2, 3):
-        arrivals = {number + 0.0: ticket("0"), number + 0.1: ticket("1", patient=False)}
-        writes = written(script, page, arrivals)
+        arrivals = {number + 0.0: make_ticket("0"), number + 0.1: make_ticket("1", patient=False)}
+        writes = commit_tickets(script, page, arrivals)
     assert writes == [(3.0, {"0"}), (3.1, {"1"})]
 
 
 def test_a_ticket_just_before_a_round_belongs_to_it(script: Script, page: Page) -> None:
-    written(script, page, {1.0: ticket("0")})
-    written(script, page, {2.0: ticket("1"), 2.04: ticket("0")})
-    assert written(script, page, {3.0: ticket("0"), 3.1: ticket("1")}) == [(3.1, {"0", "1"})]
+    commit_tickets(script, page, {1.0: make_ticket("0")})
+    commit_tickets(script, page, {2.0: make_ticket("1"), 2.04: make_ticket("0")})
+    assert commit_tickets(script, page, {3.0: make_ticket("0"), 3.1: make_ticket("1")}) == [(3.1, {"0", "1"})]
 
 
 FOREIGN = (KeyError("x"), MemoryError(), RecursionError(), UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"))
@@ -194,21 +196,21 @@ def test_a_failed_group_write_reports_no_ticket_as_done(script: Script, error: B
     rows = BreakingRows(ObjectMemory(), "")
     page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
     assert page.begin()
-    first_ticket, second_ticket = ticket("0"), ticket("1")
+    first_ticket, second_ticket = make_ticket("0"), make_ticket("1")
     script.waiting.append(second_ticket)
     rows.error = error
     with pytest.raises(OutcomeUnknown if isinstance(error, Exception) else type(error)):
         page.commit(first_ticket)
     assert (second_ticket.done, second_ticket.change, type(second_ticket.fault)) == (True, None, OutcomeUnknown)
     assert not page.settled
-    assert page.commit(ticket("0", patient=False)) is not None
+    assert page.commit(make_ticket("0", patient=False)) is not None
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=lambda error: type(error).__name__)
 def test_a_dequeued_ticket_always_gets_a_result(
     script: Script, page: Page, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second_ticket = ticket("1")
+    second_ticket = make_ticket("1")
     script.waiting.append(second_ticket)
     monkeypatch.setattr(page, "_write_group", lambda _tickets: pytest.fail("nothing was gathered"))
 
@@ -224,7 +226,7 @@ def test_a_dequeued_ticket_always_gets_a_result(
     monkeypatch.setattr(page, "_missing_keys", raise_on_second_call)
     page._round_keys.add("1")  # noqa: SLF001  a second ticket begins a round, which looks for the missing ones
     with pytest.raises(OutcomeUnknown):
-        page.commit(ticket("0"))
+        page.commit(make_ticket("0"))
     assert (second_ticket.done, type(second_ticket.fault)) == (True, OutcomeUnknown)
 
 
@@ -234,7 +236,7 @@ def test_an_interrupt_during_error_handling_reports_no_ticket_as_done(
     rows = BreakingRows(ObjectMemory(), "")
     page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
     assert page.begin()
-    second_ticket = ticket("1")
+    second_ticket = make_ticket("1")
     script.waiting.append(second_ticket)
     rows.error = KeyError("x")
 
@@ -243,5 +245,5 @@ def test_an_interrupt_during_error_handling_reports_no_ticket_as_done(
 
     monkeypatch.setattr(group, "error_summary", raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        page.commit(ticket("0"))
+        page.commit(make_ticket("0"))
     assert (second_ticket.done, second_ticket.change, type(second_ticket.fault)) == (True, None, OutcomeUnknown)

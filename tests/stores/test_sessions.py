@@ -56,13 +56,13 @@ def scene(objects: ObjectMemory, next_owner: bool = False) -> tuple[SessionStore
 
     Bob has a session. If `next_owner` is true, he has requested the lease.
     """
-    ann, bob = two(objects)
-    lease = expect_applied(ann.write(CheckpointLease(create_owned_lease(ann, key=KEY), AT)))
-    create_owned_lease(bob, "bob", key="s-1")
+    ann_store, bob_store = two(objects)
+    lease = expect_applied(ann_store.write(CheckpointLease(create_owned_lease(ann_store, key=KEY), AT)))
+    create_owned_lease(bob_store, "bob", key="s-1")
     if next_owner:
-        expect_applied(bob.write(RequestLease(read_stored_lease(bob, KEY), "bob")))
-        lease = expect_applied(ann.write(RenewLease(lease)))
-    return ann, bob, lease
+        expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob")))
+        lease = expect_applied(ann_store.write(RenewLease(lease)))
+    return ann_store, bob_store, lease
 
 
 Step = Callable[[SessionStore, SessionStore, Lease], object]
@@ -131,9 +131,9 @@ def test_the_session_is_written_before_the_row_of_the_lease(step: str) -> None:
     """The row of a lease names a session. The session must exist before that, so that its checkpoints can be found."""
     next_owner, execute_step, expected_writes = STEPS[step]
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects, next_owner)
+    ann_store, bob_store, lease = scene(objects, next_owner)
     objects.log.clear()
-    assert isinstance(execute_step(ann, bob, lease), Done)
+    assert isinstance(execute_step(ann_store, bob_store, lease), Done)
     assert writes_of(objects) == expected_writes
 
 
@@ -145,7 +145,7 @@ def test_after_any_crash_the_next_owner_starts_at_the_checkpoint(step: str, plac
     """A crash between two writes skips no records, undoes no checkpoint, and leaves every lease claimable."""
     next_owner, execute_step, _ = STEPS[step]
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects, next_owner)
+    ann_store, bob_store, lease = scene(objects, next_owner)
     objects.log.clear()
 
     def crash(line: str) -> None:
@@ -157,79 +157,85 @@ def test_after_any_crash_the_next_owner_starts_at_the_checkpoint(step: str, plac
 
     objects.before = crash
     with suppress(OutcomeUnknown):
-        execute_step(ann, bob, lease)
+        execute_step(ann_store, bob_store, lease)
     objects.before, objects.mute = (lambda _line: None), frozenset()
-    cat = two(objects)[0]
-    leases = cat.get([KEY])
+    cat_store = two(objects)[0]
+    leases = cat_store.get([KEY])
     if not leases:
         assert step == "delete"
         return
-    claimed_lease = expect_applied(cat.write(ClaimLease(leases[0], "cat")))
-    allowed = (
+    claimed_lease = expect_applied(cat_store.write(ClaimLease(leases[0], "cat")))
+    allowed_positions = (
         {SHARD_END} if step == "end" and leases[0].ended else {AT, Position("42")} if step == "checkpoint" else {AT}
     )
-    assert claimed_lease.checkpoint in allowed
+    assert claimed_lease.checkpoint in allowed_positions
 
 
 @pytest.mark.parametrize("make", [lambda lease: CheckpointLease(lease, Position("42")), RenewLease])
 def test_the_next_group_write_settles_an_unanswered_one(make: Callable[[Lease], Write]) -> None:
     """A lost response does not cost a worker all of its leases, and the worker does not trust what was never stored."""
     objects = ObjectMemory()
-    ann, _, lease = scene(objects)
+    ann_store, _, lease = scene(objects)
     objects.mute = frozenset({"over"})
     objects.log.clear()
     with pytest.raises(OutcomeUnknown):
-        ann.write(make(lease))
+        ann_store.write(make(lease))
     objects.mute = frozenset()
     assert [line.partition("/")[0] for line in objects.log] == ["over session", "get session", "over session"]
-    assert expect_applied(ann.write(CheckpointLease(lease, Position("43")))).checkpoint == Position("43")
+    assert expect_applied(ann_store.write(CheckpointLease(lease, Position("43")))).checkpoint == Position("43")
 
 
 def test_a_lease_can_be_released_after_an_unanswered_group_write() -> None:
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
+    ann_store, bob_store, lease = scene(objects)
     objects.mute = frozenset({"over"})
     with pytest.raises(OutcomeUnknown):
-        ann.write(CheckpointLease(lease, Position("42")))
+        ann_store.write(CheckpointLease(lease, Position("42")))
     objects.mute = frozenset()
-    assert expect_applied(ann.write(ReleaseLease(lease, "ann"))) == read_stored_lease(bob, KEY)
-    assert (read_stored_lease(bob, KEY).owner, read_stored_lease(bob, KEY).checkpoint) == (None, Position("42"))
+    assert expect_applied(ann_store.write(ReleaseLease(lease, "ann"))) == read_stored_lease(bob_store, KEY)
+    assert (read_stored_lease(bob_store, KEY).owner, read_stored_lease(bob_store, KEY).checkpoint) == (
+        None,
+        Position("42"),
+    )
 
 
 def test_a_lost_response_costs_one_read_for_all_leases() -> None:
     objects = ObjectMemory()
-    ann, _, lease = scene(objects)
+    ann_store, _, lease = scene(objects)
     objects.mute = frozenset({"over"})
 
-    def answer(line: str) -> None:
+    def unmute_on_get(line: str) -> None:
         if line.startswith("get session"):
             objects.mute = frozenset()
 
-    objects.before = answer
+    objects.before = unmute_on_get
     objects.log.clear()
-    assert expect_applied(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
+    assert expect_applied(ann_store.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
     assert [line.split()[0] for line in objects.log] == ["over", "get", "over"]
 
 
 def test_a_late_release_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that arrives late is rejected, because it would reset the lease to an earlier position."""
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    late: list[tuple[str, ObjectFields, str]] = []
+    ann_store, bob_store, lease = scene(objects)
+    late_writes: list[tuple[str, ObjectFields, str]] = []
 
     def lose(_objects: ObjectMemory, *write: str) -> None:
-        late.append(write)  # type: ignore[arg-type]
+        late_writes.append(write)  # type: ignore[arg-type]
         raise OutcomeUnknown("on its way")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(ObjectMemory, "put_if_match", lose)
+    with monkeypatch.context() as patch_context:
+        patch_context.setattr(ObjectMemory, "put_if_match", lose)
         with pytest.raises(OutcomeUnknown):
-            ann.write(ReleaseLease(lease, "ann"))
-    lease = expect_applied(ann.write(CheckpointLease(lease, Position("42"))))
-    assert objects.put_if_match(*late[0]) is None
-    assert (read_stored_lease(bob, KEY).checkpoint, read_stored_lease(bob, KEY).owner) == (Position("42"), "ann")
+            ann_store.write(ReleaseLease(lease, "ann"))
+    lease = expect_applied(ann_store.write(CheckpointLease(lease, Position("42"))))
+    assert objects.put_if_match(*late_writes[0]) is None
+    assert (read_stored_lease(bob_store, KEY).checkpoint, read_stored_lease(bob_store, KEY).owner) == (
+        Position("42"),
+        "ann",
+    )
     objects.log.clear()
-    expect_applied(ann.write(RenewLease(lease)))
+    expect_applied(ann_store.write(RenewLease(lease)))
     assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it is settled, and reads no more"
 
 
@@ -252,208 +258,215 @@ def test_many_checkpoints_cost_one_write() -> None:
 
 def test_a_renewal_returns_a_pending_request() -> None:
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    expect_applied(bob.write(RequestLease(read_stored_lease(bob, KEY), "bob")))
-    lease = expect_applied(ann.write(RenewLease(lease)))
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob")))
+    lease = expect_applied(ann_store.write(RenewLease(lease)))
     assert lease.next_owner == "bob"
     objects.log.clear()
-    assert expect_applied(ann.write(RenewLease(lease))).next_owner == "bob"
+    assert expect_applied(ann_store.write(RenewLease(lease))).next_owner == "bob"
     assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it has heard, and reads no more"
 
 
 def test_a_session_drops_lost_leases_and_keeps_returned_ones() -> None:
     """A session drops lost leases to make room for new ones, and never drops a lease that it still has."""
-    ann, bob, lease = scene(ObjectMemory())
-    second_lease = create_owned_lease(ann, key="s-2")
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    second_lease = create_owned_lease(ann_store, key="s-2")
     lease, second_lease = (
-        expect_applied(ann.write(RenewLease(owned, annotations=(("lag", "3"),)))) for owned in (lease, second_lease)
+        expect_applied(ann_store.write(RenewLease(owned_lease, annotations=(("lag", "3"),))))
+        for owned_lease in (lease, second_lease)
     )
-    stolen = expect_applied(bob.write(StealLease(lease, "bob")))
-    expect_rejected(ann.write(RenewLease(lease)))
-    second_lease = expect_applied(ann.write(RenewLease(second_lease)))
-    (page,) = ann._pages.values()  # noqa: SLF001  what it holds is what is stored
+    stolen_lease = expect_applied(bob_store.write(StealLease(lease, "bob")))
+    expect_rejected(ann_store.write(RenewLease(lease)))
+    second_lease = expect_applied(ann_store.write(RenewLease(second_lease)))
+    (page,) = ann_store._pages.values()  # noqa: SLF001  what it holds is what is stored
     assert (set(page.session.entries), set(page.remarks)) == ({"s-2"}, {"s-2"})
-    retaken = expect_applied(ann.write(StealLease(stolen, "ann")))
-    expect_applied(ann.write(RenewLease(second_lease)))
+    retaken_lease = expect_applied(ann_store.write(StealLease(stolen_lease, "ann")))
+    expect_applied(ann_store.write(RenewLease(second_lease)))
     assert set(page.session.entries) == {KEY, "s-2"}
-    assert expect_applied(ann.write(CheckpointLease(retaken, Position("43")))).checkpoint == Position("43")
+    assert expect_applied(ann_store.write(CheckpointLease(retaken_lease, Position("43")))).checkpoint == Position("43")
 
 
 def test_the_leases_of_an_ended_session_are_free_at_once() -> None:
-    ann, bob, _ = scene(ObjectMemory())
-    create_owned_lease(ann, key="s-2")
-    expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
-    assert read_stored_lease(bob, "s-2").owner is None
-    assert expect_applied(bob.write(ClaimLease(read_stored_lease(bob, "s-2"), "bob"))).owner == "bob"
+    ann_store, bob_store, _ = scene(ObjectMemory())
+    create_owned_lease(ann_store, key="s-2")
+    expect_applied(bob_store.write(ClaimLease(read_stored_lease(bob_store, KEY), "bob")))
+    assert read_stored_lease(bob_store, "s-2").owner is None
+    assert expect_applied(bob_store.write(ClaimLease(read_stored_lease(bob_store, "s-2"), "bob"))).owner == "bob"
 
 
 def test_a_claim_of_a_given_lease_keeps_the_session_of_its_next_owner() -> None:
     """A worker that is slow to accept one lease keeps all the others."""
     objects = ObjectMemory()
-    ann, _, lease = scene(objects, next_owner=True)
-    expect_applied(ann.write(GiveLease(lease, AT)))
-    cat = two(objects)[0]
-    assert claimed(cat, "cat").owner == "cat"
-    assert read_stored_lease(cat, "s-1").owner == "bob"
+    ann_store, _, lease = scene(objects, next_owner=True)
+    expect_applied(ann_store.write(GiveLease(lease, AT)))
+    cat_store = two(objects)[0]
+    assert claim_lease(cat_store, "cat").owner == "cat"
+    assert read_stored_lease(cat_store, "s-1").owner == "bob"
 
 
 def test_a_worker_whose_session_ended_starts_another() -> None:
-    ann, bob, lease = scene(ObjectMemory())
-    expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
-    assert expect_rejected(ann.write(RenewLease(lease))) == read_stored_lease(bob, KEY)
-    assert expect_applied(ann.write(StealLease(read_stored_lease(ann, KEY), "ann"))).owner == "ann"
-    assert len(ann._pages) == 1, "a long life would keep every session that it had"  # noqa: SLF001  they are counted
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    expect_applied(bob_store.write(ClaimLease(read_stored_lease(bob_store, KEY), "bob")))
+    assert expect_rejected(ann_store.write(RenewLease(lease))) == read_stored_lease(bob_store, KEY)
+    assert expect_applied(ann_store.write(StealLease(read_stored_lease(ann_store, KEY), "ann"))).owner == "ann"
+    assert len(ann_store._pages) == 1, "a long life would keep every session that it had"  # noqa: SLF001  they are counted
 
 
 def test_a_lease_is_as_old_as_the_last_write_of_its_session() -> None:
     """A living owner renews its session row only, so the row of the lease may be much older."""
     objects = ObjectMemory()
-    _, bob, _ = scene(objects)
+    _, bob_store, _ = scene(objects)
     name = f"lease/{KEY}"
     objects.stored[name] = evolve(objects.stored[name], age=60.0)
-    assert (read_stored_lease(bob, KEY).idle, bob.list().leases[0].idle) == (0.0, 0.0)
+    assert (read_stored_lease(bob_store, KEY).idle, bob_store.list().leases[0].idle) == (0.0, 0.0)
 
 
 def test_a_late_checkpoint_in_the_same_aggregated_record_counts() -> None:
     """The later of the positions in the row and in the session is the checkpoint, by their sub-sequences, too."""
-    ann, bob, lease = scene(ObjectMemory())
-    expect_applied(ann.write(CheckpointLease(lease, Position("42", 1))))
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    expect_applied(ann_store.write(CheckpointLease(lease, Position("42", 1))))
     late_position = Position("42", 5)
-    expect_applied(bob.write(CheckpointLate(read_stored_lease(bob, KEY), late_position)))
-    assert claimed(bob, "bob").checkpoint == late_position
+    expect_applied(bob_store.write(CheckpointLate(read_stored_lease(bob_store, KEY), late_position)))
+    assert claim_lease(bob_store, "bob").checkpoint == late_position
 
 
 def test_a_restarted_worker_continues_its_leases_at_the_last_checkpoint() -> None:
     objects = ObjectMemory()
     scene(objects)
-    restarted = two(objects)[1]
-    assert expect_applied(restarted.write(ClaimLease(read_stored_lease(restarted, KEY), "ann"))).checkpoint == AT
+    new_store = two(objects)[1]
+    assert expect_applied(new_store.write(ClaimLease(read_stored_lease(new_store, KEY), "ann"))).checkpoint == AT
 
 
 def test_closing_a_store_frees_its_leases_at_once() -> None:
-    ann, bob, _ = scene(ObjectMemory())
-    ann.close()
-    assert (read_stored_lease(bob, KEY).owner, read_stored_lease(bob, KEY).checkpoint) == (None, AT)
+    ann_store, bob_store, _ = scene(ObjectMemory())
+    ann_store.close()
+    assert (read_stored_lease(bob_store, KEY).owner, read_stored_lease(bob_store, KEY).checkpoint) == (None, AT)
 
 
 def test_a_lease_of_an_ended_owner_has_no_next_owner() -> None:
-    ann, bob, _ = scene(ObjectMemory(), next_owner=True)
-    assert read_stored_lease(bob, KEY).next_owner == "bob"
-    ann.close()
-    assert (read_stored_lease(bob, KEY).owner, read_stored_lease(bob, KEY).next_owner) == (None, None)
+    ann_store, bob_store, _ = scene(ObjectMemory(), next_owner=True)
+    assert read_stored_lease(bob_store, KEY).next_owner == "bob"
+    ann_store.close()
+    assert (read_stored_lease(bob_store, KEY).owner, read_stored_lease(bob_store, KEY).next_owner) == (None, None)
 
 
 def test_an_ended_session_is_removed_when_no_lease_names_it() -> None:
     """Ended processes leave no rows behind, but a session that contains the position of a lease is kept."""
     objects = ObjectMemory()
-    ann, bob, _ = scene(objects)
-    ann.close()
+    ann_store, bob_store, _ = scene(objects)
+    ann_store.close()
     for _ in range(3):
-        bob.list()
+        bob_store.list()
     assert len(sessions(objects)) == 2  # a lease still names ann's session
-    expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
+    expect_applied(bob_store.write(ClaimLease(read_stored_lease(bob_store, KEY), "bob")))
     for _ in range(3):
-        bob.list()
+        bob_store.list()
     assert len(sessions(objects)) == 1
 
 
 def test_an_idle_session_without_leases_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle session without leases belongs to a worker that died."""
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    expect_applied(ann.write(ReleaseLease(lease, "ann")))
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
     for _ in range(5):
-        bob.list()
+        bob_store.list()
     assert len(sessions(objects)) == 2, "it may be about to take one"
     monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
     for _ in range(3):
-        bob.list()
+        bob_store.list()
     assert len(sessions(objects)) == 1, "bob's, which a lease names, stays"
     expect_rejected(
-        ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))
+        ann_store.write(ClaimLease(read_stored_lease(ann_store, KEY), "ann"))
     )  # ann's first write fails, because her session has ended
-    assert expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))).owner == "ann"
+    assert expect_applied(ann_store.write(ClaimLease(read_stored_lease(ann_store, KEY), "ann"))).owner == "ann"
 
 
 def test_a_session_that_will_get_a_lease_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a lease were given to a session that has ended, no worker would read it."""
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    cat = two(objects)[0]
-    expect_applied(cat.write(RequestLease(read_stored_lease(cat, KEY), "cat")))
+    ann_store, bob_store, lease = scene(objects)
+    cat_store = two(objects)[0]
+    expect_applied(cat_store.write(RequestLease(read_stored_lease(cat_store, KEY), "cat")))
     monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
     for _ in range(3):
-        bob.list()
-    gift = expect_applied(ann.write(GiveLease(expect_applied(ann.write(RenewLease(lease))), AT)))
-    assert expect_applied(cat.write(ClaimLease(gift, "cat"))).owner == "cat"
+        bob_store.list()
+    given_lease = expect_applied(ann_store.write(GiveLease(expect_applied(ann_store.write(RenewLease(lease))), AT)))
+    assert expect_applied(cat_store.write(ClaimLease(given_lease, "cat"))).owner == "cat"
     assert len(sessions(objects)) == 3, "it began none anew"
 
 
 def test_a_reset_lease_is_read_from_its_new_position() -> None:
     """A position that the session stored in an earlier epoch is not used."""
-    ann, bob, lease = scene(ObjectMemory())
-    released = expect_applied(ann.write(ReleaseLease(lease, "ann")))
-    expect_applied(bob.write(ResetLease(released, TRIM_HORIZON)))
-    assert expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))).checkpoint == TRIM_HORIZON
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    released_lease = expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    expect_applied(bob_store.write(ResetLease(released_lease, TRIM_HORIZON)))
+    assert (
+        expect_applied(ann_store.write(ClaimLease(read_stored_lease(ann_store, KEY), "ann"))).checkpoint == TRIM_HORIZON
+    )
 
 
 def test_a_slow_thread_keeps_a_lease_that_another_thread_took() -> None:
     """The slow thread does not remove the entry of a lease that was just taken, or its checkpoints."""
     objects = ObjectMemory()
-    ann, _, lease = scene(objects, next_owner=True)
-    gift = expect_applied(ann.write(GiveLease(lease, AT)))
-    taken: list[Lease] = []
+    ann_store, _, lease = scene(objects, next_owner=True)
+    given_lease = expect_applied(ann_store.write(GiveLease(lease, AT)))
+    taken_leases: list[Lease] = []
 
     def overtake(line: str) -> None:
         if line.startswith("get session"):
             objects.before = lambda _line: None
-            taken.append(expect_applied(ann.write(TakeBackLease(gift, "ann"))))
+            taken_leases.append(expect_applied(ann_store.write(TakeBackLease(given_lease, "ann"))))
 
     objects.before = overtake
-    assert expect_rejected(ann.write(TakeBackLease(gift, "ann"))) == taken[0] == read_stored_lease(ann, KEY)
+    assert (
+        expect_rejected(ann_store.write(TakeBackLease(given_lease, "ann")))
+        == taken_leases[0]
+        == read_stored_lease(ann_store, KEY)
+    )
 
 
 def test_a_steal_of_an_outdated_row_keeps_a_later_entry() -> None:
     """A worker that reads an old version of a row neither stops its present owner nor undoes the checkpoint."""
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
+    ann_store, bob_store, lease = scene(objects)
     outdated_row = objects.stored[f"lease/{KEY}"]
-    stolen = expect_applied(bob.write(StealLease(lease, "bob")))
-    retaken = expect_applied(ann.write(StealLease(stolen, "ann")))
-    checkpointed = expect_applied(ann.write(CheckpointLease(retaken, Position("43"))))
+    stolen = expect_applied(bob_store.write(StealLease(lease, "bob")))
+    retaken = expect_applied(ann_store.write(StealLease(stolen, "ann")))
+    checkpointed = expect_applied(ann_store.write(CheckpointLease(retaken, Position("43"))))
     current_row = objects.stored[f"lease/{KEY}"]
     objects.stored[f"lease/{KEY}"] = outdated_row
     with pytest.raises(StoreError, match="writes in a row were rejected"):
-        bob.write(StealLease(read_stored_lease(bob, KEY), "bob"))
+        bob_store.write(StealLease(read_stored_lease(bob_store, KEY), "bob"))
     objects.stored[f"lease/{KEY}"] = current_row
-    assert expect_applied(ann.write(RenewLease(checkpointed))).checkpoint == Position("43")
+    assert expect_applied(ann_store.write(RenewLease(checkpointed))).checkpoint == Position("43")
 
 
 def test_an_outdated_lease_is_rejected_after_writes_for_other_leases() -> None:
     """A thread that was overtaken by another one stops reading, whichever leases the session has written since."""
-    ann, _, lease = scene(ObjectMemory())
-    second_lease = create_owned_lease(ann, key="s-2")
-    renewed = expect_applied(ann.write(RenewLease(lease)))
-    expect_applied(ann.write(RenewLease(second_lease)))
-    assert expect_rejected(ann.write(RenewLease(lease))) == read_stored_lease(ann, KEY)
-    assert expect_applied(ann.write(RenewLease(renewed))).owner == "ann"
+    ann_store, _, lease = scene(ObjectMemory())
+    second_lease = create_owned_lease(ann_store, key="s-2")
+    renewed_lease = expect_applied(ann_store.write(RenewLease(lease)))
+    expect_applied(ann_store.write(RenewLease(second_lease)))
+    assert expect_rejected(ann_store.write(RenewLease(lease))) == read_stored_lease(ann_store, KEY)
+    assert expect_applied(ann_store.write(RenewLease(renewed_lease))).owner == "ann"
 
 
-def claimed(store: SessionStore, worker: str) -> Lease:
+def claim_lease(store: SessionStore, worker: str) -> Lease:
     """Return the lease after this worker has claimed it."""
     return expect_applied(store.write(ClaimLease(read_stored_lease(store, KEY), worker)))
 
 
-def given(ann: SessionStore, bob: SessionStore) -> Lease:
+def give_lease_to_ann(ann_store: SessionStore, bob_store: SessionStore) -> Lease:
     """Return the lease after bob has claimed it and given it to ann."""
-    expect_applied(ann.write(RequestLease(claimed(bob, "bob"), "ann")))
-    return expect_applied(bob.write(GiveLease(read_stored_lease(bob, KEY), AT)))
+    expect_applied(ann_store.write(RequestLease(claim_lease(bob_store, "bob"), "ann")))
+    return expect_applied(bob_store.write(GiveLease(read_stored_lease(bob_store, KEY), AT)))
 
 
 OWN_WRITES: dict[str, Callable[[SessionStore, SessionStore], Write]] = {
     "claim": lambda ann, _bob: ClaimLease(read_stored_lease(ann, KEY), "ann"),
-    "acceptance": lambda ann, bob: ClaimLease(given(ann, bob), "ann"),
-    "checkpoint": lambda ann, _bob: CheckpointLease(claimed(ann, "ann"), AT),
+    "acceptance": lambda ann, bob: ClaimLease(give_lease_to_ann(ann, bob), "ann"),
+    "checkpoint": lambda ann, _bob: CheckpointLease(claim_lease(ann, "ann"), AT),
 }
 
 
@@ -462,44 +475,44 @@ def test_an_outdated_listing_does_not_make_a_write_lost(write: str, monkeypatch:
     """If a successful write were reported as lost, its lease would be owned but not read by any worker."""
     objects = ObjectMemory()
     cells = ObjectCells(objects, "")
-    ann, bob = SessionStore(cells, gather_seconds=0.0), two(objects)[0]
-    create_owned_lease(ann, key="s-1")
-    expect_applied(bob.write(CreateLease(Lease(KEY))))
-    listed = cells.list("lease/", "session/")
-    pending_write = OWN_WRITES[write](ann, bob)
+    ann_store, bob_store = SessionStore(cells, gather_seconds=0.0), two(objects)[0]
+    create_owned_lease(ann_store, key="s-1")
+    expect_applied(bob_store.write(CreateLease(Lease(KEY))))
+    outdated_rows = cells.list("lease/", "session/")
+    pending_write = OWN_WRITES[write](ann_store, bob_store)
 
     def list_during_write(line: str) -> None:
         if line.startswith("over session"):
             objects.before = lambda _line: None
-            monkeypatch.setattr(cells, "list", lambda *_names, **_how: listed)
-            ann.list()
+            monkeypatch.setattr(cells, "list", lambda *_names, **_how: outdated_rows)
+            ann_store.list()
 
     objects.before = list_during_write
-    assert expect_applied(ann.write(pending_write)) == read_stored_lease(ann, KEY)
+    assert expect_applied(ann_store.write(pending_write)) == read_stored_lease(ann_store, KEY)
 
 
 def test_the_session_entry_of_a_deleted_lease_is_not_reused() -> None:
     """A shard of a recreated stream is not read from the old stream's position."""
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
+    ann_store, bob_store, lease = scene(objects)
     objects.stored.pop(f"lease/{KEY}")
-    row = expect_applied(bob.write(CreateLease(Lease(KEY))))
+    row = expect_applied(bob_store.write(CreateLease(Lease(KEY))))
     while row.epoch < lease.epoch - 1:
-        row = expect_applied(bob.write(ResetLease(row, TRIM_HORIZON)))
-    assert expect_applied(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
+        row = expect_applied(bob_store.write(ResetLease(row, TRIM_HORIZON)))
+    assert expect_applied(ann_store.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
 
 
 def test_a_rejected_claim_returns_the_stored_lease() -> None:
-    ann, bob, lease = scene(ObjectMemory())
+    ann_store, bob_store, lease = scene(ObjectMemory())
 
     def release_lease(lease: Lease) -> Lease:
-        expect_applied(ann.write(ReleaseLease(lease, "ann")))
-        return next(row for row in bob.list().leases if row.key == KEY)
+        expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+        return next(row for row in bob_store.list().leases if row.key == KEY)
 
     former_release = release_lease(lease)
-    release_lease(expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))))
-    claimed_again = expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))
-    assert expect_rejected(bob.write(ClaimLease(former_release, "bob"))) == claimed_again
+    release_lease(expect_applied(ann_store.write(ClaimLease(read_stored_lease(ann_store, KEY), "ann"))))
+    claimed_again = expect_applied(ann_store.write(ClaimLease(read_stored_lease(ann_store, KEY), "ann")))
+    assert expect_rejected(bob_store.write(ClaimLease(former_release, "bob"))) == claimed_again
 
 
 # Rows that were changed by hand
@@ -513,19 +526,19 @@ def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
 
 def test_a_lease_with_a_deleted_row_is_lost_after_the_next_listing() -> None:
     objects = ObjectMemory()
-    ann, _, lease = scene(objects)
+    ann_store, _, lease = scene(objects)
     del objects.stored[f"lease/{KEY}"]
-    assert ann.list().leases[0].key == "s-1"
-    assert expect_rejected(ann.write(RenewLease(lease))) is None
+    assert ann_store.list().leases[0].key == "s-1"
+    assert expect_rejected(ann_store.write(RenewLease(lease))) is None
 
 
 def test_a_lease_whose_row_was_restored_can_be_renewed() -> None:
     objects = ObjectMemory()
-    ann, _, lease = scene(objects)
+    ann_store, _, lease = scene(objects)
     row = objects.stored.pop(f"lease/{KEY}")
-    ann.list()
+    ann_store.list()
     objects.stored[row.name] = row
-    assert expect_applied(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
+    assert expect_applied(ann_store.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
 
 
 DELETED: dict[str, tuple[bool, Callable[[Lease], Write], Position, str | None]] = {
@@ -544,40 +557,44 @@ def test_a_deleted_session_loses_no_position_of_its_living_owner(case: str) -> N
     """The owner's next write, of any kind, restores the session and its position from memory (G14)."""
     next_owner, write, position, owner = DELETED[case]
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects, next_owner)
-    (page,) = ann._pages  # noqa: SLF001  whose row is deleted
+    ann_store, bob_store, lease = scene(objects, next_owner)
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
-    seen = {listed.key: listed for listed in bob.list().leases}[KEY]
-    assert (seen.owner, read_stored_lease(bob, KEY).owner) == ("ann", "ann"), "it has to expire first"
-    after = expect_applied(ann.write(write(lease)))
-    assert (after.checkpoint, after.owner) == (position, owner)
-    assert (read_stored_lease(bob, KEY).checkpoint, read_stored_lease(bob, KEY).owner) == (position, owner)
+    lease_before_write = {listed_lease.key: listed_lease for listed_lease in bob_store.list().leases}[KEY]
+    assert (lease_before_write.owner, read_stored_lease(bob_store, KEY).owner) == ("ann", "ann"), (
+        "it has to expire first"
+    )
+    written_lease = expect_applied(ann_store.write(write(lease)))
+    assert (written_lease.checkpoint, written_lease.owner) == (position, owner)
+    assert (read_stored_lease(bob_store, KEY).checkpoint, read_stored_lease(bob_store, KEY).owner) == (position, owner)
     if owner == "ann":  # the owner continues in a new session
-        checkpointed = expect_applied(ann.write(CheckpointLease(after, Position("50"))))
-        assert read_stored_lease(bob, KEY).checkpoint == checkpointed.checkpoint == Position("50")
+        checkpointed_lease = expect_applied(ann_store.write(CheckpointLease(written_lease, Position("50"))))
+        assert read_stored_lease(bob_store, KEY).checkpoint == checkpointed_lease.checkpoint == Position("50")
 
 
 def test_each_lease_of_a_deleted_session_keeps_its_position() -> None:
     """The position of a lease that is written after the new session has begun is not lost either."""
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    second_lease = expect_applied(ann.write(CheckpointLease(create_owned_lease(ann, key="s-2"), Position("7"))))
-    (page,) = ann._pages  # noqa: SLF001  whose row is deleted
+    ann_store, bob_store, lease = scene(objects)
+    second_lease = expect_applied(
+        ann_store.write(CheckpointLease(create_owned_lease(ann_store, key="s-2"), Position("7")))
+    )
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
-    assert expect_applied(ann.write(RenewLease(second_lease))).checkpoint == Position("7")
-    assert expect_applied(ann.write(RenewLease(lease))).checkpoint == AT
-    assert [read_stored_lease(bob, key).checkpoint for key in (KEY, "s-2")] == [AT, Position("7")]
+    assert expect_applied(ann_store.write(RenewLease(second_lease))).checkpoint == Position("7")
+    assert expect_applied(ann_store.write(RenewLease(lease))).checkpoint == AT
+    assert [read_stored_lease(bob_store, key).checkpoint for key in (KEY, "s-2")] == [AT, Position("7")]
 
 
 def test_a_claimed_lease_of_a_deleted_session_leaves_its_owner() -> None:
     """What the former owner knows about the lease is used only as long as the row names its session."""
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    (page,) = ann._pages  # noqa: SLF001  whose row is deleted
+    ann_store, bob_store, lease = scene(objects)
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
-    expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
+    expect_applied(bob_store.write(ClaimLease(read_stored_lease(bob_store, KEY), "bob")))
     for write in (RenewLease(lease), CheckpointLease(lease, Position("42")), GiveLease(lease, AT)):
-        assert expect_rejected(ann.write(write)) == read_stored_lease(bob, KEY)
+        assert expect_rejected(ann_store.write(write)) == read_stored_lease(bob_store, KEY)
 
 
 @pytest.mark.parametrize(
@@ -592,50 +609,52 @@ def test_a_claimed_lease_of_a_deleted_session_leaves_its_owner() -> None:
 def test_an_unreadable_session_is_reported_for_each_of_its_leases(field: str, value: str, why: str) -> None:
     """The leases of an unreadable session are reported, and are not taken from an owner that continues to read."""
     objects = ObjectMemory()
-    ann, bob, _ = scene(objects)
-    cat = two(objects)[0]
-    create_unowned_lease(cat, "s-2")
+    ann_store, bob_store, _ = scene(objects)
+    cat_store = two(objects)[0]
+    create_unowned_lease(cat_store, "s-2")
     expect_applied(
-        cat.write(ReleaseLease(expect_applied(cat.write(ClaimLease(read_stored_lease(cat, "s-2"), "cat"))), "cat"))
+        cat_store.write(
+            ReleaseLease(expect_applied(cat_store.write(ClaimLease(read_stored_lease(cat_store, "s-2"), "cat"))), "cat")
+        )
     )
-    cat.close()
-    (page,) = ann._pages  # noqa: SLF001  whose row is changed
+    cat_store.close()
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is changed
     rewritten(objects, f"session/{page}", **{field: value})
     for _ in range(3):
-        listing = bob.list()
+        listing = bob_store.list()
     assert listing.malformed == (Malformed(KEY, field, f"{why}, in its session session/{page}"),)
-    assert [listed.key for listed in listing.leases] == ["s-1", "s-2"]
+    assert [listed_lease.key for listed_lease in listing.leases] == ["s-1", "s-2"]
     assert len(sessions(objects)) == 3, "what cannot be read may name the one that has ended"
     with pytest.raises(StoreError, match=rf"row session/{page}: {field}: .*; correct the row, or delete it"):
-        bob.write(ClaimLease(Lease(KEY), "bob"))
+        bob_store.write(ClaimLease(Lease(KEY), "bob"))
 
 
 def test_an_unreadable_row_of_annotations_is_ignored() -> None:
     """No decision depends on a row of annotations, so a mistake in it does not block reads or renewals of leases."""
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    annotated = expect_applied(ann.write(RenewLease(lease, annotations=(("lag", "3"),))))
-    assert read_stored_lease(bob, KEY).annotation("lag") == "3"
-    (page,) = ann._pages  # noqa: SLF001  whose row is changed
+    ann_store, bob_store, lease = scene(objects)
+    annotated = expect_applied(ann_store.write(RenewLease(lease, annotations=(("lag", "3"),))))
+    assert read_stored_lease(bob_store, KEY).annotation("lag") == "3"
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is changed
     rewritten(objects, f"told/{page}", told="{")
-    assert read_stored_lease(bob, KEY).annotation("lag") is None
-    assert expect_applied(ann.write(RenewLease(annotated, annotations=(("lag", "4"),)))).annotation("lag") == "4"
-    assert read_stored_lease(bob, KEY).annotation("lag") == "4"
+    assert read_stored_lease(bob_store, KEY).annotation("lag") is None
+    assert expect_applied(ann_store.write(RenewLease(annotated, annotations=(("lag", "4"),)))).annotation("lag") == "4"
+    assert read_stored_lease(bob_store, KEY).annotation("lag") == "4"
 
 
 def test_a_write_during_a_request_still_returns_the_request() -> None:
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
+    ann_store, bob_store, lease = scene(objects)
     renewals = [lease]
 
     def overtake(line: str) -> None:
         if line.startswith("over session"):
             objects.before = lambda _line: None
-            renewals.append(expect_applied(ann.write(RenewLease(lease))))
+            renewals.append(expect_applied(ann_store.write(RenewLease(lease))))
 
     objects.before = overtake
-    expect_applied(bob.write(RequestLease(read_stored_lease(bob, KEY), "bob")))
-    assert expect_applied(ann.write(RenewLease(renewals[-1]))).next_owner == "bob"
+    expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob")))
+    assert expect_applied(ann_store.write(RenewLease(renewals[-1]))).next_owner == "bob"
 
 
 # Requests
@@ -643,56 +662,56 @@ def test_a_write_during_a_request_still_returns_the_request() -> None:
 
 def test_a_lease_and_its_session_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     objects = ObjectMemory()
-    _, bob, lease = scene(objects)
-    bob.list()
+    _, bob_store, lease = scene(objects)
+    bob_store.list()
     reads: list[list[str]] = []
-    read = bob._versioned_rows.read  # noqa: SLF001  the test counts these requests
+    read = bob_store._versioned_rows.read  # noqa: SLF001  the test counts these requests
 
     def record_read(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
         reads.append([name.partition("/")[0] for name in names])
         return read(names, stale_ok=stale_ok)
 
-    monkeypatch.setattr(bob._versioned_rows, "read", record_read)  # noqa: SLF001
-    assert bob.get([KEY]) == (lease,)
+    monkeypatch.setattr(bob_store._versioned_rows, "read", record_read)  # noqa: SLF001
+    assert bob_store.get([KEY]) == (lease,)
     assert reads == [["lease", "session", "told"]]
 
 
 def test_a_lease_in_a_new_session_is_read_with_that_session() -> None:
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    assert read_stored_lease(ann, KEY).owner == "ann"
-    stolen = expect_applied(bob.write(StealLease(lease, "bob")))
-    checkpointed = expect_applied(bob.write(CheckpointLease(stolen, Position("43"))))
-    assert read_stored_lease(ann, KEY) == checkpointed
+    ann_store, bob_store, lease = scene(objects)
+    assert read_stored_lease(ann_store, KEY).owner == "ann"
+    stolen = expect_applied(bob_store.write(StealLease(lease, "bob")))
+    checkpointed = expect_applied(bob_store.write(CheckpointLease(stolen, Position("43"))))
+    assert read_stored_lease(ann_store, KEY) == checkpointed
 
 
 def test_a_free_lease_is_claimed_without_another_read() -> None:
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    expect_applied(ann.write(ReleaseLease(lease, "ann")))
-    (unowned,) = (row for row in bob.list().leases if row.key == KEY)
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    (unowned,) = (row for row in bob_store.list().leases if row.key == KEY)
     objects.log.clear()
-    assert expect_applied(bob.write(ClaimLease(unowned, "bob"))).checkpoint == AT
+    assert expect_applied(bob_store.write(ClaimLease(unowned, "bob"))).checkpoint == AT
     assert [" ".join(line.split("/")[0].split()) for line in objects.log] == ["over lease", "over session"]
 
 
 def test_a_process_starts_with_three_writes_and_no_read() -> None:
     objects = ObjectMemory()
-    ann, bob = two(objects)
-    create_unowned_lease(ann, KEY)
-    (unowned,) = bob.list().leases
+    ann_store, bob_store = two(objects)
+    create_unowned_lease(ann_store, KEY)
+    (unowned,) = bob_store.list().leases
     objects.log.clear()
-    expect_applied(bob.write(ClaimLease(unowned, "bob")))
+    expect_applied(bob_store.write(ClaimLease(unowned, "bob")))
     assert [line.partition("/")[0] for line in objects.log] == ["new session", "over lease", "over session"]
 
 
 def test_a_claim_of_a_lease_taken_since_the_listing_is_rejected() -> None:
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects)
-    expect_applied(ann.write(ReleaseLease(lease, "ann")))
-    (unowned,) = (row for row in bob.list().leases if row.key == KEY)
-    claimed_again = expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))
-    assert expect_rejected(bob.write(ClaimLease(unowned, "bob"))) == claimed_again
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    (unowned,) = (row for row in bob_store.list().leases if row.key == KEY)
+    claimed_again = expect_applied(ann_store.write(ClaimLease(read_stored_lease(ann_store, KEY), "ann")))
+    assert expect_rejected(bob_store.write(ClaimLease(unowned, "bob"))) == claimed_again
 
 
 # Which layout a table has
@@ -736,6 +755,6 @@ def test_a_session_holds_at_most_one_page_of_leases() -> None:
         leases = [create_owned_lease(store, key=f"s-{turn}-{number}") for number in range(4)]
         for lease in leases[:2]:
             expect_applied(store.write(ReleaseLease(lease, "ann")))
-    entries = [len(require_valid_row(parse_session(stored)).entries) for stored in cells.list(SESSIONS)]
-    assert max(entries) <= 3
-    assert sum(entries) >= 4
+    entry_counts = [len(require_valid_row(parse_session(session_row)).entries) for session_row in cells.list(SESSIONS)]
+    assert max(entry_counts) <= 3
+    assert sum(entry_counts) >= 4

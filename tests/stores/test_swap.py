@@ -105,17 +105,19 @@ def test_a_lease_moves_under_its_owner_and_back(tables: tuple[Store, Store]) -> 
     A move keeps the lease's owner and position, and its epoch never goes down.
     """
     store = swap_of(tables)
-    seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("41"))))
-    epochs = [seen.epoch]
+    lease = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("41"))))
+    epochs = [lease.epoch]
     for number, direction in enumerate(("to", "from", "to", "from")):
         send(tables, direction)
-        moved = expect_applied(store.write(CheckpointLease(seen, Position(str(42 + number)))))
-        assert clear_layout_fields(moved) == clear_layout_fields(evolve(seen, checkpoint=Position(str(42 + number))))
-        assert moved.version.startswith(f"{direction}:")
-        assert read_stored_lease(store) == moved
-        assert store.list().leases == (moved,)
-        epochs.append(moved.epoch)
-        seen = expect_applied(store.write(RenewLease(moved)))
+        moved_lease = expect_applied(store.write(CheckpointLease(lease, Position(str(42 + number)))))
+        assert clear_layout_fields(moved_lease) == clear_layout_fields(
+            evolve(lease, checkpoint=Position(str(42 + number)))
+        )
+        assert moved_lease.version.startswith(f"{direction}:")
+        assert read_stored_lease(store) == moved_lease
+        assert store.list().leases == (moved_lease,)
+        epochs.append(moved_lease.epoch)
+        lease = expect_applied(store.write(RenewLease(moved_lease)))
     assert epochs == sorted(set(epochs)), "handlers and hubs count on it"
 
 
@@ -129,19 +131,21 @@ WRITES = (1, 2, 3, 4)
 def test_a_move_recovers_from_a_crash_after_each_write(tables: tuple[Store, Store], crash: int) -> None:
     """If a worker dies between two writes of a move, its lease is neither missing from both tables nor set back."""
     store = swap_of(tables)
-    seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("7"))))
+    owned_lease = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("7"))))
     send(tables, "to")
-    counted = Counted(crash)
-    dying = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], control_interval_seconds=0.0)
+    write_counter = Counted(crash)
+    dying_store = SwapStore(
+        (write_counter.table(tables[FROM]), write_counter.table(tables[TO])), NAMES[TO], control_interval_seconds=0.0
+    )
     with pytest.raises(OutcomeUnknown):
-        dying.write(RenewLease(seen))
-    before_claim = read_stored_lease(store)
-    assert (before_claim.owner, before_claim.checkpoint) == ("ann", Position("7"))
-    claimed = expect_applied(store.write(ClaimLease(before_claim, "bob")))
-    assert (claimed.owner, claimed.checkpoint) == ("bob", Position("7"))
-    assert claimed.epoch > seen.epoch
-    moved = expect_applied(store.write(RenewLease(claimed)))
-    assert moved.version.startswith("to:")
+        dying_store.write(RenewLease(owned_lease))
+    unclaimed_lease = read_stored_lease(store)
+    assert (unclaimed_lease.owner, unclaimed_lease.checkpoint) == ("ann", Position("7"))
+    claimed_lease = expect_applied(store.write(ClaimLease(unclaimed_lease, "bob")))
+    assert (claimed_lease.owner, claimed_lease.checkpoint) == ("bob", Position("7"))
+    assert claimed_lease.epoch > owned_lease.epoch
+    moved_lease = expect_applied(store.write(RenewLease(claimed_lease)))
+    assert moved_lease.version.startswith("to:")
 
 
 class Counted:
@@ -154,13 +158,13 @@ class Counted:
         self.left = writes
 
     def table(self, store: Store) -> Store:
-        counted = self
+        write_counter = self
 
         class Table(PassingStore):
             def write(self, write: Write) -> Outcome:
-                counted.left -= 1
+                write_counter.left -= 1
                 outcome = super().write(write)
-                if counted.left <= 0:
+                if write_counter.left <= 0:
                     raise OutcomeUnknown("no answer")
                 return outcome
 
@@ -171,25 +175,25 @@ class Counted:
 @pytest.mark.parametrize("crash", WRITES)
 def test_an_owner_completes_an_unanswered_move_by_its_next_write(tables: tuple[Store, Store], crash: int) -> None:
     store = swap_of(tables)
-    seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("7"))))
+    owned_lease = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("7"))))
     send(tables, "to")
-    counted = Counted(crash)
-    unlucky = SwapStore(
-        (counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], control_interval_seconds=0.0
+    write_counter = Counted(crash)
+    unlucky_store = SwapStore(
+        (write_counter.table(tables[FROM]), write_counter.table(tables[TO])), NAMES[TO], control_interval_seconds=0.0
     )
     with pytest.raises(OutcomeUnknown):
-        unlucky.write(RenewLease(seen))
-    counted.left = 1000
-    current = expect_rejected(unlucky.write(RenewLease(seen)))
-    assert current is not None
-    assert current.owner == "ann"
-    moved = expect_applied(unlucky.write(CheckpointLease(current, Position("8"))))
-    assert (moved.version[:3], moved.checkpoint) == ("to:", Position("8"))
+        unlucky_store.write(RenewLease(owned_lease))
+    write_counter.left = 1000
+    current_lease = expect_rejected(unlucky_store.write(RenewLease(owned_lease)))
+    assert current_lease is not None
+    assert current_lease.owner == "ann"
+    moved_lease = expect_applied(unlucky_store.write(CheckpointLease(current_lease, Position("8"))))
+    assert (moved_lease.version[:3], moved_lease.checkpoint) == ("to:", Position("8"))
 
 
 def test_an_owned_lease_is_never_free_in_rows_of_different_moments() -> None:
     """A worker reads one table after the other, and the owner may move the lease several times in between (W5)."""
-    both = MemoryStore(), MemoryStore()
+    both_tables = MemoryStore(), MemoryStore()
     moments = list[tuple[Lease | None, ...]]()
 
     class Recorded(PassingStore):
@@ -197,15 +201,15 @@ def test_an_owned_lease_is_never_free_in_rows_of_different_moments() -> None:
 
         def write(self, write: Write) -> Outcome:
             outcome = super().write(write)
-            moments.append(tuple(next(iter(table.get([KEY])), None) for table in both))
+            moments.append(tuple(next(iter(table.get([KEY])), None) for table in both_tables))
             return outcome
 
-    store = swap_of((Recorded(both[FROM]), Recorded(both[TO])))
-    seen = create_owned_lease(store)
+    store = swap_of((Recorded(both_tables[FROM]), Recorded(both_tables[TO])))
+    owned_lease = create_owned_lease(store)
     moments.clear()
     for direction in ("to", "from", "to"):
-        send(both, direction)
-        seen = expect_applied(store.write(RenewLease(seen)))
+        send(both_tables, direction)
+        owned_lease = expect_applied(store.write(RenewLease(owned_lease)))
     torn_reads = [RowPair((earlier[FROM], later[TO])) for earlier, later in product(moments, repeat=2)]
     assert {pair.lease.owner for pair in torn_reads if pair.lease is not None and not pair.is_torn} == {"ann"}
 
@@ -215,21 +219,21 @@ def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:
     store = swap_of(tables, "to")
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
         create_lease_with_owner(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
-    for seen in store.list().leases:
-        moved = expect_applied(store.move_unowned(seen, TO))
-        assert clear_layout_fields(moved) == clear_layout_fields(seen)
-        assert moved.version.startswith("to:")
-        assert expect_rejected(store.move_unowned(seen, TO)) == moved
+    for unowned_lease in store.list().leases:
+        moved_lease = expect_applied(store.move_unowned(unowned_lease, TO))
+        assert clear_layout_fields(moved_lease) == clear_layout_fields(unowned_lease)
+        assert moved_lease.version.startswith("to:")
+        assert expect_rejected(store.move_unowned(unowned_lease, TO)) == moved_lease
     assert [lease.owner for lease in store.list().leases] == [None, None]
 
 
 def test_a_lease_is_deleted_from_both_tables(tables: tuple[Store, Store]) -> None:
     """If a row remained in one of the tables, it would be read as the lease."""
     store = swap_of(tables, "to")
-    seen = expect_applied(store.write(RenewLease(create_owned_lease(store))))
+    owned_lease = expect_applied(store.write(RenewLease(create_owned_lease(store))))
     assert all(table.get([KEY]) for table in tables)
-    ended = expect_applied(store.write(CheckpointLease(seen, SHARD_END)))
-    assert expect_applied(store.write(DeleteLease(ended))) == ended
+    ended_lease = expect_applied(store.write(CheckpointLease(owned_lease, SHARD_END)))
+    assert expect_applied(store.write(DeleteLease(ended_lease))) == ended_lease
     assert not any(table.get([KEY]) for table in tables)
 
 
@@ -304,12 +308,12 @@ def test_both_tables_are_opened_by_url_and_closed_if_one_fails(tmp_path: Path) -
 def test_a_worker_that_names_one_table_of_a_swap_is_rejected(tables: tuple[Store, Store]) -> None:
     """The worker must not claim a lease that has moved, because the lease has an owner in the other table."""
     store = swap_of(tables)
-    seen = create_owned_lease(store)
+    owned_lease = create_owned_lease(store)
     reject_moved(tables[FROM].list())
     with pytest.raises(StoreError, match="goal of a swap that is not over"):
         reject_moved(tables[TO].list())
     send(tables, "to")
-    expect_applied(store.write(RenewLease(seen)))
+    expect_applied(store.write(RenewLease(owned_lease)))
     with pytest.raises(StoreError, match="have moved to another one"):
         reject_moved(tables[FROM].list())
 

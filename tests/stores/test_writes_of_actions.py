@@ -40,7 +40,7 @@ def test_an_alternate_keeps_the_annotations_of_the_action() -> None:
     store = MemoryStore()
     for key in ("s-0", "s-1"):
         store.write(writes.CreateLease(Lease(key)))
-    taken, unowned = store.get(["s-0", "s-1"])
-    store.write(writes.ClaimLease(taken, "bob"))
-    execute(store, Claim(taken, "M1", (Claim(unowned, "M1"),)), "ann", annotations=NOTES)
+    taken_lease, unowned_lease = store.get(["s-0", "s-1"])
+    store.write(writes.ClaimLease(taken_lease, "bob"))
+    execute(store, Claim(taken_lease, "M1", (Claim(unowned_lease, "M1"),)), "ann", annotations=NOTES)
     assert [(lease.owner, lease.annotations) for lease in store.list().leases] == [("bob", ()), ("ann", NOTES)]

@@ -109,9 +109,9 @@ def _as_recorded(file: PackagePath) -> bool:
 
 def licence_of(package: Distribution) -> str:
     """Return the license from the package's metadata, which has several fields for it."""
-    fields = [each for name in ("License-Expression", "License") for each in package.metadata.get_all(name) or ()]
-    classifiers = [each for each in package.metadata.get_all("Classifier") or () if each.startswith("License ::")]
-    return " ".join([*classifiers, *(each[:200] for each in fields)])
+    fields = [value for name in ("License-Expression", "License") for value in package.metadata.get_all(name) or ()]
+    classifiers = [value for value in package.metadata.get_all("Classifier") or () if value.startswith("License ::")]
+    return " ".join([*classifiers, *(value[:200] for value in fields)])
 
 
 def licences(packages: dict[str, str]) -> Iterator[str]:
@@ -129,16 +129,19 @@ def _node_locks() -> list[Path]:
 def audit() -> int:
     """Print all findings, and return the exit status."""
     packages = locked((ROOT / LOCKS[0]).read_text(encoding="utf-8"))
-    here: dict[str, Distribution] = {canonicalize_name(each.name): each for each in distributions()}
-    ours = [here[each.name] for each in packages if each.name in here]
+    distributions_by_name: dict[str, Distribution] = {canonicalize_name(each.name): each for each in distributions()}
+    installed_packages = [distributions_by_name[each.name] for each in packages if each.name in distributions_by_name]
     complaints = [
         *(each for lock in LOCKS for each in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))),
-        *strangers(packages, {name: each.version for name, each in here.items()}),
-        *(each for package in ours for each in changed(package)),
-        *licences({each.name: licence_of(each) for each in ours}),
+        *strangers(packages, {name: each.version for name, each in distributions_by_name.items()}),
+        *(each for package in installed_packages for each in changed(package)),
+        *licences({each.name: licence_of(each) for each in installed_packages}),
     ]
     print(*complaints, sep="\n", end="\n" if complaints else "")
-    print(f"{len(packages)} packages locked, {len(ours)} of them installed: {len(complaints)} complaints.", NETWORK)
+    print(
+        f"{len(packages)} packages locked, {len(installed_packages)} of them installed: {len(complaints)} complaints.",
+        NETWORK,
+    )
     return 1 if complaints else 0
 
 

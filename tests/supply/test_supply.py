@@ -17,15 +17,15 @@ colorama==0.4.6 ; sys_platform == 'win32' \\
 
 
 def test_every_locked_package_has_one_version_and_digests() -> None:
-    faults = [each for lock in LOCKS for each in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))]
+    faults = [fault for lock in LOCKS for fault in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))]
     assert faults == []
-    loose = locked("attrs>=25 --hash=sha256:aa\nrich==14.0\n")
-    assert [each.partition(":")[0] for each in unpinned(loose)] == ["attrs", "rich"]
+    unpinned_packages = locked("attrs>=25 --hash=sha256:aa\nrich==14.0\n")
+    assert [fault.partition(":")[0] for fault in unpinned(unpinned_packages)] == ["attrs", "rich"]
 
 
 def test_a_version_other_than_the_locked_one_is_found() -> None:
     packages = locked(LOCK)
-    assert [each.digests for each in packages] == [("sha256:aa", "sha256:bb"), ("sha256:cc",)]
+    assert [package.digests for package in packages] == [("sha256:aa", "sha256:bb"), ("sha256:cc",)]
     assert list(strangers(packages, {"attrs": "25.1.0"})) == []
     assert list(strangers(packages, {"attrs": "25.2"})) == ["attrs: 25.2 is installed where ==25.1.0 is locked"]
     assert list(strangers(packages, {})) == ["attrs: nothing is installed where ==25.1.0 is locked"]

@@ -208,8 +208,8 @@ class Leaving:
     def clock(self) -> float:
         return 1000.0
 
-    def log_unexpected(self, where: str, _fault: BaseException) -> None:
-        self.faults.append(where)
+    def log_unexpected(self, task_name: str, _fault: BaseException) -> None:
+        self.faults.append(task_name)
 
     def exclude(self, key: str, seconds: float) -> None:
         self.excluded.append((key, seconds))

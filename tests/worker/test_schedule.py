@@ -29,8 +29,8 @@ class Process:
     def task_starts(self, name: str) -> None:
         """Accept any name."""
 
-    def log_unexpected(self, where: str, fault: BaseException) -> None:
-        self.faults.append((where, repr(fault)))
+    def log_unexpected(self, task_name: str, fault: BaseException) -> None:
+        self.faults.append((task_name, repr(fault)))
 
 
 class Time(VirtualTime):
@@ -96,7 +96,7 @@ class ScheduleHarness:
     def call_at(self, call_time: float, call: Callable[[], object]) -> list[tuple[object, float]]:
         """Call the function at this time. Return a list that will contain its result and the time when it returned."""
         results: list[tuple[object, float]] = []
-        self.tasks.start(lambda: results.append((call(), round(self.tasks.now, 3))), at=call_time)
+        self.tasks.start(lambda: results.append((call(), round(self.tasks.now, 3))), start_time=call_time)
         return results
 
 

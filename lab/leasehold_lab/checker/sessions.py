@@ -116,9 +116,11 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
                     del table[name]
             return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
     (name,) = request.names
-    stored = table.get(name)
+    stored_content = table.get(name)
     condition_holds = (
-        stored is None if request.verb == "new" else stored is not None and compute_version(stored) == request.version
+        stored_content is None
+        if request.verb == "new"
+        else stored_content is not None and compute_version(stored_content) == request.version
     )
     if not condition_holds:
         return rows, name not in table if request.verb == "delete" else None
@@ -157,9 +159,9 @@ class CheckedCells:
         other_names = tuple(name for name in names if not name.startswith(LEASES))
         cells = [
             cell
-            for requested in (other_names, leases)
-            if requested
-            for cell in self.replay_response(CellRequest("read", requested))
+            for requested_names in (other_names, leases)
+            if requested_names
+            for cell in self.replay_response(CellRequest("read", requested_names))
         ]
         return {name: _build_stored_row(name, content) for name, content in cells}
 
@@ -377,13 +379,13 @@ class CheckedWorker:
         ]
         rows = sorted((key, row, row.stored.etag) for key, row in store._cached_rows.items())  # noqa: SLF001
         free_leases = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._unowned_leases.items())  # noqa: SLF001
-        last_sessions, unsettled = sorted(store._last_sessions.items()), store._unsettled_etags  # noqa: SLF001
+        last_sessions, unsettled_etags = sorted(store._last_sessions.items()), store._unsettled_etags  # noqa: SLF001
         store_state = (
             pages,
             rows,
             free_leases,
             last_sessions,
-            unsettled,
+            unsettled_etags,
             sorted(store._ended_sessions),  # noqa: SLF001
             store._make_session_id,  # noqa: SLF001
         )

@@ -81,11 +81,11 @@ class OwnershipClauses:
 
     def test_create_of_existing_lease_is_rejected(self, store: Store) -> None:
         """Creating an existing lease changes nothing, so a second worker cannot reset the checkpoint when it starts."""
-        initial = create_owned_lease(store, checkpoint=Position("41"))
+        initial_lease = create_owned_lease(store, checkpoint=Position("41"))
         assert clear_layout_fields(expect_rejected(store.write(CreateLease(Lease(KEY))))) == clear_layout_fields(
-            initial
+            initial_lease
         )
-        assert read_stored_lease(store) == initial
+        assert read_stored_lease(store) == initial_lease
 
     def test_created_lease_has_no_owner(self, store: Store) -> None:
         """A new lease has no owner, even if one is given. A worker must claim a lease before it reads the shard."""
@@ -105,96 +105,100 @@ class OwnershipClauses:
 
     def test_claim_after_renewal_is_rejected(self, store: Store) -> None:
         """A claim requires the current version, so that a slow but living owner keeps its lease."""
-        initial = create_owned_lease(store)
-        renewed = expect_applied(store.write(RenewLease(initial)))
-        assert expect_rejected(store.write(ClaimLease(initial, "bob"))) == renewed
+        initial_lease = create_owned_lease(store)
+        renewed_lease = expect_applied(store.write(RenewLease(initial_lease)))
+        assert expect_rejected(store.write(ClaimLease(initial_lease, "bob"))) == renewed_lease
 
     def test_claim_of_own_expired_lease_is_applied(self, store: Store) -> None:
         """A worker that was paused can claim its own expired lease, which gets a new version."""
-        initial = create_owned_lease(store)
-        reclaimed = expect_applied(store.write(ClaimLease(initial, "ann")))
-        assert (reclaimed.owner, reclaimed.version != initial.version) == ("ann", True)
+        initial_lease = create_owned_lease(store)
+        reclaimed_lease = expect_applied(store.write(ClaimLease(initial_lease, "ann")))
+        assert (reclaimed_lease.owner, reclaimed_lease.version != initial_lease.version) == ("ann", True)
 
     def test_writes_to_missing_lease_are_rejected(self, store: Store) -> None:
         """A write to a missing lease is rejected, because an incomplete row would make Java workers stop."""
-        initial = create_owned_lease(store)
-        expect_applied(store.write(DeleteLease(initial)))
+        initial_lease = create_owned_lease(store)
+        expect_applied(store.write(DeleteLease(initial_lease)))
         rejection = Lost(KEY, None)
         assert [
-            store.write(ClaimLease(initial, "bob")),
-            store.write(StealLease(initial, "bob")),
-            store.write(RenewLease(initial)),
-            store.write(ReleaseLease(initial, "ann")),
-            store.write(CheckpointLease(initial, SHARD_END)),
-            store.write(CheckpointLate(initial, SHARD_END)),
-            store.write(RequestLease(initial, "bob")),
-            store.write(GiveLease(evolve(initial, next_owner="bob"), SHARD_END)),
-            store.write(TakeBackLease(initial, "bob")),
-            store.write(WithdrawRequest(initial, "bob")),
-            store.write(AnnotateLease(initial, "a", "1")),
-            store.write(ResetLease(initial, SHARD_END)),
+            store.write(ClaimLease(initial_lease, "bob")),
+            store.write(StealLease(initial_lease, "bob")),
+            store.write(RenewLease(initial_lease)),
+            store.write(ReleaseLease(initial_lease, "ann")),
+            store.write(CheckpointLease(initial_lease, SHARD_END)),
+            store.write(CheckpointLate(initial_lease, SHARD_END)),
+            store.write(RequestLease(initial_lease, "bob")),
+            store.write(GiveLease(evolve(initial_lease, next_owner="bob"), SHARD_END)),
+            store.write(TakeBackLease(initial_lease, "bob")),
+            store.write(WithdrawRequest(initial_lease, "bob")),
+            store.write(AnnotateLease(initial_lease, "a", "1")),
+            store.write(ResetLease(initial_lease, SHARD_END)),
         ] == [rejection] * 12
         assert store.get([KEY]) == ()
 
     def test_steal_is_applied_despite_renewals(self, store: Store) -> None:
         """Renewals do not prevent a steal, because an owner may renew more often than other workers read the table."""
-        initial = create_owned_lease(store)
-        renewed = expect_applied(store.write(RenewLease(initial)))
-        expect_applied(store.write(RenewLease(renewed)))
-        assert clear_layout_fields(expect_applied(store.write(StealLease(initial, "bob")))) == clear_layout_fields(
-            evolve(initial, owner="bob")
-        )
+        initial_lease = create_owned_lease(store)
+        renewed_lease = expect_applied(store.write(RenewLease(initial_lease)))
+        expect_applied(store.write(RenewLease(renewed_lease)))
+        assert clear_layout_fields(
+            expect_applied(store.write(StealLease(initial_lease, "bob")))
+        ) == clear_layout_fields(evolve(initial_lease, owner="bob"))
 
     def test_steal_from_another_owner_is_rejected(self, store: Store) -> None:
         """A steal is rejected if the owner has changed, so that a new owner keeps the lease that it just took."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(StealLease(initial, "bob")))
-        assert expect_rejected(store.write(StealLease(initial, "cat"))) == current
-        assert expect_rejected(store.write(StealLease(evolve(initial, owner=None), "cat"))) == current
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(StealLease(initial_lease, "bob")))
+        assert expect_rejected(store.write(StealLease(initial_lease, "cat"))) == current_lease
+        assert expect_rejected(store.write(StealLease(evolve(initial_lease, owner=None), "cat"))) == current_lease
 
     def test_rejected_renewal_returns_new_owner(self, store: Store) -> None:
         """If a former owner tries to renew the lease, the rejection names the new owner."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(StealLease(initial, "bob")))
-        assert expect_rejected(store.write(RenewLease(initial))) == current
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(StealLease(initial_lease, "bob")))
+        assert expect_rejected(store.write(RenewLease(initial_lease))) == current_lease
 
     def test_renewal_changes_version_and_writes_annotations(self, store: Store) -> None:
         """A renewal changes the version, which shows that the owner is alive. It may also write annotations."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(RenewLease(initial, (("n", "7"),))))
-        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, annotations=(("n", "7"),)))
-        assert current.version != initial.version
-        assert read_stored_lease(store) == current
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(RenewLease(initial_lease, (("n", "7"),))))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(
+            evolve(initial_lease, annotations=(("n", "7"),))
+        )
+        assert current_lease.version != initial_lease.version
+        assert read_stored_lease(store) == current_lease
 
     def test_renewal_requires_current_version_and_owner(self, store: Store) -> None:
         """A renewal requires the current version and owner, so only one of two concurrent renewals succeeds."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(RenewLease(initial)))
-        assert expect_rejected(store.write(RenewLease(initial))) == current
-        assert expect_rejected(store.write(RenewLease(evolve(current, owner="bob")))) == current
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(RenewLease(initial_lease)))
+        assert expect_rejected(store.write(RenewLease(initial_lease))) == current_lease
+        assert expect_rejected(store.write(RenewLease(evolve(current_lease, owner="bob")))) == current_lease
 
     def test_release_of_own_lease_requires_only_ownership(self, store: Store) -> None:
         """A worker may release its own lease without knowing the latest version, for example when it shuts down."""
-        initial = create_owned_lease(store)
-        expect_applied(store.write(RenewLease(initial)))
-        assert clear_layout_fields(expect_applied(store.write(ReleaseLease(initial, "ann")))) == clear_layout_fields(
-            evolve(initial, owner=None, yields=False)
-        )
-        assert expect_rejected(store.write(ReleaseLease(initial, "ann"))) == read_stored_lease(store)
+        initial_lease = create_owned_lease(store)
+        expect_applied(store.write(RenewLease(initial_lease)))
+        assert clear_layout_fields(
+            expect_applied(store.write(ReleaseLease(initial_lease, "ann")))
+        ) == clear_layout_fields(evolve(initial_lease, owner=None, yields=False))
+        assert expect_rejected(store.write(ReleaseLease(initial_lease, "ann"))) == read_stored_lease(store)
 
     def test_release_may_set_a_new_owner(self, store: Store) -> None:
         """A release may set a new owner, because some workers do not take leases by themselves (M14)."""
-        initial = create_owned_lease(store)
-        released = expect_applied(store.write(ReleaseLease(initial, "ann", "java")))
-        assert clear_layout_fields(released) == clear_layout_fields(evolve(initial, owner="java", yields=False))
-        assert expect_rejected(store.write(ReleaseLease(initial, "ann", "java"))) == released
+        initial_lease = create_owned_lease(store)
+        released_lease = expect_applied(store.write(ReleaseLease(initial_lease, "ann", "java")))
+        assert clear_layout_fields(released_lease) == clear_layout_fields(
+            evolve(initial_lease, owner="java", yields=False)
+        )
+        assert expect_rejected(store.write(ReleaseLease(initial_lease, "ann", "java"))) == released_lease
 
     def test_release_of_another_owners_lease_requires_current_version(self, store: Store) -> None:
         """Releasing another worker's lease requires the current version, so a renewal in between prevents it."""
-        initial = create_owned_lease(store)
-        renewed = expect_applied(store.write(RenewLease(initial)))
-        assert expect_rejected(store.write(ReleaseLease(initial, "bob"))) == renewed
-        assert expect_applied(store.write(ReleaseLease(renewed, "bob"))).owner is None
+        initial_lease = create_owned_lease(store)
+        renewed_lease = expect_applied(store.write(RenewLease(initial_lease)))
+        assert expect_rejected(store.write(ReleaseLease(initial_lease, "bob"))) == renewed_lease
+        assert expect_applied(store.write(ReleaseLease(renewed_lease, "bob"))).owner is None
 
     def test_no_owner_change_reuses_a_version(self, store: Store) -> None:
         """Each change of owner creates a new version, so a former owner always notices that it lost the lease."""
@@ -209,23 +213,25 @@ class OwnershipClauses:
 
     def test_delete_requires_unchanged_lease(self, store: Store) -> None:
         """A lease is deleted only if it is unchanged since it was read, so a lease in use keeps its checkpoint."""
-        initial = create_owned_lease(store)
+        initial_lease = create_owned_lease(store)
         unrelated_lease = create_unowned_lease(store, key="bystander")
-        renewed = expect_applied(store.write(RenewLease(initial)))
-        assert store.write(DeleteLease(initial)) == Lost(KEY, renewed)
-        assert store.write(DeleteLease(renewed)) == Done(renewed)
+        renewed_lease = expect_applied(store.write(RenewLease(initial_lease)))
+        assert store.write(DeleteLease(initial_lease)) == Lost(KEY, renewed_lease)
+        assert store.write(DeleteLease(renewed_lease)) == Done(renewed_lease)
         assert store.list().leases == (unrelated_lease,)
 
     def test_delete_of_deleted_lease_succeeds(self, store: Store) -> None:
         """Deleting a deleted lease succeeds, because two workers may clean up at the same time."""
-        initial = create_owned_lease(store)
-        assert store.write(DeleteLease(initial)) == store.write(DeleteLease(initial)) == Done(initial)
+        initial_lease = create_owned_lease(store)
+        assert store.write(DeleteLease(initial_lease)) == store.write(DeleteLease(initial_lease)) == Done(initial_lease)
 
     def test_delete_of_ended_lease_ignores_owner(self, store: Store) -> None:
         """An ended lease can be deleted even if another worker keeps renewing it."""
-        ended = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END, keep_owner=True)))
-        expect_applied(store.write(ClaimLease(ended, "bob")))
-        assert store.write(DeleteLease(ended)) == Done(ended)
+        ended_lease = expect_applied(
+            store.write(CheckpointLease(create_owned_lease(store), SHARD_END, keep_owner=True))
+        )
+        expect_applied(store.write(ClaimLease(ended_lease, "bob")))
+        assert store.write(DeleteLease(ended_lease)) == Done(ended_lease)
         assert store.get([KEY]) == ()
 
 
@@ -250,18 +256,22 @@ class CheckpointClauses:
 
     def test_checkpoint_renews_lease(self, store: Store) -> None:
         """A checkpoint also renews the lease."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(CheckpointLease(initial, Position("41", 3, "offset-9"))))
-        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, checkpoint=Position("41", 3)))
-        assert (current.checkpoint.token, current.version != initial.version) == ("offset-9", True)
-        assert read_stored_lease(store) == current
-        assert expect_applied(store.write(CheckpointLease(current, Position("42")))).checkpoint.token == ""
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(CheckpointLease(initial_lease, Position("41", 3, "offset-9"))))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(
+            evolve(initial_lease, checkpoint=Position("41", 3))
+        )
+        assert (current_lease.checkpoint.token, current_lease.version != initial_lease.version) == ("offset-9", True)
+        assert read_stored_lease(store) == current_lease
+        assert expect_applied(store.write(CheckpointLease(current_lease, Position("42")))).checkpoint.token == ""
 
     def test_checkpoint_moves_forward(self, store: Store) -> None:
         """A checkpoint moves forward. Sequence numbers are compared as numbers, and sentinels by their meaning."""
         for shard_number, (earlier_position, later_position) in enumerate(FORWARD):
-            initial = create_owned_lease(store, key=f"shard-{shard_number}", checkpoint=earlier_position)
-            assert expect_applied(store.write(CheckpointLease(initial, later_position))).checkpoint == later_position, (
+            initial_lease = create_owned_lease(store, key=f"shard-{shard_number}", checkpoint=earlier_position)
+            assert (
+                expect_applied(store.write(CheckpointLease(initial_lease, later_position))).checkpoint == later_position
+            ), (
                 earlier_position,
                 later_position,
             )
@@ -271,103 +281,109 @@ class CheckpointClauses:
         for shard_number, (earlier_position, stored_position) in enumerate(FORWARD):
             if stored_position == NOON:
                 continue  # Any starting position may replace another starting position.
-            initial = create_owned_lease(store, key=f"shard-{shard_number}", checkpoint=stored_position)
-            assert expect_rejected(store.write(CheckpointLease(initial, earlier_position))) == initial, (
+            initial_lease = create_owned_lease(store, key=f"shard-{shard_number}", checkpoint=stored_position)
+            assert expect_rejected(store.write(CheckpointLease(initial_lease, earlier_position))) == initial_lease, (
                 stored_position,
                 earlier_position,
             )
 
     def test_checkpoint_at_stored_position_renews_lease(self, store: Store) -> None:
         """A checkpoint at the stored position renews the lease. Such checkpoints are written while a shard is idle."""
-        initial = create_owned_lease(store, checkpoint=Position("41", 3))
+        initial_lease = create_owned_lease(store, checkpoint=Position("41", 3))
         assert clear_layout_fields(
-            expect_applied(store.write(CheckpointLease(initial, Position("41", 3))))
-        ) == clear_layout_fields(initial)
+            expect_applied(store.write(CheckpointLease(initial_lease, Position("41", 3))))
+        ) == clear_layout_fields(initial_lease)
 
     def test_checkpoint_requires_current_version_and_owner(self, store: Store) -> None:
         """A checkpoint requires the current version and owner, so a former owner cannot move the checkpoint."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(StealLease(initial, "bob")))
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(StealLease(initial_lease, "bob")))
         if store.capabilities.owner_checked_checkpoint:
-            assert expect_rejected(store.write(CheckpointLease(initial, Position("41")))) == current
+            assert expect_rejected(store.write(CheckpointLease(initial_lease, Position("41")))) == current_lease
             assert (
-                expect_rejected(store.write(CheckpointLease(evolve(current, owner="ann"), Position("41")))) == current
+                expect_rejected(store.write(CheckpointLease(evolve(current_lease, owner="ann"), Position("41"))))
+                == current_lease
             )
             assert read_stored_lease(store).checkpoint == TRIM_HORIZON
 
     def test_end_releases_lease(self, store: Store) -> None:
         """The checkpoint at the end of a shard releases the lease, so that it no longer counts as load."""
-        initial = create_owned_lease(store, checkpoint=Position("41"))
-        current = expect_applied(store.write(CheckpointLease(initial, SHARD_END, children=("c-1", "c-2"))))
-        assert clear_layout_fields(current) == clear_layout_fields(
-            evolve(initial, checkpoint=SHARD_END, owner=None, yields=False)
+        initial_lease = create_owned_lease(store, checkpoint=Position("41"))
+        current_lease = expect_applied(store.write(CheckpointLease(initial_lease, SHARD_END, children=("c-1", "c-2"))))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(
+            evolve(initial_lease, checkpoint=SHARD_END, owner=None, yields=False)
         )
-        assert current.version != initial.version
+        assert current_lease.version != initial_lease.version
 
     def test_end_keeps_owner_with_keep_owner(self, store: Store) -> None:
         """With `keep_owner`, an ended lease keeps its owner, so the rule set `kcl` can count leases as KCL 2.x does."""
-        initial = create_owned_lease(store, checkpoint=Position("41"))
-        current = expect_applied(store.write(CheckpointLease(initial, SHARD_END, children=("c-1",), keep_owner=True)))
-        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, checkpoint=SHARD_END))
-        assert expect_applied(store.write(RenewLease(current))).owner == "ann"
+        initial_lease = create_owned_lease(store, checkpoint=Position("41"))
+        current_lease = expect_applied(
+            store.write(CheckpointLease(initial_lease, SHARD_END, children=("c-1",), keep_owner=True))
+        )
+        assert clear_layout_fields(current_lease) == clear_layout_fields(evolve(initial_lease, checkpoint=SHARD_END))
+        assert expect_applied(store.write(RenewLease(current_lease))).owner == "ann"
 
     def test_end_is_final(self, store: Store) -> None:
         """After the end-of-shard checkpoint, all checkpoints are rejected, so a late write cannot reopen the shard."""
-        initial = create_owned_lease(store, checkpoint=Position("41"))
-        ended = expect_applied(store.write(CheckpointLease(initial, SHARD_END, keep_owner=True)))
+        initial_lease = create_owned_lease(store, checkpoint=Position("41"))
+        ended_lease = expect_applied(store.write(CheckpointLease(initial_lease, SHARD_END, keep_owner=True)))
         for position in (Position("42"), SHARD_END, TRIM_HORIZON):
-            assert expect_rejected(store.write(CheckpointLease(ended, position))) == ended
-            assert expect_rejected(store.write(CheckpointLate(ended, position))) == ended
+            assert expect_rejected(store.write(CheckpointLease(ended_lease, position))) == ended_lease
+            assert expect_rejected(store.write(CheckpointLate(ended_lease, position))) == ended_lease
 
     def test_renewal_of_ended_lease_is_rejected(self, store: Store) -> None:
         """A renewal is rejected if the lease has ended, so its reader stops."""
-        initial = create_owned_lease(store)
-        expect_applied(store.write(CheckpointLate(initial, SHARD_END)))
-        assert expect_rejected(store.write(RenewLease(initial))) == read_stored_lease(store)
+        initial_lease = create_owned_lease(store)
+        expect_applied(store.write(CheckpointLate(initial_lease, SHARD_END)))
+        assert expect_rejected(store.write(RenewLease(initial_lease))) == read_stored_lease(store)
         assert read_stored_lease(store).ended
 
     def test_late_checkpoint_keeps_version(self, store: Store) -> None:
         """A late checkpoint does not change the version, so the new owner's next renewal succeeds."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(StealLease(initial, "bob")))
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(StealLease(initial_lease, "bob")))
         if not store.capabilities.late_checkpoints:
-            assert expect_rejected(store.write(CheckpointLate(initial, Position("41", 3)))) == current
+            assert expect_rejected(store.write(CheckpointLate(initial_lease, Position("41", 3)))) == current_lease
             return
-        lease_after_checkpoint = expect_applied(store.write(CheckpointLate(initial, Position("41", 3))))
+        lease_after_checkpoint = expect_applied(store.write(CheckpointLate(initial_lease, Position("41", 3))))
         assert clear_layout_fields(lease_after_checkpoint) == clear_layout_fields(
-            evolve(current, checkpoint=Position("41", 3))
+            evolve(current_lease, checkpoint=Position("41", 3))
         )
-        assert (lease_after_checkpoint.version, lease_after_checkpoint.epoch) == (current.version, current.epoch)
-        assert expect_applied(store.write(RenewLease(current))).checkpoint == Position("41", 3)
+        assert (lease_after_checkpoint.version, lease_after_checkpoint.epoch) == (
+            current_lease.version,
+            current_lease.epoch,
+        )
+        assert expect_applied(store.write(RenewLease(current_lease))).checkpoint == Position("41", 3)
 
     def test_late_checkpoint_only_moves_forward(self, store: Store) -> None:
         """A late checkpoint only moves the checkpoint forward, so a slow drain cannot undo the new owner's progress."""
-        current = create_owned_lease(store, checkpoint=Position("100", 3))
+        current_lease = create_owned_lease(store, checkpoint=Position("100", 3))
         for position in (Position("99", 9), Position("100", 3), Position("100", 2), LATEST):
-            assert expect_rejected(store.write(CheckpointLate(current, position))) == current
+            assert expect_rejected(store.write(CheckpointLate(current_lease, position))) == current_lease
 
     def test_annotation_keeps_version(self, store: Store) -> None:
         """In a store with free annotations, annotating keeps the version, so the owner's next renewal succeeds."""
-        initial = expect_applied(store.write(RenewLease(create_owned_lease(store), (("a", "1"),))))
-        current = expect_applied(store.write(AnnotateLease(initial, "b", "2")))
-        assert clear_layout_fields(current) == clear_layout_fields(
-            evolve(initial, annotations=(("a", "1"), ("b", "2")))
+        initial_lease = expect_applied(store.write(RenewLease(create_owned_lease(store), (("a", "1"),))))
+        current_lease = expect_applied(store.write(AnnotateLease(initial_lease, "b", "2")))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(
+            evolve(initial_lease, annotations=(("a", "1"), ("b", "2")))
         )
-        assert read_stored_lease(store) == current
+        assert read_stored_lease(store) == current_lease
         if store.capabilities.free_annotations:
-            assert current.version == initial.version
+            assert current_lease.version == initial_lease.version
 
     def test_annotation_after_owner_change_is_rejected(self, store: Store) -> None:
         """An annotation is rejected if the owner of the lease has changed."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(StealLease(initial, "bob")))
-        assert expect_rejected(store.write(AnnotateLease(initial, "a", "1"))) == current
-        assert expect_rejected(store.write(AnnotateLease(evolve(initial, owner=None), "a", "1"))) == current
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(StealLease(initial_lease, "bob")))
+        assert expect_rejected(store.write(AnnotateLease(initial_lease, "a", "1"))) == current_lease
+        assert expect_rejected(store.write(AnnotateLease(evolve(initial_lease, owner=None), "a", "1"))) == current_lease
 
     def test_annotation_of_free_lease_is_applied(self, store: Store) -> None:
         """A lease without an owner can be annotated."""
-        initial = expect_applied(store.write(ReleaseLease(create_owned_lease(store), "ann")))
-        assert expect_applied(store.write(AnnotateLease(initial, "a", "1"))).annotation("a") == "1"
+        initial_lease = expect_applied(store.write(ReleaseLease(create_owned_lease(store), "ann")))
+        assert expect_applied(store.write(AnnotateLease(initial_lease, "a", "1"))).annotation("a") == "1"
 
     def test_renewals_and_checkpoints_store_throughput(self, store: Store) -> None:
         """Renewals and checkpoints store the throughput that the owner measured."""
@@ -395,11 +411,11 @@ class HandoffClauses:
 
     def test_request_sets_next_owner_and_keeps_version(self, store: Store) -> None:
         """A request does not change the version, so the owner's next renewal succeeds and returns the request."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(RequestLease(initial, "bob")))
-        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, next_owner="bob"))
-        assert current.version == initial.version
-        assert expect_applied(store.write(RenewLease(initial))).next_owner == "bob"
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(RequestLease(initial_lease, "bob")))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(evolve(initial_lease, next_owner="bob"))
+        assert current_lease.version == initial_lease.version
+        assert expect_applied(store.write(RenewLease(initial_lease))).next_owner == "bob"
 
     def test_request_requires_owner_that_answers_requests(self, store: Store) -> None:
         """A lease can be requested only if its owner answers requests. Otherwise the request would delay the move."""
@@ -408,38 +424,40 @@ class HandoffClauses:
 
     def test_request_after_owner_change_is_rejected(self, store: Store) -> None:
         """A request is rejected if the owner has changed, so a new owner keeps the lease that it just took."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(StealLease(initial, "bob")))
-        assert expect_rejected(store.write(RequestLease(initial, "cat"))) == current
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(StealLease(initial_lease, "bob")))
+        assert expect_rejected(store.write(RequestLease(initial_lease, "cat"))) == current_lease
 
     def test_request_of_ended_lease_is_rejected(self, store: Store) -> None:
         """An ended lease cannot be requested, because no records are left to read."""
-        ended = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END, keep_owner=True)))
-        assert expect_rejected(store.write(RequestLease(ended, "bob"))) == ended
+        ended_lease = expect_applied(
+            store.write(CheckpointLease(create_owned_lease(store), SHARD_END, keep_owner=True))
+        )
+        assert expect_rejected(store.write(RequestLease(ended_lease, "bob"))) == ended_lease
 
     def test_request_replaces_only_a_known_request(self, store: Store) -> None:
         """A worker can replace another's request only after reading it, so no request is overwritten unnoticed."""
-        initial = create_owned_lease(store)
-        current = expect_applied(store.write(RequestLease(initial, "bob")))
-        assert expect_rejected(store.write(RequestLease(initial, "cat"))) == current
-        assert expect_applied(store.write(RequestLease(current, "bob"))) == current
-        assert expect_applied(store.write(RequestLease(current, "cat"))).next_owner == "cat"
+        initial_lease = create_owned_lease(store)
+        current_lease = expect_applied(store.write(RequestLease(initial_lease, "bob")))
+        assert expect_rejected(store.write(RequestLease(initial_lease, "cat"))) == current_lease
+        assert expect_applied(store.write(RequestLease(current_lease, "bob"))) == current_lease
+        assert expect_applied(store.write(RequestLease(current_lease, "cat"))).next_owner == "cat"
 
     def test_gift_moves_owner_and_checkpoint_together(self, store: Store) -> None:
         """A gift changes owner and checkpoint in one write, so the next owner starts where the former owner stopped."""
-        initial = create_requested_lease(store)
-        current = expect_applied(store.write(GiveLease(initial, Position("41", 3))))
-        assert clear_layout_fields(current) == clear_layout_fields(
-            evolve(initial, owner="bob", next_owner=None, checkpoint=Position("41", 3))
+        initial_lease = create_requested_lease(store)
+        current_lease = expect_applied(store.write(GiveLease(initial_lease, Position("41", 3))))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(
+            evolve(initial_lease, owner="bob", next_owner=None, checkpoint=Position("41", 3))
         )
-        assert current.version != initial.version
-        assert read_stored_lease(store) == current
+        assert current_lease.version != initial_lease.version
+        assert read_stored_lease(store) == current_lease
 
     def test_gift_requires_current_version_owner_and_next_owner(self, store: Store) -> None:
         """A gift requires the current version, owner and next owner, so it fails if the request was withdrawn."""
-        initial = create_requested_lease(store)
-        renewed_lease = expect_applied(store.write(RenewLease(initial)))
-        assert expect_rejected(store.write(GiveLease(initial, Position("41")))) == renewed_lease
+        initial_lease = create_requested_lease(store)
+        renewed_lease = expect_applied(store.write(RenewLease(initial_lease)))
+        assert expect_rejected(store.write(GiveLease(initial_lease, Position("41")))) == renewed_lease
         assert (
             expect_rejected(store.write(GiveLease(evolve(renewed_lease, owner="cat"), Position("41")))) == renewed_lease
         )
@@ -454,60 +472,60 @@ class HandoffClauses:
 
     def test_gift_never_moves_checkpoint_back(self, store: Store) -> None:
         """A gift never moves the checkpoint back, so the next owner repeats no records."""
-        initial = expect_applied(store.write(CheckpointLease(create_requested_lease(store), Position("41", 3))))
-        assert expect_rejected(store.write(GiveLease(initial, Position("41", 2)))) == initial
+        initial_lease = expect_applied(store.write(CheckpointLease(create_requested_lease(store), Position("41", 3))))
+        assert expect_rejected(store.write(GiveLease(initial_lease, Position("41", 2)))) == initial_lease
 
     def test_accepted_gift_cannot_be_taken_back(self, store: Store) -> None:
         """The next owner accepts a gift by claiming the lease. Then the former owner cannot take it back."""
         given_lease = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
-        current = expect_applied(store.write(ClaimLease(given_lease, "bob")))
-        assert clear_layout_fields(current) == clear_layout_fields(given_lease)
-        assert expect_rejected(store.write(TakeBackLease(given_lease, "ann"))) == current
-        assert expect_rejected(store.write(ClaimLease(given_lease, "bob"))) == current
+        current_lease = expect_applied(store.write(ClaimLease(given_lease, "bob")))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(given_lease)
+        assert expect_rejected(store.write(TakeBackLease(given_lease, "ann"))) == current_lease
+        assert expect_rejected(store.write(ClaimLease(given_lease, "bob"))) == current_lease
 
     def test_gift_not_accepted_can_be_taken_back(self, store: Store) -> None:
         """A gift that the next owner has not accepted can be taken back, because that worker may be dead."""
         given_lease = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
-        current = expect_applied(store.write(TakeBackLease(given_lease, "ann")))
-        assert clear_layout_fields(current) == clear_layout_fields(evolve(given_lease, owner="ann"))
-        assert expect_rejected(store.write(ClaimLease(given_lease, "bob"))) == current
+        current_lease = expect_applied(store.write(TakeBackLease(given_lease, "ann")))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(evolve(given_lease, owner="ann"))
+        assert expect_rejected(store.write(ClaimLease(given_lease, "bob"))) == current_lease
 
     def test_request_is_withdrawn_only_by_next_owner(self, store: Store) -> None:
         """A request can be withdrawn only by the next owner that it names."""
-        initial = create_requested_lease(store)
-        assert expect_rejected(store.write(WithdrawRequest(initial, "cat"))) == initial
-        current = expect_applied(store.write(WithdrawRequest(initial, "bob")))
-        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, next_owner=None))
-        assert current.version == initial.version
-        assert expect_rejected(store.write(WithdrawRequest(initial, "bob"))) == current
+        initial_lease = create_requested_lease(store)
+        assert expect_rejected(store.write(WithdrawRequest(initial_lease, "cat"))) == initial_lease
+        current_lease = expect_applied(store.write(WithdrawRequest(initial_lease, "bob")))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(evolve(initial_lease, next_owner=None))
+        assert current_lease.version == initial_lease.version
+        assert expect_rejected(store.write(WithdrawRequest(initial_lease, "bob"))) == current_lease
 
     def test_withdrawal_requires_current_owner(self, store: Store) -> None:
         """A withdrawal requires the current owner, so a late withdrawal does not cancel a later request."""
-        initial = create_requested_lease(store)
-        stolen = expect_applied(store.write(StealLease(initial, "cat")))
-        current = expect_applied(store.write(RequestLease(stolen, "bob")))
-        assert expect_rejected(store.write(WithdrawRequest(initial, "bob"))) == current
+        initial_lease = create_requested_lease(store)
+        stolen_lease = expect_applied(store.write(StealLease(initial_lease, "cat")))
+        current_lease = expect_applied(store.write(RequestLease(stolen_lease, "bob")))
+        assert expect_rejected(store.write(WithdrawRequest(initial_lease, "bob"))) == current_lease
 
     def test_steal_after_request_requires_current_request(self, store: Store) -> None:
         """After a worker has requested a lease, it can steal the lease only while it is still the next owner."""
-        initial = create_requested_lease(store)
-        lease_requested_by_cat = expect_applied(store.write(RequestLease(initial, "cat")))
-        assert expect_rejected(store.write(StealLease(initial, "bob"))) == lease_requested_by_cat
-        current = expect_applied(store.write(StealLease(lease_requested_by_cat, "cat")))
-        assert clear_layout_fields(current) == clear_layout_fields(
+        initial_lease = create_requested_lease(store)
+        lease_requested_by_cat = expect_applied(store.write(RequestLease(initial_lease, "cat")))
+        assert expect_rejected(store.write(StealLease(initial_lease, "bob"))) == lease_requested_by_cat
+        current_lease = expect_applied(store.write(StealLease(lease_requested_by_cat, "cat")))
+        assert clear_layout_fields(current_lease) == clear_layout_fields(
             evolve(lease_requested_by_cat, owner="cat", next_owner=None)
         )
 
     def test_claim_removes_request(self, store: Store) -> None:
         """A claim removes a request, because the request was for the former owner."""
-        initial = create_requested_lease(store)
-        assert expect_applied(store.write(ClaimLease(initial, "dan"))).next_owner is None
+        initial_lease = create_requested_lease(store)
+        assert expect_applied(store.write(ClaimLease(initial_lease, "dan"))).next_owner is None
 
     def test_release_removes_request(self, store: Store) -> None:
         """A release removes a request, because the request was for the former owner."""
-        freed = expect_applied(store.write(ReleaseLease(create_requested_lease(store), "ann")))
-        assert (freed.owner, freed.next_owner, freed.yields) == (None, None, False)
-        assert expect_applied(store.write(ClaimLease(freed, "cat"))).next_owner is None
+        freed_lease = expect_applied(store.write(ReleaseLease(create_requested_lease(store), "ann")))
+        assert (freed_lease.owner, freed_lease.next_owner, freed_lease.yields) == (None, None, False)
+        assert expect_applied(store.write(ClaimLease(freed_lease, "cat"))).next_owner is None
 
 
 class ResetClauses:
@@ -520,60 +538,66 @@ class ResetClauses:
                 (f"f-{shard_number}", earlier_position, later_position),
                 (f"b-{shard_number}", later_position, earlier_position),
             ):
-                initial = create_unowned_lease(store, key, old_position)
-                current = expect_applied(store.write(ResetLease(initial, new_position)))
-                assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, checkpoint=new_position)), (
+                initial_lease = create_unowned_lease(store, key, old_position)
+                current_lease = expect_applied(store.write(ResetLease(initial_lease, new_position)))
+                assert clear_layout_fields(current_lease) == clear_layout_fields(
+                    evolve(initial_lease, checkpoint=new_position)
+                ), (
                     old_position,
                     new_position,
                 )
-                assert current.version != initial.version
-                assert read_stored_lease(store, key) == current
+                assert current_lease.version != initial_lease.version
+                assert read_stored_lease(store, key) == current_lease
 
     def test_reset_keeps_other_fields_and_writes_annotations(self, store: Store) -> None:
         """A reset keeps the other fields, such as the parents, and may also write annotations."""
-        initial = expect_applied(store.write(CreateLease(FULL)))
-        current = expect_applied(store.write(ResetLease(initial, TRIM_HORIZON, (("b", "new"), ("c", "3")))))
+        initial_lease = expect_applied(store.write(CreateLease(FULL)))
+        current_lease = expect_applied(store.write(ResetLease(initial_lease, TRIM_HORIZON, (("b", "new"), ("c", "3")))))
         annotations = (("a", "1"), ("b", "new"), ("c", "3"))
-        assert clear_layout_fields(current) == clear_layout_fields(
+        assert clear_layout_fields(current_lease) == clear_layout_fields(
             evolve(FULL, checkpoint=TRIM_HORIZON, annotations=annotations)
         )
-        assert read_stored_lease(store) == current
+        assert read_stored_lease(store) == current_lease
 
     def test_reset_requires_free_lease(self, store: Store) -> None:
         """A reset requires a free lease, because an owner would continue to read and overwrite the checkpoint."""
-        initial = create_owned_lease(store, checkpoint=Position("41"))
-        assert expect_rejected(store.write(ResetLease(initial, TRIM_HORIZON))) == initial
-        assert expect_rejected(store.write(ResetLease(evolve(initial, owner=None), TRIM_HORIZON))) == initial
-        assert read_stored_lease(store) == initial
+        initial_lease = create_owned_lease(store, checkpoint=Position("41"))
+        assert expect_rejected(store.write(ResetLease(initial_lease, TRIM_HORIZON))) == initial_lease
+        assert (
+            expect_rejected(store.write(ResetLease(evolve(initial_lease, owner=None), TRIM_HORIZON))) == initial_lease
+        )
+        assert read_stored_lease(store) == initial_lease
 
     def test_reset_requires_current_version(self, store: Store) -> None:
         """A reset requires the current version, so it cannot undo what an owner has done since the row was read."""
-        initial = create_unowned_lease(store, checkpoint=Position("41"))
-        current = expect_applied(
-            store.write(ReleaseLease(expect_applied(store.write(ClaimLease(initial, "ann"))), "ann"))
+        initial_lease = create_unowned_lease(store, checkpoint=Position("41"))
+        current_lease = expect_applied(
+            store.write(ReleaseLease(expect_applied(store.write(ClaimLease(initial_lease, "ann"))), "ann"))
         )
-        assert expect_rejected(store.write(ResetLease(initial, TRIM_HORIZON))) == current
-        expect_applied(store.write(ClaimLease(current, "bob")))
-        assert expect_rejected(store.write(ResetLease(current, TRIM_HORIZON))) == read_stored_lease(store)
+        assert expect_rejected(store.write(ResetLease(initial_lease, TRIM_HORIZON))) == current_lease
+        expect_applied(store.write(ClaimLease(current_lease, "bob")))
+        assert expect_rejected(store.write(ResetLease(current_lease, TRIM_HORIZON))) == read_stored_lease(store)
         assert read_stored_lease(store).checkpoint == Position("41")
 
     def test_reset_lease_is_read_to_the_end_again(self, store: Store) -> None:
         """After a reset, an ended lease can be read and checkpointed up to the end of the shard again."""
-        ended = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END, children=("c-1",))))
+        ended_lease = expect_applied(
+            store.write(CheckpointLease(create_owned_lease(store), SHARD_END, children=("c-1",)))
+        )
         row = expect_applied(
-            store.write(ClaimLease(expect_applied(store.write(ResetLease(ended, TRIM_HORIZON))), "bob"))
+            store.write(ClaimLease(expect_applied(store.write(ResetLease(ended_lease, TRIM_HORIZON))), "bob"))
         )
         row = expect_applied(store.write(CheckpointLease(row, Position("41"))))
         assert expect_applied(store.write(CheckpointLease(row, SHARD_END, children=("c-1",)))).ended
 
     def test_writes_of_former_owner_after_reset_are_rejected(self, store: Store) -> None:
         """After a reset, writes of the former owner are rejected, even if it was paused during the reset."""
-        initial = create_owned_lease(store, checkpoint=Position("41"))
-        current = expect_applied(
-            store.write(ResetLease(expect_applied(store.write(ReleaseLease(initial, "bob"))), TRIM_HORIZON))
+        initial_lease = create_owned_lease(store, checkpoint=Position("41"))
+        current_lease = expect_applied(
+            store.write(ResetLease(expect_applied(store.write(ReleaseLease(initial_lease, "bob"))), TRIM_HORIZON))
         )
-        assert expect_rejected(store.write(RenewLease(initial))) == current
-        assert expect_rejected(store.write(CheckpointLease(initial, Position("42")))) == current
+        assert expect_rejected(store.write(RenewLease(initial_lease))) == current_lease
+        assert expect_rejected(store.write(CheckpointLease(initial_lease, Position("42")))) == current_lease
 
     def test_fencing_number_never_falls(self, store: Store) -> None:
         """The fencing number never falls. Otherwise a system that checks it would reject the next owner's writes."""
@@ -638,25 +662,25 @@ class RaceClauses:
     def test_one_of_many_claims_is_applied(self, store: Store) -> None:
         """If many workers claim a lease at the same time, one claim is applied, so only one worker reads the shard."""
         for round_number in range(ROUNDS):
-            initial = create_unowned_lease(store, f"shard-{round_number}")
-            assert write_concurrently(store, [ClaimLease(initial, worker) for worker in WORKERS]) == [
-                read_stored_lease(store, initial.key)
+            initial_lease = create_unowned_lease(store, f"shard-{round_number}")
+            assert write_concurrently(store, [ClaimLease(initial_lease, worker) for worker in WORKERS]) == [
+                read_stored_lease(store, initial_lease.key)
             ]
 
     def test_one_of_many_steals_is_applied(self, store: Store) -> None:
         """If many workers steal a lease at the same time, exactly one steal is applied."""
         for round_number in range(ROUNDS):
-            initial = create_owned_lease(store, key=f"shard-{round_number}")
-            assert write_concurrently(store, [StealLease(initial, worker) for worker in WORKERS]) == [
-                read_stored_lease(store, initial.key)
+            initial_lease = create_owned_lease(store, key=f"shard-{round_number}")
+            assert write_concurrently(store, [StealLease(initial_lease, worker) for worker in WORKERS]) == [
+                read_stored_lease(store, initial_lease.key)
             ]
 
     def test_renewal_or_one_claim_is_applied(self, store: Store) -> None:
         """If an owner renews a lease while many workers claim it, either the renewal or one claim is applied."""
         owner, *other_workers = WORKERS
-        initial = create_owned_lease(store, owner)
+        initial_lease = create_owned_lease(store, owner)
         applied_leases = write_concurrently(
-            store, [RenewLease(initial), *(ClaimLease(initial, worker) for worker in other_workers)]
+            store, [RenewLease(initial_lease), *(ClaimLease(initial_lease, worker) for worker in other_workers)]
         )
         assert applied_leases == [read_stored_lease(store)]
 
@@ -671,13 +695,13 @@ class RaceClauses:
     def test_one_of_many_claims_or_resets_is_applied(self, store: Store) -> None:
         """If many workers claim or reset a lease, only one write is applied, so no claim misses a confirmed reset."""
         for round_number in range(ROUNDS):
-            initial = create_unowned_lease(store, f"shard-{round_number}", Position("41"))
+            initial_lease = create_unowned_lease(store, f"shard-{round_number}", Position("41"))
             writes = [
                 write
                 for worker in WORKERS[1::2]
-                for write in (ResetLease(initial, TRIM_HORIZON), ClaimLease(initial, worker))
+                for write in (ResetLease(initial_lease, TRIM_HORIZON), ClaimLease(initial_lease, worker))
             ]
-            assert write_concurrently(store, writes) == [read_stored_lease(store, initial.key)]
+            assert write_concurrently(store, writes) == [read_stored_lease(store, initial_lease.key)]
 
     def test_concurrent_listings_do_not_disturb_writes(self, store: Store) -> None:
         """Concurrent listings never make an owner's write fail or disappear."""
@@ -706,11 +730,12 @@ class RaceClauses:
 
     def test_furthest_late_checkpoint_is_kept(self, store: Store) -> None:
         """If many late checkpoints are written at the same time, the furthest one is kept."""
-        initial = create_owned_lease(store)
+        initial_lease = create_owned_lease(store)
         write_concurrently(
-            store, [CheckpointLate(initial, Position(str(sequence_number))) for sequence_number in range(len(WORKERS))]
+            store,
+            [CheckpointLate(initial_lease, Position(str(sequence_number))) for sequence_number in range(len(WORKERS))],
         )
-        assert store.get([KEY]) == (evolve(initial, checkpoint=Position("31")),)
+        assert store.get([KEY]) == (evolve(initial_lease, checkpoint=Position("31")),)
 
 
 class StoreContract(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses, RaceClauses):

@@ -67,8 +67,8 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the parts of the display, from top to bottom."""
         stage, story = self._stage, self._story
-        seconds, chapter = f"  {story.elapsed_seconds:3.0f} s   ", f" {story.chapter} "
-        yield Text.assemble(("leasehold demo", "bold"), seconds, (chapter, "bold reverse"))
+        elapsed_text, chapter_text = f"  {story.elapsed_seconds:3.0f} s   ", f" {story.chapter} "
+        yield Text.assemble(("leasehold demo", "bold"), elapsed_text, (chapter_text, "bold reverse"))
         yield Text()
         # The latest sentence comes first, because a small terminal shows only the top of the display.
         yield from self._render_sentences(story.sentences[-1:], "bold")

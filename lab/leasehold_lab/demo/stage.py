@@ -87,9 +87,9 @@ class Stream:
         shard = max(
             self._list_open_shards(), key=lambda shard: (shard.id == shard_id, _hash_range_width(shard), shard.id)
         )
-        first, last = shard.hash_range or (0, 0)
+        first_key, last_key = shard.hash_range or (0, 0)
         self._client.split_shard(
-            StreamName=self.name, ShardToSplit=shard.id, NewStartingHashKey=str((first + last) // 2 + 1)
+            StreamName=self.name, ShardToSplit=shard.id, NewStartingHashKey=str((first_key + last_key) // 2 + 1)
         )
         self._wait_until_active()
         return shard.id
@@ -100,7 +100,7 @@ class Stream:
         If `shard_id` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
         ordered_shards = sorted(self._list_open_shards(), key=lambda shard: shard.hash_range or (0, 0))
-        left, right = min(
+        left_shard, right_shard = min(
             pairwise(ordered_shards),
             key=lambda pair: (
                 shard_id not in {pair[0].id, pair[1].id},
@@ -108,9 +108,9 @@ class Stream:
                 pair[0].id,
             ),
         )
-        self._client.merge_shards(StreamName=self.name, ShardToMerge=left.id, AdjacentShardToMerge=right.id)
+        self._client.merge_shards(StreamName=self.name, ShardToMerge=left_shard.id, AdjacentShardToMerge=right_shard.id)
         self._wait_until_active()
-        return left.id, right.id
+        return left_shard.id, right_shard.id
 
     def put(self, *rows: tuple[str, bytes]) -> None:
         """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected."""
@@ -145,8 +145,8 @@ def put_records(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str,
 
 
 def _hash_range_width(shard: Shard) -> int:
-    first, last = shard.hash_range or (0, 0)
-    return last - first
+    first_key, last_key = shard.hash_range or (0, 0)
+    return last_key - first_key
 
 
 def shorten_shard_id(shard: str) -> str:
@@ -353,16 +353,16 @@ class Stage:
             and max(lease_counts.values()) - min(lease_counts.values()) <= 1
         )
 
-    def verdict(self, sent: list[SentRecord]) -> RunVerdict:
+    def verdict(self, sent_records: list[SentRecord]) -> RunVerdict:
         """Return the judge's verdict on the history."""
-        return judge_finished_run(self.build_history(sent))
+        return judge_finished_run(self.build_history(sent_records))
 
-    def build_history(self, sent: list[SentRecord]) -> RunHistory:
+    def build_history(self, sent_records: list[SentRecord]) -> RunHistory:
         """Return the history so far, with the records that a producer sent."""
-        return evolve(self.history, sent=sent, parents=dict(self.stream.parents()), end=time.time())
+        return evolve(self.history, sent=sent_records, parents=dict(self.stream.parents()), end=time.time())
 
     def _read_table_and_events(self) -> None:
-        for event in (event for tail in self._tails for event in tail.read_new_items()):
+        for event in (event for file_tail in self._tails for event in file_tail.read_new_items()):
             self._record_event(event)
         self.leases, listing_time = self.store.list().leases, time.time()
         self.history.rows += [
@@ -376,8 +376,8 @@ class Stage:
             self.distinct_records.add((event.key, event.digest))
             self.handed[event.worker] += 1
 
-    def _record_incident(self, what: IncidentKind, subject: str = "", state: str = "") -> None:
-        self.history.incidents.append(Incident(time.time(), what, subject))
+    def _record_incident(self, kind: IncidentKind, subject: str = "", state: str = "") -> None:
+        self.history.incidents.append(Incident(time.time(), kind, subject))
         if state:
             self.workers[subject] = state
 

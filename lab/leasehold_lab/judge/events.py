@@ -265,10 +265,17 @@ def parse_event(line: str | bytes) -> ReadingEvent:
         worker, event, shard = (sys.intern(event_fields[name]) for name in ("worker", "event", "shard"))
         if event != "record":
             return ReadingEvent(event_fields["t"] / 1000, worker, event, shard)
-        place = (int(event_fields["sequence_number"]), int(event_fields["sub_sequence_number"]))
+        record_place = (int(event_fields["sequence_number"]), int(event_fields["sub_sequence_number"]))
         key = sys.intern(event_fields["partition_key"] or "")
         return ReadingEvent(
-            event_fields["t"] / 1000, worker, event, shard, place, key, event_fields["sha1"], event_fields.get("epoch")
+            event_fields["t"] / 1000,
+            worker,
+            event,
+            shard,
+            record_place,
+            key,
+            event_fields["sha1"],
+            event_fields.get("epoch"),
         )
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"it is no event: {error_summary(error)}") from error

@@ -72,9 +72,11 @@ class _FaultEffect:
     subjects: frozenset[str]
     note: str
 
-    def may_explain(self, since: float, until: float, subjects: frozenset[str]) -> bool:
+    def may_explain(self, since: float, until: float, shards_and_workers: frozenset[str]) -> bool:
         """Return whether the fault may explain an effect on these subjects between `since` and `until`."""
-        return self.begin < until and self.end > since and (not self.subjects or bool(self.subjects & subjects))
+        return (
+            self.begin < until and self.end > since and (not self.subjects or bool(self.subjects & shards_and_workers))
+        )
 
 
 @frozen
@@ -125,9 +127,9 @@ class Explanations:
 
     def explain_wait(self, wait: RecordWait) -> RecordWait:
         """Return a copy of the wait that contains the faults that explain it and the number of unexplained seconds."""
-        subjects = self._find_subjects_between(wait.shard, wait.since, wait.until)
+        shards_and_workers = self._find_subjects_between(wait.shard, wait.since, wait.until)
         relevant_faults = [
-            fault for fault in self._fault_effects if fault.may_explain(wait.since, wait.until, subjects)
+            fault for fault in self._fault_effects if fault.may_explain(wait.since, wait.until, shards_and_workers)
         ]
         explained_seconds, explained_until = 0.0, wait.since
         for fault in sorted(relevant_faults, key=lambda known_fault: known_fault.begin):
@@ -170,8 +172,10 @@ class Explanations:
                 or (record.process, record.shard) in reported_pairs
             ):
                 continue
-            subjects = self._find_subjects_between(record.shard, previous_dispatch.t, record.t)
-            if not any(fault.may_explain(previous_dispatch.t, record.t, subjects) for fault in self._fault_effects):
+            shards_and_workers = self._find_subjects_between(record.shard, previous_dispatch.t, record.t)
+            if not any(
+                fault.may_explain(previous_dispatch.t, record.t, shards_and_workers) for fault in self._fault_effects
+            ):
                 reported_pairs.add((record.process, record.shard))
                 description = (
                     f"{record.process} handed over {record.place[0]} of {record.shard} "
@@ -186,18 +190,18 @@ class Explanations:
         The last reader and the last owner before `since` are included.
         """
         shards = {shard, *self._history.parents.get(shard, ())}
-        subjects = set(shards)
+        shards_and_workers = set(shards)
         for relevant_shard in shards:
             readers = self._tenures.get(relevant_shard, ())
-            subjects |= {tenure.worker for tenure in readers if tenure.begin <= until and tenure.end >= since}
+            shards_and_workers |= {tenure.worker for tenure in readers if tenure.begin <= until and tenure.end >= since}
             last_reader = max(
                 (tenure for tenure in readers if tenure.end < since), key=lambda tenure: tenure.end, default=None
             )
-            subjects |= {last_reader.worker} if last_reader else set()
+            shards_and_workers |= {last_reader.worker} if last_reader else set()
             owners = self._owners.get(relevant_shard, [])
             first_index = max(0, bisect_left(owners, (since, "")) - 1)
-            subjects |= {owner for owned_since, owner in owners[first_index:] if owned_since <= until}
-        return frozenset(subjects)
+            shards_and_workers |= {owner for owned_since, owner in owners[first_index:] if owned_since <= until}
+        return frozenset(shards_and_workers)
 
 
 def check_everything_is_explained(run: JudgedRun) -> Iterator[Breach]:
@@ -356,5 +360,5 @@ def count_moves(run: JudgedRun) -> tuple[int, int]:
     return move_count, least_move_count
 
 
-def _find_reader_at(readers: list[Tenure], t: float) -> str | None:
-    return next((tenure.worker for tenure in reversed(readers) if tenure.begin < t <= tenure.end), None)
+def _find_reader_at(readers: list[Tenure], time: float) -> str | None:
+    return next((tenure.worker for tenure in reversed(readers) if tenure.begin < time <= tenure.end), None)

@@ -135,8 +135,8 @@ def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     if not finish_times and not run.limits.acknowledged:
         return
     positions: dict[str, list[PositionOrder]] = defaultdict(list)
-    for shard, place in sorted({(event.shard, event.place) for event in run.dispatches}):
-        positions[shard].append((1, *place))
+    for shard, record_place in sorted({(event.shard, event.place) for event in run.dispatches}):
+        positions[shard].append((1, *record_place))
     # For each record of a shard, in order, compute the time by which that record and all earlier ones were finished.
     all_finished_times = {
         shard: list(accumulate((finish_times[shard].get(order[1:], math.inf) for order in orders), max))
@@ -155,8 +155,8 @@ def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
                 and all_finished_times[shard][passed_count - 1] > write.t
             ):
                 unfinished_place = next(
-                    place
-                    for place, finished_at in zip(positions[shard], all_finished_times[shard], strict=True)
+                    record_place
+                    for record_place, finished_at in zip(positions[shard], all_finished_times[shard], strict=True)
                     if finished_at > write.t
                 )
                 description = f"{write.process} checkpointed {write.after.checkpoint.sequence} of {write.key}"
@@ -291,10 +291,10 @@ def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
     answers_by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda write_answer: write_answer.sent):
         answers_by_shard[answer.shard].append(answer)
-    for shard, shard_writes in answers_by_shard.items():
-        deletion_time = min((answer.sent for answer in shard_writes if answer.verb == "delete"), default=math.inf)
-        answers = [answer for answer in shard_writes if answer.t < deletion_time]
-        applied_answers = [answer for answer in answers if answer.done]
+    for shard, shard_answers in answers_by_shard.items():
+        deletion_time = min((answer.sent for answer in shard_answers if answer.verb == "delete"), default=math.inf)
+        answers_before_deletion = [answer for answer in shard_answers if answer.t < deletion_time]
+        applied_answers = [answer for answer in answers_before_deletion if answer.done]
         first_writers: dict[str, WriteAnswer] = {}
         for answer in applied_answers:
             if answer.version and answer.verb not in VERBS_WITHOUT_VERSION_CHANGE:
@@ -306,7 +306,7 @@ def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
                     )
                     break
         yield from _find_decrease("counter", applied_answers, applied_answers, lambda write_answer: write_answer.epoch)
-        reset_time = min((answer.sent for answer in shard_writes if answer.verb == "reset"), default=math.inf)
+        reset_time = min((answer.sent for answer in shard_answers if answer.verb == "reset"), default=math.inf)
         checkpoint_answers = [
             answer for answer in applied_answers if answer.verb in CHECKPOINT_VERBS and answer.t < reset_time
         ]
@@ -322,7 +322,7 @@ def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
             lambda write_answer: write_answer.checkpoint,
         )
         if run.limits.owned_checkpoints:
-            yield from check_checkpoints_after_takes(shard, answers)
+            yield from check_checkpoints_after_takes(shard, answers_before_deletion)
         yield from check_early_claims(run, shard, applied_answers)
 
 
@@ -336,15 +336,15 @@ def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
     answers_by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in run.history.answers:
         answers_by_shard[answer.shard].append(answer)
-    for shard, answers in answers_by_shard.items():
+    for shard, shard_answers in answers_by_shard.items():
         end_times = [
             write.t
-            for write in answers
+            for write in shard_answers
             if write.done and write.verb == "checkpoint" and write.checkpoint == SHARD_END_ORDER
         ]
         exempt_times = [
             answer.sent
-            for answer in answers
+            for answer in shard_answers
             if answer.verb == "reset"
             or (answer.verb == "delete" and answer.process == OPERATOR)
             or (answer.verb == "create" and answer.outcome == "unknown")
@@ -558,21 +558,21 @@ def list_reader_spans(
             # If another process is reading the shard when this reader stops, the other process remains the reader.
             if not any(other_reader.begin < reader.end < other_reader.end for other_reader in readers):
                 owners_with_times.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
-        for t, owner in sorted(owners_with_times, key=lambda time_and_owner: time_and_owner[0]):
-            _append_owner(spans.setdefault(shard, []), t, owner)
+        for time, owner in sorted(owners_with_times, key=lambda time_and_owner: time_and_owner[0]):
+            _append_owner(spans.setdefault(shard, []), time, owner)
     return spans
 
 
-def _append_owner(spans: OwnerSpans, t: float, owner: str | None) -> None:
+def _append_owner(spans: OwnerSpans, time: float, owner: str | None) -> None:
     if not spans or spans[-1][1] != owner:
-        spans.append((t, owner))
+        spans.append((time, owner))
 
 
-def find_owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
-    """Return the owners, at time `t`, of all leases that have not ended."""
+def find_owners_at(history: RunHistory, time: float) -> dict[str, str | None]:
+    """Return the owners, at time `time`, of all leases that have not ended."""
     spans = list_written_owner_spans(history).items()
     owners = {
-        key: next((owner for owned_since, owner in reversed(owners_of_lease) if owned_since <= t), NO_OWNER_NEEDED)
+        key: next((owner for owned_since, owner in reversed(owners_of_lease) if owned_since <= time), NO_OWNER_NEEDED)
         for key, owners_of_lease in spans
     }
     return {key: owner for key, owner in owners.items() if owner != NO_OWNER_NEEDED}

@@ -67,9 +67,9 @@ def find_lifetimes(incidents: Iterable[Incident]) -> tuple[ProcessLifetime, ...]
     return tuple(lifetimes)
 
 
-def find_workers_alive_at(lifetimes: Iterable[ProcessLifetime], t: float) -> frozenset[str]:
-    """Return the workers that are running at time `t` and have not been asked to drain."""
-    return frozenset(lifetime.worker for lifetime in lifetimes if lifetime.start <= t < lifetime.leaves)
+def find_workers_alive_at(lifetimes: Iterable[ProcessLifetime], time: float) -> frozenset[str]:
+    """Return the workers that are running at time `time` and have not been asked to drain."""
+    return frozenset(lifetime.worker for lifetime in lifetimes if lifetime.start <= time < lifetime.leaves)
 
 
 @frozen
@@ -116,10 +116,10 @@ class JudgedRun:
         """
         if self.limits.settled is None:
             return frozenset()
-        zombies = {
+        zombie_workers = {
             parse_worker_id(incident.subject) for incident in self.history.incidents if incident.what == "zombie"
         }
-        return find_workers_alive_at(self.lifetimes, self.limits.settled) - zombies
+        return find_workers_alive_at(self.lifetimes, self.limits.settled) - zombie_workers
 
     @cached_property
     def pauses(self) -> tuple[tuple[str, float, float], ...]:
@@ -283,8 +283,8 @@ class JudgedRun:
                         after=later_tenure.process,
                         how=earlier_tenure.how,
                         duplicates=len(repeated_places),
-                        since=sum((1, *place) > start_position for place, _ in earlier_records),
-                        replayed=sum((1, *place) <= start_position for place, _ in repeated_places),
+                        since=sum((1, *record_place) > start_position for record_place, _ in earlier_records),
+                        replayed=sum((1, *record_place) <= start_position for record_place, _ in repeated_places),
                     )
                 )
         return tuple(sorted(changes, key=lambda change: (change.t, change.shard)))

@@ -69,18 +69,20 @@ class TenureHistory:
         elif event.event in ENDINGS:
             self._close_tenure(tenure, event.t, event.event)
 
-    def end_tenures_of_dead_process(self, process: str, t: float) -> None:
-        """End all tenures of a process that died at time `t`."""
-        for tenure in [tenure for tenure in self._open.values() if tenure.process == process and tenure.begin <= t]:
-            self._close_tenure(tenure, t, "cut")
+    def end_tenures_of_dead_process(self, process: str, end_time: float) -> None:
+        """End all tenures of a process that died at time `end_time`."""
+        for tenure in [
+            tenure for tenure in self._open.values() if tenure.process == process and tenure.begin <= end_time
+        ]:
+            self._close_tenure(tenure, end_time, "cut")
 
     def find_reader(self, shard: str) -> str | None:
         """Return the worker that is reading this shard according to the events so far, or None if there is none."""
         return next((tenure.worker for tenure in self._open.values() if tenure.shard == shard), None)
 
-    def _close_tenure(self, tenure: Tenure | None, t: float, how: str) -> None:
+    def _close_tenure(self, tenure: Tenure | None, end_time: float, end_kind: str) -> None:
         if tenure is not None:
-            tenure.end, tenure.how = t, how
+            tenure.end, tenure.how = end_time, end_kind
             del self._open[tenure.process, tenure.shard]
 
 

@@ -65,7 +65,7 @@ def compute_digest(history: SimulatedHistory) -> str:
     digest = blake2b(digest_size=16)
     for value in (*history.first, *history.writes, *history.answers, *history.events, *history.incidents):
         digest.update(repr(_to_plain_tuples(value)).encode())
-    request_counts = sorted(history.requests.items()), [_to_plain_tuples(sent) for sent in history.sent]
+    request_counts = sorted(history.requests.items()), [_to_plain_tuples(sent_record) for sent_record in history.sent]
     row_counts = history.scanned, history.fetched, history.fetched_stale, history.swaps, history.faults
     digest.update(repr((request_counts, row_counts)).encode())
     return digest.hexdigest()

@@ -218,14 +218,16 @@ def _reshape_stream(world: World, reshape: Reshape) -> None:
     match reshape.what:
         case "double" | "split":
             for parent in shards if reshape.what == "double" else [shards[index]]:
-                first, last = parent.hash_range or (0, 0)
-                middle_hash = (first + last) // 2
-                low_child = create_shard(f"{parent.id}.0", first, middle_hash, parent.id)
-                source.end(parent.id, low_child, create_shard(f"{parent.id}.1", middle_hash + 1, last, parent.id))
+                first_key, last_key = parent.hash_range or (0, 0)
+                middle_hash = (first_key + last_key) // 2
+                low_child = create_shard(f"{parent.id}.0", first_key, middle_hash, parent.id)
+                source.end(parent.id, low_child, create_shard(f"{parent.id}.1", middle_hash + 1, last_key, parent.id))
         case "merge" if len(shards) > 1:
             left_parent, right_parent = shards[index : index + 2]
-            first, last = (left_parent.hash_range or (0, 0))[0], (right_parent.hash_range or (0, 0))[1]
-            child = create_shard(f"{left_parent.id}+{right_parent.id}", first, last, left_parent.id, right_parent.id)
+            first_key, last_key = (left_parent.hash_range or (0, 0))[0], (right_parent.hash_range or (0, 0))[1]
+            child = create_shard(
+                f"{left_parent.id}+{right_parent.id}", first_key, last_key, left_parent.id, right_parent.id
+            )
             source.end(left_parent.id, child)
             source.end(right_parent.id, child)
         case "merge":

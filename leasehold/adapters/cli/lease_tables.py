@@ -32,9 +32,9 @@ SHOWN_DIGITS = 15
 """The number of final digits of a sequence number that are shown. The 56 digits of Kinesis differ only at the end."""
 
 
-def tabulate_leases(table: WatchedTable, by: str | None, *, full: bool = False) -> TextTable:
+def tabulate_leases(table: WatchedTable, row_subject: str | None, *, full: bool = False) -> TextTable:
     """Return a table with one row per lease, worker or group, sorted. Checkpoints are shortened unless `full`."""
-    match by:
+    match row_subject:
         case "worker":
             return _make_group_rows("worker", lambda lease: lease.owner or "nobody", table)
         case "group":
@@ -94,9 +94,9 @@ def _format_lag(lag: FleetLag) -> str:
     return f"; lag {AT_LEAST} {lag.most:.1f} s" if lag.at_least else f"; lag {lag.most:.1f} s at most"
 
 
-def draw_page(table: WatchedTable, by: str | None, width: int) -> Group:
+def draw_page(table: WatchedTable, row_subject: str | None, width: int) -> Group:
     """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
-    drawn_table, hidden_columns = draw_table(tabulate_leases(table, by), width)
+    drawn_table, hidden_columns = draw_table(tabulate_leases(table, row_subject), width)
     total_text, problems = describe_totals_and_problems(table)
     hints = [format_hidden_columns_hint(hidden_columns)] if hidden_columns else []
     moves = (

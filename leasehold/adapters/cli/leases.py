@@ -216,7 +216,7 @@ def open_lag_source(url: str) -> Source:
 
 
 def _show_states(
-    states: Iterator[WatchedTable], by: RowSubject | None, *, watch: bool, as_json: bool, wide: bool
+    states: Iterator[WatchedTable], row_subject: RowSubject | None, *, watch: bool, as_json: bool, wide: bool
 ) -> int:
     """Show the first state, or with `watch` all states. Return the status number of the first state."""
     first_state = next(states)
@@ -228,17 +228,17 @@ def _show_states(
                 print(json.dumps(_convert_to_json(table)), flush=True)
                 continue
             # Print only the table to standard output, so that each line is a row. Other lines go to standard error.
-            print(format_as_plain_text(tabulate_leases(table, by, full=True)), flush=True)
+            print(format_as_plain_text(tabulate_leases(table, row_subject, full=True)), flush=True)
             total_text, problems = describe_totals_and_problems(table)
             print(total_text, *map(printable, problems), sep="\n", file=sys.stderr, flush=True)
         return first_state.status.number
     console = Console()
     if watch:
-        with Live(draw_page(first_state, by, console.width), console=console, auto_refresh=False) as live:
+        with Live(draw_page(first_state, row_subject, console.width), console=console, auto_refresh=False) as live:
             for table in states:
-                live.update(draw_page(table, by, console.width), refresh=True)
+                live.update(draw_page(table, row_subject, console.width), refresh=True)
     else:
-        console.print(draw_page(first_state, by, console.width))
+        console.print(draw_page(first_state, row_subject, console.width))
     return first_state.status.number
 
 

@@ -112,18 +112,18 @@ def find_sort_index(table: TextTable, view: LiveView) -> int:
     return next((index for index, column in enumerate(table.columns) if column.name == view.sort), 0)
 
 
-def find_selected_row(visible: TextTable, view: LiveView) -> int:
+def find_selected_row(visible_table: TextTable, view: LiveView) -> int:
     """Return the index of the selected row among the visible rows."""
-    return next((row_index for row_index, row in enumerate(visible.rows) if row[0] == view.selected), 0)
+    return next((row_index for row_index, row in enumerate(visible_table.rows) if row[0] == view.selected), 0)
 
 
-def apply_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
+def apply_key(view: LiveView, key: str, visible_table: TextTable) -> LiveView:
     """Return the view after a key press. Unknown keys leave the view unchanged.
 
     Args:
         view: The view before the key press.
         key: A character, or the name of a key.
-        visible: The rows that the view shows.
+        visible_table: The rows that the view shows.
     """
     if view.typing:
         match key:
@@ -143,21 +143,21 @@ def apply_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
         case "?", _:
             return evolve(view, page="help")
     if key in _ROW_STEPS or key in _END_ROWS:
-        if not visible.rows:
+        if not visible_table.rows:
             return view
-        last_index = len(visible.rows) - 1
+        last_index = len(visible_table.rows) - 1
         row_index = (
             _END_ROWS[key] % (last_index + 1)
             if key in _END_ROWS
-            else find_selected_row(visible, view) + _ROW_STEPS[key]
+            else find_selected_row(visible_table, view) + _ROW_STEPS[key]
         )
-        return evolve(view, selected=visible.rows[max(0, min(last_index, row_index))][0])
+        return evolve(view, selected=visible_table.rows[max(0, min(last_index, row_index))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
-    return _apply_table_key(view, key, visible)
+    return _apply_table_key(view, key, visible_table)
 
 
-def _apply_table_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
+def _apply_table_key(view: LiveView, key: str, visible_table: TextTable) -> LiveView:
     """Return the view of the table after a key press that sorts, filters, or opens rows."""
     match key:
         case "escape":
@@ -167,14 +167,16 @@ def _apply_table_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
         case "r":
             return evolve(view, is_reversed=not view.is_reversed)
         case "s":
-            column_names = [column.name for column in visible.columns]
+            column_names = [column.name for column in visible_table.columns]
             return evolve(
-                view, sort=column_names[(find_sort_index(visible, view) + 1) % len(column_names)], is_reversed=False
+                view,
+                sort=column_names[(find_sort_index(visible_table, view) + 1) % len(column_names)],
+                is_reversed=False,
             )
         case "b":
             return LiveView(ROW_SUBJECTS[(ROW_SUBJECTS.index(view.by) + 1) % len(ROW_SUBJECTS)])
-        case "enter" if visible.rows:
-            selected_key = visible.rows[find_selected_row(visible, view)][0]
+        case "enter" if visible_table.rows:
+            selected_key = visible_table.rows[find_selected_row(visible_table, view)][0]
             # For a worker or a group, show the table of its leases. For a lease, show its details.
             return LiveView(filter_text=selected_key) if view.by else evolve(view, page="lease", selected=selected_key)
         case _:
@@ -271,16 +273,16 @@ FRAME_LINES = 4
 SELECTED_STYLE = "reverse"
 
 
-def run_live_view(states: Iterable[WatchedTable], by: str | None, interval_seconds: float) -> None:
+def run_live_view(states: Iterable[WatchedTable], row_subject: str | None, interval_seconds: float) -> None:
     """Show each state of a table until the user leaves. The terminal is always restored.
 
     Args:
         states: Yields the states of the table. An exception of the iterator is raised again.
-        by: The initial subject of a row; None for a lease.
+        row_subject: The initial subject of a row; None for a lease.
         interval_seconds: The time between two reads, in seconds.
     """
     console = Console()
-    view = LiveView(by)
+    view = LiveView(row_subject)
     with (
         open_terminal_keys(sys.stdin.fileno()) as keys,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,

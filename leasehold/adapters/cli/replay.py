@@ -86,8 +86,8 @@ def command(  # noqa: PLR0917  one for each option
             dead_letter_sink = open_dead_letters(dead_letters)
             if since is not None:
                 raise ValueError("--from: it is only for dead letters in a stream")
-            with _open_delivery(handler, to) as deliver:
-                verdict = replay(dead_letter_sink, deliver, _print_failure)
+            with _open_delivery(handler, to) as call_handler:
+                verdict = replay(dead_letter_sink, call_handler, _print_failure)
         else:
             verdict = _replay_from_stream(dead_letters, store, since, handler, to)
     if as_json:
@@ -106,41 +106,47 @@ def command(  # noqa: PLR0917  one for each option
 
 
 def _replay_from_stream(
-    dead_letters: str, store: str, since: str | None, handler: str | None, to: str | None
+    dead_letters_url: str,
+    store_url: str,
+    start_text: str | None,
+    handler_name: str | None,
+    target_stream_url: str | None,
 ) -> ReplayVerdict:
-    start_position = TRIM_HORIZON if since is None else parse_initial_position(since, time.time(), "--from")
-    stream_url = dead_letters.partition("?")[0]
+    start_position = TRIM_HORIZON if start_text is None else parse_initial_position(start_text, time.time(), "--from")
+    stream_url = dead_letters_url.partition("?")[0]
     if not stream_url.startswith("kinesis://"):
         raise ValueError("--store: it is only for dead letters in a stream, kinesis://…")
     if start_position == LATEST:
         raise ValueError("--from: a replay begins at TRIM_HORIZON or at a time")
-    if to is not None and to.partition("?")[0] == stream_url:
+    if target_stream_url is not None and target_stream_url.partition("?")[0] == stream_url:
         raise ValueError("--to: the dead letters are in this stream; name another")
-    me = f"replay-{uuid4().hex[:12]}"
+    worker_id = f"replay-{uuid4().hex[:12]}"
     with (
-        _open_delivery(handler, to) as deliver,
-        closing(open_stream(dead_letters)) as sink,
-        closing(open_source(dead_letters)) as source,
-        closing(open_store(store)) as table,
+        _open_delivery(handler_name, target_stream_url) as call_handler,
+        closing(open_stream(dead_letters_url)) as sink,
+        closing(open_source(dead_letters_url)) as source,
+        closing(open_store(store_url)) as table,
     ):
         own_store, letter_source = (
             exclusive_table(table, "replay", f"replay of {stream_url}"),
-            DeadLetterSource(source, me),
+            DeadLetterSource(source, worker_id),
         )
-        worker = Worker(store=own_store, source=letter_source, me=me, config=Config(initial_position=start_position))
-        return replay_stream(worker, sink, deliver, _print_failure)
+        worker = Worker(
+            store=own_store, source=letter_source, me=worker_id, config=Config(initial_position=start_position)
+        )
+        return replay_stream(worker, sink, call_handler, _print_failure)
 
 
 @contextmanager
-def _open_delivery(handler: str | None, to: str | None) -> Iterator[CallHandler]:
-    if to is not None:
-        stream = open_stream(to)
+def _open_delivery(handler_name: str | None, target_stream_url: str | None) -> Iterator[CallHandler]:
+    if target_stream_url is not None:
+        stream = open_stream(target_stream_url)
         with closing(stream):
             yield stream.put_back
         return
     # Create a `Handling`, which checks the handler in the same way as for `consume`.
-    with HandlerCaller(Handling(load_function(handler or "")).handler) as calls:
-        yield calls.deliver
+    with HandlerCaller(Handling(load_function(handler_name or "")).handler) as handler_caller:
+        yield handler_caller.deliver
 
 
 def _print_failure(name: str, reason: str) -> None:

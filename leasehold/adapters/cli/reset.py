@@ -59,7 +59,7 @@ def parse_resets(text: bytes) -> tuple[PlannedReset, ...]:
 
 
 def plan_moves_from_resets(
-    plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]
+    plan: Iterable[PlannedReset], leases: Iterable[Lease], keys_with_live_owner: Collection[str]
 ) -> tuple[Move, ...]:
     """Return the moves of a plan. A move is refused if the lease's checkpoint has changed since the plan was made.
 
@@ -71,7 +71,7 @@ def plan_moves_from_resets(
     for planned_reset in plan:
         if planned_reset.key not in leases_by_key:
             raise ValueError(f"--plan: there is no lease {planned_reset.key!r}; is it the plan of another store?")
-        (move,) = planned_resets((leases_by_key[planned_reset.key],), planned_reset.wanted, live)
+        (move,) = planned_resets((leases_by_key[planned_reset.key],), planned_reset.wanted, keys_with_live_owner)
         current_checkpoint = leases_by_key[planned_reset.key].checkpoint
         refusal_reason = (
             f"its checkpoint is {format_position(current_checkpoint)}, "
@@ -143,15 +143,17 @@ def command(  # noqa: PLR0917  one for each option
         if plan is not None and key:
             raise ValueError("--key: a plan already names its leases")
         # Check all options before opening the store.
-        position = None if to is None else _position_from_options(to, timestamp_ms, sub, offset, keys=len(key or ()))
+        position = (
+            None if to is None else _position_from_options(to, timestamp_ms, sub, offset, key_count=len(key or ()))
+        )
         shift_seconds = 0.0 if shift_by is None else parse_shift_seconds(shift_by)
-        resets: tuple[PlannedReset, ...] = ()
+        planned_reset_list: tuple[PlannedReset, ...] = ()
         if plan is not None:
             try:
-                resets = parse_resets(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
+                planned_reset_list = parse_resets(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
             except OSError as error:
                 raise ValueError(f"--plan: {error}") from None
-            for planned_reset in resets:
+            for planned_reset in planned_reset_list:
                 _reject_position(planned_reset.wanted, f"--plan: lease {planned_reset.key!r}")
         with closing(open_store(store, create=False, write=not dry_run)) as open_table:
             leases = read_leases(open_table, "store")
@@ -164,26 +166,32 @@ def command(  # noqa: PLR0917  one for each option
             if position is not None:
                 moves = planned_resets(leases, position, keys_with_live_owner)
             elif plan is not None:
-                moves = plan_moves_from_resets(resets, leases, keys_with_live_owner)
+                moves = plan_moves_from_resets(planned_reset_list, leases, keys_with_live_owner)
             else:
                 moves = _plan_shifted_moves(leases, shift_seconds, keys_with_live_owner)
             results = moves if dry_run else tuple(reset(open_table, move, insist=even_if_owned) for move in moves)
             raise print_moves(results, dry_run=dry_run, as_json=as_json)
 
 
-def _position_from_options(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
-    if (find_named_position(to) == "AT_TIMESTAMP") != (timestamp_ms is not None):
+def _position_from_options(
+    position_text: str, timestamp_ms: int | None, sub_sequence_number: int, offset: str, *, key_count: int
+) -> Position:
+    if (find_named_position(position_text) == "AT_TIMESTAMP") != (timestamp_ms is not None):
         raise ValueError("--timestamp-ms: give it with --to AT_TIMESTAMP, and only then")
-    if to.isascii() and to.isdigit():
-        position = Position(to, sub, offset)
+    if position_text.isascii() and position_text.isdigit():
+        position = Position(position_text, sub_sequence_number, offset)
     elif timestamp_ms is not None:
         position = at_timestamp(check_time_ms(timestamp_ms, "--timestamp-ms"))
     else:
-        position = SHARD_END if find_named_position(to) == "SHARD_END" else parse_initial_position(to, time(), "--to")
+        position = (
+            SHARD_END
+            if find_named_position(position_text) == "SHARD_END"
+            else parse_initial_position(position_text, time(), "--to")
+        )
     _reject_position(position, "--to" if timestamp_ms is None else "--timestamp-ms")
-    if (sub or offset) and not position.numbered:
+    if (sub_sequence_number or offset) and not position.numbered:
         raise ValueError("--sub and --offset: they go with a sequence number")
-    if position.numbered and keys != 1:
+    if position.numbered and key_count != 1:
         raise ValueError("--to: a sequence number belongs to one shard; name its lease with --key")
     return position
 
@@ -196,7 +204,9 @@ def _reject_position(position: Position, field: str) -> None:
         raise ValueError(f"{field}: a lease ends only when its shard has been read to the end")
 
 
-def _plan_shifted_moves(leases: tuple[Lease, ...], shift_seconds: float, live: frozenset[str]) -> tuple[Move, ...]:
+def _plan_shifted_moves(
+    leases: tuple[Lease, ...], shift_seconds: float, keys_with_live_owner: frozenset[str]
+) -> tuple[Move, ...]:
     """Return the moves that set each unfinished lease to the time of its checkpoint plus this many seconds."""
     now = time()
     moves: list[Move] = []
@@ -214,6 +224,6 @@ def _plan_shifted_moves(leases: tuple[Lease, ...], shift_seconds: float, live: f
                 "set a time with --to, or name other leases with --key"
             )
         moves += planned_resets(
-            (lease,), at_timestamp(round(min(now, checkpoint_seconds + shift_seconds) * 1000)), live
+            (lease,), at_timestamp(round(min(now, checkpoint_seconds + shift_seconds) * 1000)), keys_with_live_owner
         )
     return tuple(moves)

@@ -271,19 +271,19 @@ class Cursor:
         if expired:
             return AwaitEvent()
         # Deliver the rows in memory before reading more. This limits memory use and keeps the rows in order.
-        read = self.read.order
-        if can_deliver and read > self.delivered.order:
+        read_order = self.read.order
+        if can_deliver and read_order > self.delivered.order:
             return DeliverRows()
-        if not can_read or read >= self.until.order:
+        if not can_read or read_order >= self.until.order:
             return AwaitEvent()
         return ReadBatch() if self.reader_open else OpenReader(self.read)
 
     def _check_marks(self) -> None:
-        delivered = self.delivered.order
-        if not self.committed.order <= self.acknowledged.order <= delivered <= self.read.order:
+        delivered_order = self.delivered.order
+        if not self.committed.order <= self.acknowledged.order <= delivered_order <= self.read.order:
             mark_names = "committed, acknowledged, delivered, read"
-            marks = self.committed, self.acknowledged, self.delivered, self.read
-            raise ValueError(f"cursor: {mark_names} must not fall in this order: {', '.join(map(str, marks))}")
+            mark_positions = self.committed, self.acknowledged, self.delivered, self.read
+            raise ValueError(f"cursor: {mark_names} must not fall in this order: {', '.join(map(str, mark_positions))}")
 
 
 class ShardReader:

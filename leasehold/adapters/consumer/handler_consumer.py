@@ -317,7 +317,7 @@ class HandlerConsumer(BatchConsumer):
             case DeadLetterCall(piece, batch, error):
                 return self._after_dead_letter(piece, batch, error, fault, now)
             case FinalCheckpointCall(ended):
-                return self._after_final_checkpoint(fault, now, ended=ended)
+                return self._after_final_checkpoint(fault, now, shard_ended=ended)
             case _ as unexpected_purpose:
                 assert_never(unexpected_purpose)
 
@@ -434,18 +434,18 @@ class HandlerConsumer(BatchConsumer):
             lambda: None if final_checkpoint is None else final_checkpoint(final_call), FinalCheckpointCall(ended), now
         )
 
-    def _after_final_checkpoint(self, fault: Exception | None, now: float, *, ended: bool) -> StepResult:
+    def _after_final_checkpoint(self, fault: Exception | None, now: float, *, shard_ended: bool) -> StepResult:
         holding, state = self.holding, self._state
         if holding.lease.checkpoint.ended:
             self._worker.hurry()
             return CloseShard("shard-ended")
         state.checkpoint_moved(holding.lease.checkpoint)
-        if ended or fault is not None:
+        if shard_ended or fault is not None:
             # Read the unacknowledged records again even if the lease is to be released, because the next owner may
             # withdraw its request. In that case, the handler must continue from the checkpoint.
             self._reread_unacknowledged()
-        if not ended or isinstance(fault, Ending | Withdrawn):
-            state.skip_final_checkpoint = not ended
+        if not shard_ended or isinstance(fault, Ending | Withdrawn):
+            state.skip_final_checkpoint = not shard_ended
             return now if holding.releasing else RequestRelease()
         wait_seconds, error_suffix = state.end_not_checkpointed(), f": {error_summary(fault)}" if fault else ""
         log.warning(

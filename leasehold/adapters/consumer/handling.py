@@ -567,19 +567,19 @@ def with_metrics(worker: Worker, handling: Handling, meter: Meter | None) -> Han
         return handling
     metrics = WorkerMetrics(worker, cast("Any", meter))
 
-    def measure(holding: Holding, batch: Batch) -> None:
+    def measure_batch(holding: Holding, batch: Batch) -> None:
         try:
             metrics.read(holding, batch)
         finally:  # call the user's callback even if the metrics fail
             handling.measure(holding, batch)
 
-    def slow(holding: Holding, seconds: float) -> None:
+    def report_slow_call(holding: Holding, seconds: float) -> None:
         try:
             metrics.slow(holding)
         finally:
             handling.slow(holding, seconds)
 
-    def dead_lettered(holding: Holding, error: Exception) -> None:
+    def report_dead_letter(holding: Holding, error: Exception) -> None:
         try:
             metrics.dead_lettered(holding)
         finally:
@@ -589,9 +589,9 @@ def with_metrics(worker: Worker, handling: Handling, meter: Meter | None) -> Han
     has_default_measure = handling.measure is fields(Handling).measure.default
     return evolve(
         handling,
-        measure=metrics.read if has_default_measure else measure,
-        slow=slow,
-        dead_lettered=dead_lettered,
+        measure=metrics.read if has_default_measure else measure_batch,
+        slow=report_slow_call,
+        dead_lettered=report_dead_letter,
     )
 
 

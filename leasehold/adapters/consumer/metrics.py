@@ -143,10 +143,12 @@ class WorkerMetrics:
 
     def lease_lag_is_lower_bound(self) -> Iterable[Observation]:
         """Return, for each held lease, 1 if its `millis_behind_latest` is a lower bound, otherwise 0."""
-        now, wall = self._worker.clock(), time.time()
-        held_progress = [(holding.lease, holding.progress.progress(now, wall)) for holding in self._worker.holdings]
+        now, wall_time = self._worker.clock(), time.time()
+        held_progress = [
+            (holding.lease, holding.progress.progress(now, wall_time)) for holding in self._worker.holdings
+        ]
         return [
-            Observation(int(progress.lag_may_be_larger(wall, held=True)), self._labels(lease))
+            Observation(int(progress.lag_may_be_larger(wall_time, is_held=True)), self._labels(lease))
             for lease, progress in held_progress
             if progress.behind is not None
         ]
@@ -179,13 +181,13 @@ class WorkerMetrics:
 
     def _current_leases(self) -> list[Lease]:
         """Return this worker's leases from memory, and all other leases as last read from the table."""
-        now, wall = self._worker.clock(), time.time()
+        now, wall_time = self._worker.clock(), time.time()
         own_leases = {
             holding.key: evolve(
                 holding.lease.watched(
                     max(0.0, now - holding.confirmed_at), holding.lease.held, holding.lease.next_owner_idle
                 ),
-                annotations=((PROGRESS_ANNOTATION, holding.progress.progress(now, wall).note),),
+                annotations=((PROGRESS_ANNOTATION, holding.progress.progress(now, wall_time).note),),
             )
             for holding in self._worker.holdings
         }

@@ -99,14 +99,14 @@ class ConsumerPort(ABC):
 
     # Starting to read
 
-    def find_start(self, stored: Callable[[], Position | None]) -> Position | None:
+    def find_start(self, get_lease_start: Callable[[], Position | None]) -> Position | None:
         """Return the position at which to begin, or None if the lease was lost in the meantime.
 
         Args:
-            stored: A function that returns the start position according to the lease, or None if the lease was lost.
-                The function may write to the lease table.
+            get_lease_start: A function that returns the start position according to the lease, or None if the lease
+                was lost. The function may write to the lease table.
         """
-        return stored()
+        return get_lease_start()
 
     @abstractmethod
     def start_at(self, start: Position, now: float) -> None:

@@ -170,8 +170,8 @@ class ReaderState:
     def parents_pending(self) -> float:
         """Record that a parent shard is not done. Return how long to wait before checking again."""
         # The waits grow, because a parent may take hours and each check reads rows of the table.
-        wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
-        return wait
+        wait_seconds, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
+        return wait_seconds
 
     def reading_begun(self) -> None:
         """Record that the first reader was opened."""

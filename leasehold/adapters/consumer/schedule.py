@@ -158,15 +158,15 @@ class Schedule:
 
         The schedule must have been started with `start`.
         """
-        added = ScheduledStep(key, step, max(due, self._scheduler.clock()), replace_after)
+        scheduled_step = ScheduledStep(key, step, max(due, self._scheduler.clock()), replace_after)
         with self._lock:
-            previous = self._steps.get(key)
-            if previous is None:
-                self._steps[key] = added
-                self._push(added)
+            previous_step = self._steps.get(key)
+            if previous_step is None:
+                self._steps[key] = scheduled_step
+                self._push(scheduled_step)
             else:
-                previous.successor = added
-                self._wake(previous)  # the previous step may not be due for hours
+                previous_step.successor = scheduled_step
+                self._wake(previous_step)  # the previous step may not be due for hours
             new_task = self._assign_task()
         self._start_or_report(new_task)
 
@@ -241,15 +241,15 @@ class Schedule:
             return [function(item) for item in argument_list]
         results: dict[int, R] = {}
         faults: list[BaseException] = []
-        end_queue, pending = self._scheduler.queue(), [*range(len(argument_list))]
+        end_queue, pending_indices = self._scheduler.queue(), [*range(len(argument_list))]
 
         def apply(index: int) -> None:
             try:
                 results[index] = function(argument_list[index])
             except BaseException as fault:  # noqa: BLE001  raised again in the caller of `map`
                 faults.append(fault)
-            pending.pop()
-            if not pending:
+            pending_indices.pop()
+            if not pending_indices:
                 end_queue.put(True)
 
         for index in range(len(argument_list)):

@@ -77,11 +77,13 @@ class Slice:
 
     def cut_batch(self, batch: Batch) -> Batch:
         """Return the part of the batch that belongs to the slice (rule 3)."""
-        since, until = self.since_ms / 1000, self.until_ms / 1000
+        begin_seconds, end_seconds = self.since_ms / 1000, self.until_ms / 1000
         # Most batches lie completely within the slice. Return them unchanged, with their columns.
-        if all(arrived is None or since <= arrived < until for arrived in batch.arrival_times):
+        if all(
+            arrival_time is None or begin_seconds <= arrival_time < end_seconds for arrival_time in batch.arrival_times
+        ):
             return batch
-        return batch.select_arrived_between(since, until)
+        return batch.select_arrived_between(begin_seconds, end_seconds)
 
     @property
     def note(self) -> str:
@@ -178,17 +180,18 @@ class SliceReader:
         # Arrival times are not strictly in order. Only a record that arrived later than `until` by at least the margin
         # shows that no more records of the slice follow.
         is_past_end = any(
-            time is not None and time >= self._until_seconds + ARRIVAL_MARGIN_SECONDS for time in batch.arrival_times
+            arrival_time is not None and arrival_time >= self._until_seconds + ARRIVAL_MARGIN_SECONDS
+            for arrival_time in batch.arrival_times
         )
         is_over = batch.ended or is_past_end
         if not is_over and self._settled_shard is not None:
-            last_position, arrived = self._settled_shard.last, self._settled_shard.arrived
+            last_position, last_arrival_time = self._settled_shard.last, self._settled_shard.arrived
             if last_position is None:
                 # The slice is over if a read that began after `until` returned no records and was at the tip.
                 is_over = batch.end is None and batch.behind_seconds == 0
             else:
                 # If the last record of this shard arrived before the slice begins, nothing has to be read.
-                ends_before_slice = arrived is not None and arrived * 1000 < self._slice.begin.sub
+                ends_before_slice = last_arrival_time is not None and last_arrival_time * 1000 < self._slice.begin.sub
                 is_over = ends_before_slice or self._reached_position.order >= last_position.order
         return evolve(self._slice.cut_batch(batch), ended=is_over)
 
@@ -252,8 +255,8 @@ def run_slice(
     limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes, "readers": readers}
     runner = Runner(worker, counter.handling, meter=meter, executor=executor, **limits)
     on_runner_created(runner)
-    finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=check_seconds)
-    return SliceVerdict(finished, counter.records, counter.letters, counter.shards)
+    is_finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=check_seconds)
+    return SliceVerdict(is_finished, counter.records, counter.letters, counter.shards)
 
 
 def run_until(
@@ -318,13 +321,15 @@ class SliceCounter:
         self.records = self.letters = self.shards = 0
         lock, user_dead_letter = threading.Lock(), user_handling.dead_letter
 
-        def count(result: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
+        def count(result: Awaitable[None] | None, records: int, dead_letter_count: int) -> Awaitable[None] | None:
             """Count the records once they are done. A result other than None fails the batch."""
             if inspect.isawaitable(result):
 
                 async def await_and_count() -> None:
                     handler_result = cast("object", await result)
-                    return cast("None", count(None, records, letters) if handler_result is None else handler_result)
+                    return cast(
+                        "None", count(None, records, dead_letter_count) if handler_result is None else handler_result
+                    )
 
                 return await_and_count()
             # If the handler is a coroutine function, its records are counted above, when the coroutine has finished. A
@@ -332,7 +337,7 @@ class SliceCounter:
             if result is None:
                 with lock:  # handlers of several shards run at the same time
                     self.records += records
-                    self.letters += letters
+                    self.letters += dead_letter_count
             return result
 
         def handle(delivery: Delivery) -> Awaitable[None] | None:
@@ -343,11 +348,11 @@ class SliceCounter:
                 None if user_dead_letter is None else count(user_dead_letter(delivery, error), 0, len(delivery.records))
             )
 
-        def observe(happening: ShardEvent, holding: Holding) -> None:
-            if happening == "shard-ended":
+        def observe(shard_event: ShardEvent, holding: Holding) -> None:
+            if shard_event == "shard-ended":
                 with lock:
                     self.shards += 1
-            user_handling.observer(happening, holding)
+            user_handling.observer(shard_event, holding)
 
         self.handling = evolve(
             user_handling,

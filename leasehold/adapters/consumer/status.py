@@ -95,14 +95,14 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
         and not progress.is_put_aside(now, annotation_limit_seconds)
     ):
         return LeaseLag(moves=progress.moves + 1)  # another library reads the lease now, and writes no annotations
-    seconds = progress.lag(now, held=is_held and written_by_owner)
+    seconds = progress.lag(now, is_held=is_held and written_by_owner)
     return LeaseLag(
         seconds=None if seconds is None else round(seconds, 3),
         end=progress.end and is_held and written_by_owner and now - (progress.done or now) <= annotation_limit_seconds,
         age=None if progress.arrived is None else round(max(0.0, progress.at - progress.arrived), 3),
         host=progress.host if written_by_owner else "",
         moves=progress.moves + (lease.owner is not None and not written_by_owner),
-        at_least=progress.lag_may_be_larger(now, held=is_held and written_by_owner),
+        at_least=progress.lag_may_be_larger(now, is_held=is_held and written_by_owner),
     )
 
 
@@ -268,14 +268,17 @@ class GroupWatch:
     began: float = math.inf
     at: float = math.inf
 
-    def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
-        """Return the window after one more read of the table. `at` is the time of that read by a monotonic clock."""
+    def after(self, read_time: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
+        """Return the window after one more read of the table.
+
+        `read_time` is the time of that read by a monotonic clock.
+        """
         lease_watches = {
-            lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
+            lease.key: self.leases.get(lease.key, LeaseWatch()).after(read_time, lease, lags[lease.key])
             for lease in leases
             if lease.key in lags
         }
-        return GroupWatch(lease_watches, min(self.began, at), at)
+        return GroupWatch(lease_watches, min(self.began, read_time), read_time)
 
     @property
     def seconds(self) -> float:
@@ -444,15 +447,15 @@ def _unowned_status(
     lease: Lease, progress: Progress | None, unrenewed_seconds: float, limit_seconds: float, watched_seconds: float
 ) -> Status:
     """Return the status of a lease that had no owner, or was not renewed by its owner, for this many seconds."""
-    subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
+    owner_text = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
     if unrenewed_seconds > limit_seconds:
         fault = f"; the last fault: {progress.cause}" if progress is not None and progress.cause else ""
-        return Status("ORPHAN", f"{subject} for {unrenewed_seconds:.0f} s, and no other worker takes it{fault}")
+        return Status("ORPHAN", f"{owner_text} for {unrenewed_seconds:.0f} s, and no other worker takes it{fault}")
     if watched_seconds <= 0:
-        return Status("UNKNOWN", f"{subject}; one look does not tell for how long: watch it (--watch)")
+        return Status("UNKNOWN", f"{owner_text}; one look does not tell for how long: watch it (--watch)")
     return Status(
         "UNKNOWN",
-        f"{subject} for {unrenewed_seconds:.0f} s as far as was observed; "
+        f"{owner_text} for {unrenewed_seconds:.0f} s as far as was observed; "
         f"a worker should renew or take it within {limit_seconds:.0f} s",
     )
 
@@ -530,9 +533,9 @@ def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
     if not statuses:
         return Status("UNKNOWN", "the table has no leases")
     # If one shard is not read, the group is faulty, no matter how many others are read.
-    worst = max(statuses.values(), key=lambda candidate: candidate.number)
-    worst_keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
-    if worst.ok:
+    worst_status = max(statuses.values(), key=lambda candidate: candidate.number)
+    worst_keys = sorted(key for key, status in statuses.items() if status.word == worst_status.word)
+    if worst_status.ok:
         return Status("OK", f"{len(worst_keys)} leases are read, and do not fall behind")
     share_text = f"{len(worst_keys)} of {len(statuses)} leases"
-    return evolve(worst, says=f"{share_text}, {worst_keys[0]} first: {statuses[worst_keys[0]].says}")
+    return evolve(worst_status, says=f"{share_text}, {worst_keys[0]} first: {statuses[worst_keys[0]].says}")

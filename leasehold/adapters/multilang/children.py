@@ -383,8 +383,8 @@ class ChildProcesses:
         lock = self._get_lock(shard)
         # Request the lock now. Otherwise the shard's next child could start before this child is ended.
         lock_acquisition = asyncio.ensure_future(lock.acquire())
-        done, _ = await asyncio.wait({lock_acquisition}, timeout=LEASE_MOVING_SECONDS)
-        if not done and (child := self._children.get(shard)) is not None:
+        finished_tasks, _ = await asyncio.wait({lock_acquisition}, timeout=LEASE_MOVING_SECONDS)
+        if not finished_tasks and (child := self._children.get(shard)) is not None:
             # Kill the child, because another worker may already process the same records, and the shard's next child
             # cannot start until this one has ended.
             log.warning(

@@ -146,7 +146,7 @@ def live_keys_by_table(
     )
 
 
-def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) -> Outcome:
+def force_checkpoint(store: Store, stored_lease: Lease, lease: Lease, command_name: str, *, insist: bool) -> Outcome:
     """Set the stored lease's checkpoint to that of `lease`, and raise the stored epoch to that of `lease`.
 
     If the lease has an owner, a first write removes the owner, and a second one sets the checkpoint. The row is never
@@ -155,13 +155,15 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
 
     Args:
         store: The store.
-        stored: The lease that the table has now.
+        stored_lease: The lease that the table has now.
         lease: The lease to store.
-        me: The name of the command, which is written in place of a worker's name.
+        command_name: The name of the command, which is written in place of a worker's name.
         insist: Whether to try again if the owner renews between the two writes.
     """
     for _ in range(_ATTEMPTS if insist else 1):
-        outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
+        outcome = (
+            Done(stored_lease) if stored_lease.owner is None else store.write(ReleaseLease(stored_lease, command_name))
+        )
         if isinstance(outcome, Done):
             # Take the meaning of LATEST and the stream's incarnation from `lease`. If `lease` has neither, the next
             # owner writes them (L13). Remove the progress that the last owner wrote, because it describes another
@@ -170,14 +172,14 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
             names_to_write = (
                 name
                 for name in annotation_names
-                if stored.annotation(name) is not None or lease.annotation(name) is not None
+                if stored_lease.annotation(name) is not None or lease.annotation(name) is not None
             )
             annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in names_to_write)
             outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, annotations, epoch=lease.epoch))
         if isinstance(outcome, Done) or outcome.lease is None:
             return outcome
-        stored = outcome.lease
-    return Lost(lease.key, stored)
+        stored_lease = outcome.lease
+    return Lost(lease.key, stored_lease)
 
 
 def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
@@ -197,30 +199,32 @@ def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
 # From one store to another
 
 
-def rename_prefix(leases: Iterable[Lease], removed: str, added: str, stream: str | None = None) -> tuple[Lease, ...]:
-    """Return the leases whose keys start with `removed`, with this prefix replaced in their own and parents' keys.
+def rename_prefix(
+    leases: Iterable[Lease], old_prefix: str, new_prefix: str, stream: str | None = None
+) -> tuple[Lease, ...]:
+    """Return the leases whose keys start with `old_prefix`, with this prefix replaced in their own and parents' keys.
 
     Args:
         leases: The leases.
-        removed: The prefix to remove.
-        added: The prefix to add.
+        old_prefix: The prefix to remove.
+        new_prefix: The prefix to add.
         stream: The stream of the renamed leases. By default it is taken from the key if a prefix is replaced, and
             otherwise stays the same.
     """
 
-    def renamed_key(key: str) -> str:
-        return added + key.removeprefix(removed)
+    def replace_prefix(key: str) -> str:
+        return new_prefix + key.removeprefix(old_prefix)
 
-    def rename(lease: Lease) -> Lease:
-        key = renamed_key(lease.key)
+    def rename_lease(lease: Lease) -> Lease:
+        key = replace_prefix(lease.key)
         # The shard's id has no prefix. A store that has no field for the shard's id returns the lease key instead,
         # including the prefix.
-        shard = lease.key.removeprefix(removed) if lease.shard == lease.key else lease.shard
-        prefix = key.removesuffix(shard).removesuffix(":") if removed or added else lease.stream
-        parents = tuple(map(renamed_key, lease.parents))
+        shard = lease.key.removeprefix(old_prefix) if lease.shard == lease.key else lease.shard
+        prefix = key.removesuffix(shard).removesuffix(":") if old_prefix or new_prefix else lease.stream
+        parents = tuple(map(replace_prefix, lease.parents))
         return evolve(lease, key=key, shard=shard, parents=parents, stream=prefix if stream is None else stream)
 
-    return tuple(rename(lease) for lease in leases if lease.key.startswith(removed))
+    return tuple(rename_lease(lease) for lease in leases if lease.key.startswith(old_prefix))
 
 
 def planned_copies(
@@ -251,28 +255,28 @@ def planned_copies(
 
 
 def _planned_copy(
-    lease: Lease, stored: Lease | None, keys_with_live_owner: Collection[str], *, counts_owners: bool
+    lease: Lease, stored_lease: Lease | None, keys_with_live_owner: Collection[str], *, counts_owners: bool
 ) -> Move:
-    if stored is None:
+    if stored_lease is None:
         return Move("create", lease, None)
-    move = Move("forward", lease, stored)
-    if stored.checkpoint == lease.checkpoint:
+    move = Move("forward", lease, stored_lease)
+    if stored_lease.checkpoint == lease.checkpoint:
         # A finished lease is never read again, so its fencing number doesn't matter.
-        if stored.ended or not (counts_owners and _epoch_is_smaller(stored, lease)):
+        if stored_lease.ended or not (counts_owners and _epoch_is_smaller(stored_lease, lease)):
             return evolve(move, do="same")
         move = evolve(move, do="raise")
-    elif stored.checkpoint.order > lease.checkpoint.order:
+    elif stored_lease.checkpoint.order > lease.checkpoint.order:
         return move.refused("a later checkpoint is stored there")
-    elif stored.checkpoint.order == lease.checkpoint.order:
+    elif stored_lease.checkpoint.order == lease.checkpoint.order:
         return move.refused("another start is stored there")
-    if stored.key in keys_with_live_owner:
-        return move.refused(f"{stored.owner} is working on it")
+    if stored_lease.key in keys_with_live_owner:
+        return move.refused(f"{stored_lease.owner} is working on it")
     return move
 
 
-def _epoch_is_smaller(stored: Lease, lease: Lease) -> bool:
+def _epoch_is_smaller(stored_lease: Lease, lease: Lease) -> bool:
     """Return whether the next owner could get a fencing number that an earlier owner may have had."""
-    return stored.epoch < lease.epoch
+    return stored_lease.epoch < lease.epoch
 
 
 def copy_lease(target: Store, move: Move, *, insist: bool = False) -> Move:
@@ -318,17 +322,17 @@ def planned_resets(
 ) -> tuple[Move, ...]:
     """Return the moves that would set these leases to one position, refusing those in `keys_with_live_owner`."""
     moves = []
-    for stored in sorted(leases, key=lambda lease: lease.key):
-        lease = without_owner(stored, position)
-        moves_forward = position.order > stored.checkpoint.order and position.numbered
-        move = Move("forward" if moves_forward else "back", lease, stored)
+    for stored_lease in sorted(leases, key=lambda lease: lease.key):
+        lease = without_owner(stored_lease, position)
+        moves_forward = position.order > stored_lease.checkpoint.order and position.numbered
+        move = Move("forward" if moves_forward else "back", lease, stored_lease)
         # If the row names its stream, write the row even if the position stays the same, because the stream may have
         # been recreated.
-        names_stream = stored.annotation(INCARNATION) not in {None, SETTLED_VALUE}
-        if stored.checkpoint == position and stored.checkpoint.token == position.token and not names_stream:
-            move = Move("same", lease, stored)
-        elif stored.key in keys_with_live_owner:
-            move = move.refused(f"{stored.owner} is working on it")
+        names_stream = stored_lease.annotation(INCARNATION) not in {None, SETTLED_VALUE}
+        if stored_lease.checkpoint == position and stored_lease.checkpoint.token == position.token and not names_stream:
+            move = Move("same", lease, stored_lease)
+        elif stored_lease.key in keys_with_live_owner:
+            move = move.refused(f"{stored_lease.owner} is working on it")
         moves.append(move)
     return tuple(moves)
 
@@ -337,7 +341,7 @@ def reset(store: Store, move: Move, *, insist: bool = False) -> Move:
     """Carry out a reset and return the move. With `insist`, try again if the owner renews. Raises OutcomeUnknown."""
     if not needs_write(move) or move.stored is None:
         return move
-    stored = move.stored
+    stored_lease = move.stored
     if move.do == "forward":
-        return carry_out(move, lambda: store.write(CheckpointLate(stored, move.lease.checkpoint)))
-    return carry_out(move, lambda: force_checkpoint(store, stored, move.lease, "leasehold reset", insist=insist))
+        return carry_out(move, lambda: store.write(CheckpointLate(stored_lease, move.lease.checkpoint)))
+    return carry_out(move, lambda: force_checkpoint(store, stored_lease, move.lease, "leasehold reset", insist=insist))

@@ -52,25 +52,25 @@ def open_joined(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStor
     return SwapStore(tables, names[TO])
 
 
-def open_for_reading(store: str, to: str | None = None) -> Store:
+def open_for_reading(store_url: str, target_url: str | None = None) -> Store:
     """Open a store to read it.
 
     Args:
-        store: The URL of the store.
-        to: The URL of the store to which the leases are being moved. Both tables are then read as one.
+        store_url: The URL of the store.
+        target_url: The URL of the store to which the leases are being moved. Both tables are then read as one.
 
     Raises:
         ValueError: A URL is not valid.
         StoreError: A store cannot be used, or no such swap is in progress.
     """
-    if to is None:
-        return open_store(store, create=False, write=False)
-    check_tables_differ(store, to, "--to")
+    if target_url is None:
+        return open_store(store_url, create=False, write=False)
+    check_tables_differ(store_url, target_url, "--to")
     with ExitStack() as stack:
         source, target = (
-            stack.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
+            stack.enter_context(closing(open_store(url, create=False, write=False))) for url in (store_url, target_url)
         )
-        tables, names = (source, target), (display_name(store), display_name(to))
+        tables, names = (source, target), (display_name(store_url), display_name(target_url))
         is_over = swap_is_over(tables, names)
         opened_store: Store = target if is_over else open_joined(tables, names)
         if is_over:
@@ -93,8 +93,8 @@ class SwapProgress(LeasePlaces):
     @property
     def all_arrived(self) -> bool:
         """Whether every lease has reached its destination."""
-        remaining = self.there if self.way in {"to", "closed"} else self.gone
-        return self.way != "" and not remaining and not self.moving
+        remaining_count = self.there if self.way in {"to", "closed"} else self.gone
+        return self.way != "" and not remaining_count and not self.moving
 
 
 def read_control(tables: tuple[Store, Store]) -> Lease:
@@ -135,16 +135,16 @@ def read_swap_progress(tables: tuple[Store, Store], store: SwapStore, goal_name:
     )
 
 
-def describe_unaware_owners(unaware: tuple[tuple[str, bool], ...]) -> str:
+def describe_unaware_owners(unaware_owners: tuple[tuple[str, bool], ...]) -> str:
     """Return the error message for a swap that cannot begin because these workers don't know TO."""
-    foreign_workers = [name for name, is_ours in unaware if not is_ours]
+    foreign_workers = [name for name, is_ours in unaware_owners if not is_ours]
     if foreign_workers:
         return (
             f"workers of the KCL or of an SDK share FROM ({', '.join(foreign_workers)}): they cannot follow the "
             "leases to "
             "another table; stop them first, or stop the fleet and use `leasehold copy-leases`"
         )
-    worker_names = ", ".join(name for name, _ in unaware)
+    worker_names = ", ".join(name for name, _ in unaware_owners)
     return f"workers that do not know TO own leases of FROM: {worker_names}; start them again with --to TO"
 
 
@@ -166,14 +166,14 @@ def move_until_arrived(
         yield swap_progress
         if swap_progress.all_arrived:
             return
-        goal = FROM if swap_progress.way == "from" else TO
+        target_side = FROM if swap_progress.way == "from" else TO
         for lease in store.list().leases:
             if (
                 lease.owner is None
                 and swap_progress.way
-                and (split_version(lease)[0] != goal or split_version(lease)[1])
+                and (split_version(lease)[0] != target_side or split_version(lease)[1])
             ):
-                store.move_unowned(lease, goal)
+                store.move_unowned(lease, target_side)
         pause(LOOK_SECONDS)
 
 

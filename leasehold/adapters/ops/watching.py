@@ -180,15 +180,15 @@ class TableWatch:
         started_at = self._clock()
         listing = self._store.list()
         ended_at, now = self._clock(), self._wall()
-        current_rows, leftover = split_leftover_rows(listing.leases)
+        current_rows, leftover_rows = split_leftover_rows(listing.leases)
         self._watch, leases = self._watch.look(current_rows, started_at, ended_at)
         self._first_look_at = min(self._first_look_at, started_at)
         rows = tuple(sorted(leases, key=lambda lease: lease.key))
-        unmarked = tuple(row for row in rows if not is_marked(row))
-        lags = lags_of(unmarked, now, self._limit)
+        unmarked_rows = tuple(row for row in rows if not is_marked(row))
+        lags = lags_of(unmarked_rows, now, self._limit)
         if self._source is not None:
-            lags = lags_from_stream(self._source, unmarked, lags)
-        self._group_watch = self._group_watch.after(started_at, unmarked, lags)
+            lags = lags_from_stream(self._source, unmarked_rows, lags)
+        self._group_watch = self._group_watch.after(started_at, unmarked_rows, lags)
         # If a row is marked as moved, the owner renews the lease and writes its progress in the other table.
         elsewhere_statuses = dict.fromkeys(
             (row.key for row in rows if is_marked(row) and not row.ended), IN_OTHER_TABLE
@@ -208,7 +208,7 @@ class TableWatch:
             lags=lags,
             swap=swap_places,
             swapping=swap_sentences,
-            leftover_rows=leftover,
+            leftover_rows=leftover_rows,
             confirmed=all_confirmed,
         )
 
@@ -221,10 +221,10 @@ def watch_for(
     wait: Callable[[float], object] = time.sleep,
 ) -> WatchedTable:
     """Read the table repeatedly for `seconds`, at least once, and return its last state. Raises OutcomeUnknown."""
-    watch, began = TableWatch(store, lease_seconds, lease_seconds, clock=clock), clock()
+    watch, began_at = TableWatch(store, lease_seconds, lease_seconds, clock=clock), clock()
     while True:
         table = watch.look()
-        seconds_left = began + seconds - clock()
+        seconds_left = began_at + seconds - clock()
         if seconds_left <= 0:
             return table
         wait(min(seconds_left, LOOK_SECONDS))
@@ -263,8 +263,8 @@ def shares(leases: Iterable[Lease], groups: Groups = None, extra_workers: Collec
     counts.update(lease.next_owner or lease.owner for lease in unfinished_leases if lease.owner is not None)
     if not counts:
         return {}
-    base_share, remainder = divmod(len(unfinished_leases), len(counts))
-    favored_workers = workers_with_extra(counts, base_share, remainder, groups)
+    base_share, extra_count = divmod(len(unfinished_leases), len(counts))
+    favored_workers = workers_with_extra(counts, base_share, extra_count, groups)
     return {worker: base_share + (worker in favored_workers) for worker in sorted(counts)}
 
 
@@ -277,8 +277,14 @@ def describe_table(table: WatchedTable, config: Config) -> dict[str, Any]:
     for worker, target in shares(live_leases, config.rules.groups).items():
         own_leases = owned_leases.get(worker, [])  # a next owner may not hold a lease yet
         lag = fleet_lag({lease.key: table.lag(lease) for lease in own_leases})
-        kbps = convert_to_kilobytes(sum(lease.weight or 0 for lease in own_leases))
-        worker_fields = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": kbps}
+        kilobytes_per_second = convert_to_kilobytes(sum(lease.weight or 0 for lease in own_leases))
+        worker_fields = {
+            "worker": worker,
+            "leases": len(own_leases),
+            "target": target,
+            "lag": lag.most,
+            "kbps": kilobytes_per_second,
+        }
         workers.append(worker_fields | ({"lag_at_least": True} if lag.at_least else {}))
     mean_kbps = sum(worker_row["kbps"] for worker_row in workers) / max(len(workers), 1)
     for worker_row in workers:

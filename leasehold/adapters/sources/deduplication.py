@@ -133,13 +133,13 @@ class _WritingRun:
             if len(entries) > limit:
                 del entries[next(iter(entries))]
 
-    def merge_rows_into(self, others: Iterable["_WritingRun"]) -> None:
+    def merge_rows_into(self, other_runs: Iterable["_WritingRun"]) -> None:
         """Copy the rows of this run to the other runs at the same batch. Call this before dropping the rows."""
-        for other in others:
-            if other.batch == self.batch:
+        for other_run in other_runs:
+            if other_run.batch == self.batch:
                 for part, editions in self.parts.items():
                     for edition, row in editions.items():
-                        other.add_row(part, edition, row)
+                        other_run.add_row(part, edition, row)
 
     def copy(self) -> "_WritingRun":
         return _WritingRun(self.batch, {part: dict(editions) for part, editions in self.parts.items()})

@@ -181,17 +181,22 @@ class ShardPart(InputPartition):
 
 
 def split_range(
-    begins: Position, cuts: Iterable[Position], ends: Position | None
+    begin_position: Position, cut_positions: Iterable[Position], end_position: Position | None
 ) -> list[tuple[Position, Position | None]]:
-    """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
-    # If `ends` is None, the slice ends at a time, and every cut lies before that time. In that case, use an order that
-    # is larger than the order of any position.
-    end_order = (2, 0, 0) if ends is None else ends.order
+    """Return parts that cover `begin_position` to `end_position` without a gap (rule 1).
+
+    The parts are cut after each position in `cut_positions`.
+    """
+    # If `end_position` is None, the slice ends at a time, and every cut lies before that time. In that case, use an
+    # order that is larger than the order of any position.
+    end_order = (2, 0, 0) if end_position is None else end_position.order
     cuts_by_order = {
-        cut_position.order: cut_position for cut_position in cuts if begins.order < cut_position.order < end_order
+        cut_position.order: cut_position
+        for cut_position in cut_positions
+        if begin_position.order < cut_position.order < end_order
     }
     inner_cuts = [cuts_by_order[order] for order in sorted(cuts_by_order)]
-    return list(zip([begins, *inner_cuts], [*inner_cuts, ends], strict=True))
+    return list(zip([begin_position, *inner_cuts], [*inner_cuts, end_position], strict=True))
 
 
 def split_times(since_ms: int, until_ms: int, parts: int) -> list[int]:

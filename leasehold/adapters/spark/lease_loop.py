@@ -236,19 +236,19 @@ class LeaseLoop:
             self._runner.hurry(key)  # the buffer has room again, so continue reading
         return range_starts, taken_chunks
 
-    def commit(self, ends: Mapping[str, Position]) -> None:
+    def commit(self, end_positions: Mapping[str, Position]) -> None:
         """Record that Spark has committed up to these positions. Checkpoints of held leases are written soon after."""
         with self._changed:
             # Also keep the positions of leases that we do not hold. If we get such a lease again, reading continues
             # after the records that the sink has.
-            self._committed.update(ends)
-            held_keys = [key for key in ends if key in self._prefetchers]
+            self._committed.update(end_positions)
+            held_keys = [key for key in end_positions if key in self._prefetchers]
             for key in held_keys:
-                self._prefetchers[key].commit(ends[key])
+                self._prefetchers[key].commit(end_positions[key])
         for key in held_keys:
             self._runner.hurry(key)
         # Do not warn about leases that this run never held. An earlier run held them.
-        if lost_keys := sorted((ends.keys() & self._ever_held) - set(held_keys)):
+        if lost_keys := sorted((end_positions.keys() & self._ever_held) - set(held_keys)):
             log.warning(
                 "leases were lost to other workers, which write their checkpoints from now on: %s",
                 join_limited(lost_keys),

@@ -133,20 +133,20 @@ class RangeStart:
 def advance_offset(
     start: Offset,
     range_starts: Mapping[str, RangeStart],
-    ends: Mapping[str, Position],
-    uncheckpointed: Iterable[tuple[str, Range]] = (),
+    end_positions: Mapping[str, Position],
+    uncheckpointed_ranges: Iterable[tuple[str, Range]] = (),
 ) -> Offset:
     """Return the offset after `start`.
 
-    The range of each held shard begins where its last range ended, and ends at its position in `ends`. Without such a
-    position the range is empty.
+    The range of each held shard begins where its last range ended, and ends at its position in `end_positions`. Without
+    such a position the range is empty.
 
     A released shard is left out, and a shard that has ended is left out of the next batch. If such a shard is among
-    `uncheckpointed`, it stays in the offset, because its lease does not contain the end position yet. After a restart,
-    only this offset would contain that position.
+    `uncheckpointed_ranges`, it stays in the offset, because its lease does not contain the end position yet. After a
+    restart, only this offset would contain that position.
 
-    Without `ends` the result is a flush: an offset with a new number and no new rows. Planning it makes Spark commit
-    the previous batch.
+    Without `end_positions` the result is a flush: an offset with a new number and no new rows. Planning it makes Spark
+    commit the previous batch.
 
     Raises ValueError if a range would end before it begins, or if a shard would continue after its end.
     """
@@ -155,11 +155,11 @@ def advance_offset(
         begin_position, previous_range = range_start.begins, previous_ranges.get(key)
         if begin_position.ended:
             continue
-        if (end := ends.get(key)) is not None:
+        if (end_position := end_positions.get(key)) is not None:
             # Reject a range that ends before it begins. Spark would accept it, and write the rows in between twice.
-            if end.order < begin_position.order:
-                raise ValueError(f"ends: {key} would go back from {begin_position.sequence} to {end.sequence}")
-            ranges[key] = Range(begin_position, end, range_start.epoch)
+            if end_position.order < begin_position.order:
+                raise ValueError(f"ends: {key} would go back from {begin_position.sequence} to {end_position.sequence}")
+            ranges[key] = Range(begin_position, end_position, range_start.epoch)
         elif (
             previous_range is not None
             and previous_range.begins is begin_position is previous_range.ends
@@ -170,9 +170,9 @@ def advance_offset(
             ranges[key] = previous_range
         else:
             ranges[key] = Range(begin_position, begin_position, range_start.epoch)
-    if unheld_keys := ends.keys() - ranges.keys():
+    if unheld_keys := end_positions.keys() - ranges.keys():
         raise ValueError(f"ends: {sorted(unheld_keys)} are not held, or have ended before")
-    carried_over_ranges = (pair for pair in uncheckpointed if pair[0] not in ranges)
+    carried_over_ranges = (pair for pair in uncheckpointed_ranges if pair[0] not in ranges)
     return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over_ranges), tasks=0)
 
 
@@ -239,14 +239,14 @@ def encode_offset(offset: Offset) -> dict[str, Any]:
     }
 
 
-def decode_offset(stored: object) -> Offset:
+def decode_offset(json_value: object) -> Offset:
     """Return the offset that a JSON value represents.
 
     Raises ValueError if another source or a later version of this one wrote the value.
     """
     # Check the version first, because the fields may have a different meaning in a later version.
-    version = stored.get("v") if isinstance(stored, Mapping) else None
-    if not isinstance(stored, Mapping) or version not in (
+    version = json_value.get("v") if isinstance(json_value, Mapping) else None
+    if not isinstance(json_value, Mapping) or version not in (
         READABLE_VERSION,
         PACKED_VERSION,
     ):  # a tuple, not a set, because the value may be unhashable
@@ -256,14 +256,14 @@ def decode_offset(stored: object) -> Offset:
         )
     try:
         if version == PACKED_VERSION:
-            ranges = tuple((key, Range(begins, ends, epoch)) for key, begins, ends, epoch in unpack_rows(stored["p"]))
+            ranges = tuple((key, Range(begin, end, epoch)) for key, begin, end, epoch in unpack_rows(json_value["p"]))
         else:
             ranges = tuple(
-                (key, Range(_parse_position(begins), _parse_position(ends), int(epoch)))
-                for key, (begins, ends, epoch) in stored["r"].items()
+                (key, Range(_parse_position(begin), _parse_position(end), int(epoch)))
+                for key, (begin, end, epoch) in json_value["r"].items()
             )
-        optional_fields = str(stored.get("s", "")), int(stored.get("t", 0)), str(stored.get("i", ""))
-        return Offset(int(stored["n"]), ranges, *optional_fields)
+        optional_fields = str(json_value.get("s", "")), int(json_value.get("t", 0)), str(json_value.get("i", ""))
+        return Offset(int(json_value["n"]), ranges, *optional_fields)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"offset: it cannot be read ({error_summary(error)}); the checkpointLocation may be damaged"
@@ -330,13 +330,13 @@ def pack_rows(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
     ]
 
 
-def unpack_rows(stored: Sequence[str | int]) -> Iterator[PackedRange]:
+def unpack_rows(packed_rows: Sequence[str | int]) -> Iterator[PackedRange]:
     """Return the rows that `pack_rows` packed. Raises ValueError for a value that `pack_rows` did not return."""
-    count, *widths = map(int, stored[:-1])
+    count, *widths = map(int, packed_rows[:-1])
     try:
         # Limit the length, because a damaged string might otherwise decompress to a huge size.
         packed_text = (
-            zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), PACKED_LENGTH_MAX).decode()
+            zlib.decompressobj().decompress(b64decode(str(packed_rows[-1]), validate=True), PACKED_LENGTH_MAX).decode()
         )
     except zlib.error as fault:
         raise ValueError(str(fault)) from fault
@@ -351,10 +351,12 @@ def unpack_rows(stored: Sequence[str | int]) -> Iterator[PackedRange]:
     return map(_unpack_row, zip(*columns, strict=True))
 
 
-def pack_range(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
+def pack_range(begin_position: Position, end_position: Position, epoch: int) -> tuple[str, ...]:
     """Return the packed row of a range. If the range is empty, the cells for its end are ""."""
-    is_empty = ends is begins or (ends == begins and ends.token == begins.token)
-    return *_pack_position(begins), *(("", "", "") if is_empty else _pack_position(ends)), str(epoch)
+    is_empty = end_position is begin_position or (
+        end_position == begin_position and end_position.token == begin_position.token
+    )
+    return *_pack_position(begin_position), *(("", "", "") if is_empty else _pack_position(end_position)), str(epoch)
 
 
 def _pack_position(position: Position) -> tuple[str, str, str]:
@@ -367,8 +369,13 @@ def _pack_position(position: Position) -> tuple[str, str, str]:
 
 def _unpack_row(cells: tuple[str, ...]) -> PackedRange:
     key, *begin_cells, end_sequence, end_sub, end_token, epoch = cells
-    begins = _unpack_position(*begin_cells)
-    return key, begins, _unpack_position(end_sequence, end_sub, end_token) if end_sequence else begins, int(epoch)
+    begin_position = _unpack_position(*begin_cells)
+    return (
+        key,
+        begin_position,
+        _unpack_position(end_sequence, end_sub, end_token) if end_sequence else begin_position,
+        int(epoch),
+    )
 
 
 def _unpack_position(sequence: str, sub: str, token: str) -> Position:

@@ -228,12 +228,12 @@ class ShardPrefetcher(ConsumerPort):
                 self._uncheckpointed = None
             self._shared_tables.changed.notify_all()
 
-    def find_start(self, stored: Callable[[], Position | None]) -> Position | None:
+    def find_start(self, get_lease_start: Callable[[], Position | None]) -> Position | None:
         # Continue where the query itself stopped. Use the position of the lease only if the query has none.
         lease = self.holding.lease
         query_position = self._shared_tables.resume(self.holding, lease.checkpoint)
         if query_position == lease.checkpoint:
-            lease_start = stored()
+            lease_start = get_lease_start()
             # A position's token is opaque data from the source. Prefer the token of the query's own position, because
             # the query has it even if the leases of the shard's parents are gone.
             return None if lease_start is None else evolve(lease_start, token=query_position.token or lease_start.token)

@@ -95,11 +95,11 @@ class Handoffs:
         with self._lock:
             self._given_leases[lease.key] = (lease, now + self._accept_seconds)
 
-    def check_timeouts(self, now: float, each: ParallelMap = map) -> float:
+    def check_timeouts(self, now: float, parallel_map: ParallelMap = map) -> float:
         """Take back the leases that were given away but not claimed in time. Return the time of the next call."""
         with self._lock:
             overdue_leases = tuple(lease for lease, due in self._given_leases.values() if due <= now)
-        list(each(self._take_back, overdue_leases))
+        list(parallel_map(self._take_back, overdue_leases))
         with self._lock:
             # A lease that could not be taken back remains overdue, so make a pause before the next call.
             return min((max(due, now + RETRY_SECONDS) for _, due in self._given_leases.values()), default=math.inf)

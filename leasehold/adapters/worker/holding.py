@@ -176,13 +176,13 @@ class Holding:
         # Use a method, because type checkers assume that the value of a property does not change between two uses.
         return self._clock() - self.confirmed_at > self._lease_seconds
 
-    def ask_release(self, to: str | None = None) -> None:
+    def ask_release(self, next_owner: str | None = None) -> None:
         """Ask the reader to finish the running batch.
 
-        After the batch, the reader releases the lease, or gives it to the worker `to` (M14).
+        After the batch, the reader releases the lease, or gives it to the worker `next_owner` (M14).
         """
         # Set `_release_to` first, because the reader may check `_release_requested` between these two lines.
-        self._release_to = to
+        self._release_to = next_owner
         self._release_requested = True
 
     def note_next_owner(self, listed_lease: Lease) -> None:
@@ -256,12 +256,14 @@ class Holding:
             if not (unless_releasing or progress_recorded):
                 self.progress.part_done(self._clock())
             lease_with_weight = self._with_weight(lease)
-            patient = unless_releasing  # the lease reader's own checkpoints may wait, because no handler waits for them
+            may_wait = (
+                unless_releasing  # the lease reader's own checkpoints may wait, because no handler waits for them
+            )
             return writes.CheckpointLease(
-                lease_with_weight, position, children=children, keep_owner=keep_owner, patient=patient
+                lease_with_weight, position, children=children, keep_owner=keep_owner, patient=may_wait
             )
 
-        return self._write(make_write, ended=position.ended and not keep_owner)
+        return self._write(make_write, ends_shard=position.ended and not keep_owner)
 
     def checkpoint_late(self, position: Position) -> bool:
         """Move the checkpoint forward after the lease was stolen, without changing its owner or counter."""
@@ -334,23 +336,23 @@ class Holding:
         recipient = next_owner or self._release_to
         self._lose(f"given to {recipient}" if recipient else "released")
 
-    def _write(self, make_write: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
+    def _write(self, make_write: Callable[[Lease], writes.Write | None], *, ends_shard: bool = False) -> bool:
         self._creating_process.check_same_process()
         with self._lock:
             # Retry a few times, because a lost response causes one rejection, and a next owner that registers in the
             # meantime causes another.
             for _ in range(WRITE_ATTEMPTS):
                 if self.lost.is_set():
-                    return ended and self._ended
+                    return ends_shard and self._ended
                 outcome = self._try_write(make_write)
                 if isinstance(outcome, Done):
-                    if ended:
+                    if ends_shard:
                         self._lose("ended")
                     return True
                 self._handle_rejection(outcome.lease)
             if not self.lost.is_set():
                 raise OutcomeUnknown(f"lease {self.key}: {WRITE_ATTEMPTS} writes were rejected although we own it")
-            return ended and self._ended
+            return ends_shard and self._ended
 
     def _try_write(self, make_write: Callable[[Lease], writes.Write | None]) -> Outcome:
         write_began, write = self._clock(), make_write(self._lease)

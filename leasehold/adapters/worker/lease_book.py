@@ -143,13 +143,13 @@ class LeaseBook:
         """Return whether a stream has been silent for so long that a listing of its shards would probably fail, too."""
         return self._stream_silence.is_silent(self.holdings.all, now)
 
-    def release_silent_leases(self, leases: Sequence[Lease], now: float, each: ParallelMap) -> None:
+    def release_silent_leases(self, leases: Sequence[Lease], now: float, parallel_map: ParallelMap) -> None:
         """Release leases whose shards do not respond to this worker but may respond to others (D2 to D7).
 
         Args:
             leases: All leases, as just read.
             now: The time by the worker's clock.
-            each: Applies a function to each item.
+            parallel_map: Applies a function to each item.
         """
         config = self._config
         for key, holding in list(self._stuck_holdings.items()):
@@ -165,7 +165,7 @@ class LeaseBook:
             silent_lease.holding.ask_release(silent_lease.to)
             self._events.release(silent_lease.holding)
             silent_lease.holding.progress.abandon_call()  # a reader that waits for a call cannot release the lease
-        self.leave_stuck(now, config.lease_seconds, each)
+        self.leave_stuck(now, config.lease_seconds, parallel_map)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap) -> None:
         """Release the leases that are being given up and whose readers have waited this long for a call of the source.

@@ -52,7 +52,7 @@ class PendingCreations:
         known_leases: Collection[Lease],
         dropped_keys: Collection[str],
         now: float,
-        each: ParallelMap,
+        parallel_map: ParallelMap,
     ) -> dict[Action, float]:
         """Return the creations that must wait, each with the number of seconds to wait.
 
@@ -62,7 +62,7 @@ class PendingCreations:
             dropped_keys: The keys of leases that this worker has dropped. They have no owner that could recreate their
                 rows.
             now: The time by the worker's clock.
-            each: Applies a function to each item.
+            parallel_map: Applies a function to each item.
         """
         streams = {lease.stream for lease in known_leases}
         wait_seconds = {
@@ -76,7 +76,7 @@ class PendingCreations:
         }
         # Determine the position of LATEST before the wait, so that records which arrive meanwhile are not skipped.
         leases_at_latest = [creation.lease for creation in wait_seconds if self._needs_latest(creation)]
-        latest_positions = zip(leases_at_latest, each(self._latest_of, leases_at_latest), strict=True)
+        latest_positions = zip(leases_at_latest, parallel_map(self._latest_of, leases_at_latest), strict=True)
         known_positions = {
             key: position for key, position in self._latest_positions.items() if key in self._missing_since
         }

@@ -60,12 +60,12 @@ class Throughput:
     def average(self, now: float) -> int | None:
         """Return the bytes per second as of the last update, or None if no owner has measured the shard yet."""
         with self._lock:
-            elapsed = now - self._began
-            if self._measuring and elapsed >= self._interval:
-                rate = self._bytes / elapsed
+            elapsed_seconds = now - self._began
+            if self._measuring and elapsed_seconds >= self._interval:
+                rate = self._bytes / elapsed_seconds
                 # The weight depends on the elapsed time, because updates may come late or in quick succession. With a
                 # fixed weight, every update would halve the previous average, however long the interval was.
-                weight = 0.0 if self._average is None else 0.5 ** (elapsed / self._interval)
+                weight = 0.0 if self._average is None else 0.5 ** (elapsed_seconds / self._interval)
                 self._average = weight * (self._average or 0.0) + (1 - weight) * rate
                 self._bytes, self._began = 0, now
             # Limit the average to WEIGHT_MAX. Otherwise, a renewal with a larger rate would fail.
@@ -145,7 +145,7 @@ def is_lag_growing(lags: Sequence[tuple[float, float]]) -> bool:
     return (
         len(step_lags) == LAG_STEPS
         and step_lags[0] > 0
-        and all(earlier < following for earlier, following in pairwise(step_lags))
+        and all(earlier_lag < next_lag for earlier_lag, next_lag in pairwise(step_lags))
     )
 
 
@@ -220,18 +220,18 @@ class Progress:
         """Return whether the owner should have renewed a row that was not renewed for `idle` seconds."""
         return self.lease is not None and RENEWED_FRACTION * self.lease < idle < math.inf
 
-    def lag(self, now: float, *, held: bool) -> float | None:
+    def lag(self, now: float, *, is_held: bool) -> float | None:
         """Return an upper bound of the lag in seconds at `now`, or None if it is unknown.
 
         If `lag_may_be_larger` returns true, the result is a lower bound instead.
 
         Args:
             now: The time in seconds since 1970.
-            held: Whether a living owner reads the lease. If not, unread records may be as old as the shard's last
+            is_held: Whether a living owner reads the lease. If not, unread records may be as old as the shard's last
                 response.
         """
         silent_seconds = max(0.0, now - self.at)
-        is_current = held and silent_seconds <= max_annotation_age(self.lease or 0.0)
+        is_current = is_held and silent_seconds <= max_annotation_age(self.lease or 0.0)
         if self.behind is None:
             # After `SILENT_SECONDS` of silence, a living owner writes a lag itself. If no owner is alive, compute the
             # lag from the time since the last response.
@@ -243,20 +243,20 @@ class Progress:
         if is_current and not is_stalled:
             return self.behind
         # Records that arrived after the last response are not older than that response.
-        return max(self.behind + silent_seconds, 0.0 if held or self.read is None else now - self.read)
+        return max(self.behind + silent_seconds, 0.0 if is_held or self.read is None else now - self.read)
 
-    def lag_may_be_larger(self, now: float, *, held: bool) -> bool:
+    def lag_may_be_larger(self, now: float, *, is_held: bool) -> bool:
         """Return whether the real lag may exceed the value of `lag`.
 
         The real lag may be larger if the stream is silent and no unfinished record is known.
 
         Args:
             now: The time in seconds since 1970.
-            held: Whether a living owner reads the lease.
+            is_held: Whether a living owner reads the lease.
         """
-        if self.oldest is not None or self.lag(now, held=held) is None:
+        if self.oldest is not None or self.lag(now, is_held=is_held) is None:
             return False
-        is_current = held and now - self.at <= max_annotation_age(self.lease or 0.0)
+        is_current = is_held and now - self.at <= max_annotation_age(self.lease or 0.0)
         return (self.at if is_current else now) - (self.read or 0.0) > SILENT_SECONDS
 
 
@@ -275,13 +275,15 @@ def progress_of(lease: Lease) -> Progress | None:
             if isinstance(document, dict)
             else {}
         )
-        times = [values[name] for name in _NUMBER_FIELDS if name in values]
-        moves, flags = values.get("moves", 0), [values.get(name, True) for name in ("end", "grows")]
+        time_values = [values[name] for name in _NUMBER_FIELDS if name in values]
+        move_count, flag_values = values.get("moves", 0), [values.get(name, True) for name in ("end", "grows")]
         strings_are_valid = all(isinstance(values.get(name, ""), str) for name in _STRING_FIELDS)
-        times_are_valid = all(map(_is_time, times)) and isinstance(moves, int) and _is_time(moves)
+        times_are_valid = all(map(_is_time, time_values)) and isinstance(move_count, int) and _is_time(move_count)
         # Flags that are false are omitted, so a flag that is present must be true.
         return (
-            Progress(**values) if values and strings_are_valid and times_are_valid and flags == [True, True] else None
+            Progress(**values)
+            if values and strings_are_valid and times_are_valid and flag_values == [True, True]
+            else None
         )
     # Any program may have written the attribute, so an invalid value is ignored. It must not break a listing.
     except (ValueError, TypeError, RecursionError):
@@ -579,12 +581,12 @@ class ProgressMeter:
             return None if time is None else round(max(0.0, wall - (now - time)), 3)
 
         with self._lock:
-            behind = self._behind_at(now)
+            behind_seconds = self._behind_at(now)
             return evolve(
                 self._initial_progress,
                 at=round(wall, 3),
-                behind=None if behind is None else round(behind, 3),
-                end=behind == 0.0,
+                behind=None if behind_seconds is None else round(behind_seconds, 3),
+                end=behind_seconds == 0.0,
                 arrived=self._arrived,
                 done=(self._initial_progress.done or since_1970(self._began))
                 if self._done is None

@@ -95,7 +95,7 @@ class Renewing:
         now: float,
         me: Me,
         look: Look,
-        each: BackgroundMap,
+        background_map: BackgroundMap,
         *,
         pause: float = math.inf,
     ) -> list[Holding]:
@@ -106,7 +106,7 @@ class Renewing:
             now: The time by the worker's clock.
             me: This worker and what it knows.
             look: The present look, with the annotations to write.
-            each: Applies a function to each item.
+            background_map: Applies a function to each item.
             pause: The maximum time between two checks of a lease.
 
         Returns:
@@ -146,11 +146,11 @@ class Renewing:
         # progress (rule 1).
         self._renewals_in_progress.update(holding for holding, _ in actions_by_key.values())
         try:
-            list(each(lambda item: self._renew_or_release(*item, look), actions_by_key.values()))
+            list(background_map(lambda item: self._renew_or_release(*item, look), actions_by_key.values()))
         finally:
             for holding in checked_holdings:
-                # Put the leases back into the heap even if `each` has raised. A lease that is missing from the heap is
-                # never renewed again.
+                # Put the leases back into the heap even if `background_map` has raised. A lease that is missing from
+                # the heap is never renewed again.
                 self._schedule_check(min(self._check_due(holding, now), now + pause), holding, now + pause)
         return checked_holdings
 

@@ -59,7 +59,7 @@ class Scheduler(Protocol):
         Raises RuntimeError if the task cannot be started.
         """
 
-    def log_unexpected(self, where: str, fault: BaseException) -> None:
+    def log_unexpected(self, task_name: str, fault: BaseException) -> None:
         """Log an unexpected exception."""
 
 

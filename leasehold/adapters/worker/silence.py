@@ -141,7 +141,7 @@ class StreamSilence:
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions, except those that would take a lease which this worker leaves to others for now (D5)."""
         resting_streams = {name for name, stream in self._stream_states.items() if now < stream.rest.until}
-        resting_keys = {key for key, rest in self._rests_by_shard.items() if now < rest.until}
+        resting_keys = {key for key, rest_period in self._rests_by_shard.items() if now < rest_period.until}
         return tuple(action for action in actions if not self._left_to_others(action, resting_streams, resting_keys))
 
     def _left_to_others(self, action: Action, streams: Collection[str], shards: Collection[str]) -> bool:
@@ -275,10 +275,10 @@ class StreamSilence:
             return math.inf
         if progress.has_responded_within(now, self._lease_seconds):
             return silent_since + max(self._lease_seconds, 2 * progress.response_seconds)
-        rest = self._rests_by_shard.get(holding.key)
+        rest_period = self._rests_by_shard.get(holding.key)
         # If no worker gets a response from the shard, this worker keeps the lease longer each time that it has taken
         # it.
-        return silent_since + max(TRIAL_AFTER * self._lease_seconds, rest.seconds if rest else 0.0)
+        return silent_since + max(TRIAL_AFTER * self._lease_seconds, rest_period.seconds if rest_period else 0.0)
 
     def _leave_shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
         """Return the lease of a silent shard, to be released to the living owner that has the fewest leases."""

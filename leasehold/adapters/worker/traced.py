@@ -133,14 +133,14 @@ class TracedSpans(WorkerSpans):
             if not returned_awaitable:
                 return result
 
-            async def awaited() -> object:
+            async def await_result() -> object:
                 try:
                     with use_span(span):
                         return await result
                 finally:
                     self._end_span(span)
 
-            return awaited()
+            return await_result()
 
         return cast("Handle", handle)
 

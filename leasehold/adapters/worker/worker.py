@@ -288,12 +288,12 @@ class Worker:
         self._closing = True
         self._book.handoffs.withdraw()
 
-    def _look_or_back_off(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> float:
+    def _look_or_back_off(self, now: float, requested_keys: tuple[str, ...] | None, parallel_map: ParallelMap) -> float:
         if requested_keys is None:
             self._look = evolve(self._look, keys=None)  # set this first, in case the look fails
         try:
             with self.spans.span_around("look"):
-                self._look_and_act(now, requested_keys, each)
+                self._look_and_act(now, requested_keys, parallel_map)
         except StreamRecreated:
             raise  # the stream to which this worker is bound no longer exists
         except (StoreError, SourceError) as fault:
@@ -314,7 +314,7 @@ class Worker:
         self._backoff.reset()
         return self._look.seconds
 
-    def _look_and_act(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> None:
+    def _look_and_act(self, now: float, requested_keys: tuple[str, ...] | None, parallel_map: ParallelMap) -> None:
         read_began, unfiltered_listing = self.clock(), self.table.read(requested_keys, stale_ok=self._look.stale_ok)
         listing = self.discovery.without_other_streams(unfiltered_listing)
         leases = self.table.remember_rows(listing.leases, read_began, requested_keys, unfiltered_listing.reports)
@@ -334,7 +334,9 @@ class Worker:
         self._book.holdings.note_read(leases_read)
         unheld_leases = self._book.holdings.adoptable(leases_read, include_ended=self.config.rules.counts_ended)
         takes_nothing = self.discovery.leases_unusable or self._book.holdings.takes_paused
-        adopted_leases = () if takes_nothing else tuple(filter(None, each(self._book.holdings.readopt, unheld_leases)))
+        adopted_leases = (
+            () if takes_nothing else tuple(filter(None, parallel_map(self._book.holdings.readopt, unheld_leases)))
+        )
         me = self._current_me()
         table_keys = {lease.key for lease in listing.leases} | {renewal.key for renewal in listing.malformed}
         expected_keys = (
@@ -344,11 +346,11 @@ class Worker:
         )
         missing_keys = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
         doubtful_holdings = self._book.holdings.possibly_lost(listing.leases, missing_keys)
-        list(each(Holding.renew_to_find_owner, doubtful_holdings))
+        list(parallel_map(Holding.renew_to_find_owner, doubtful_holdings))
         # Check for silent streams before the shards are listed, because a listing takes long if the stream does not
         # respond.
         if requested_keys is None:  # only a read of the whole table shows which other workers get responses
-            self._book.release_silent_leases(leases, now, each)
+            self._book.release_silent_leases(leases, now, parallel_map)
         if requested_keys is None and not is_first_listing and self._can_list_shards(now):
             shards = self.discovery.shards(now, listing, me, leases, self.table.finished_long_ago(now))
         self.table.remember_released(self._book.holdings.released, None if listing.malformed else shards)
@@ -371,12 +373,16 @@ class Worker:
             self._release_all()
         known_leases, dropped_keys = (*leases, *history.gone), self._book.holdings.dropped_keys
         delayed_creations = (
-            {} if shards is None else self._creations.creations_to_delay(actions, known_leases, dropped_keys, now, each)
+            {}
+            if shards is None
+            else self._creations.creations_to_delay(actions, known_leases, dropped_keys, now, parallel_map)
         )
         allowed_actions = (
             action for action in actions if action not in delayed_creations and self._is_allowed(action, shards)
         )
-        all_leases = self._carry_out(list(map(self._creations.with_latest_position, allowed_actions)), leases, each)
+        all_leases = self._carry_out(
+            list(map(self._creations.with_latest_position, allowed_actions)), leases, parallel_map
+        )
         if delayed_creations:
             # Request a listing, because delayed creations are planned again only in a turn that lists the shards.
             self.discovery.request_listing()
@@ -390,7 +396,11 @@ class Worker:
         renewals_with_bulletin = (
             bulletin_renewals(self.holdings, self.me) if self._look.annotations and requested_keys is None else []
         )
-        list(each(lambda renewal: self._renewing.renew(*renewal, self._look, patient=False), renewals_with_bulletin))
+        list(
+            parallel_map(
+                lambda renewal: self._renewing.renew(*renewal, self._look, patient=False), renewals_with_bulletin
+            )
+        )
 
     def _resolve_contradictions(self, leases: Sequence[Lease]) -> None:
         """Resolve contradictions, unless the last read of the table is out of date (L14)."""
@@ -428,13 +438,15 @@ class Worker:
             raise WorkerError(other_stream_error)
         return shards
 
-    def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
+    def _carry_out(
+        self, actions: Iterable[Action], leases: Sequence[Lease], parallel_map: ParallelMap
+    ) -> Sequence[Lease]:
         """Carry out these actions, and return all leases, including those that this worker has just taken.
 
         The responses to the writes contain the rows, so the result is known without another read (C10).
         """
         writes_began = self.clock()
-        taken_leases = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
+        taken_leases = [lease for lease in parallel_map(self.spans.acting(self._act), actions) if lease is not None]
         if not taken_leases or self.table.watch.bulletins is None:
             return leases
         return self.table.remember_rows(taken_leases, writes_began, [lease.key for lease in taken_leases])
@@ -537,12 +549,14 @@ class Worker:
                 pass
         match outcome:
             case Lost(key):
-                extra = _log_fields(action, "refused", key)
-                log.info("%s of lease %s rejected: another worker was faster", type(action).__name__, key, extra=extra)
+                log_fields = _log_fields(action, "refused", key)
+                log.info(
+                    "%s of lease %s rejected: another worker was faster", type(action).__name__, key, extra=log_fields
+                )
             case Done(lease):
                 key, rule = lease.key, action.rule
-                extra = _log_fields(action, "done", key) | _reason_field(action, key)
-                log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
+                log_fields = _log_fields(action, "done", key) | _reason_field(action, key)
+                log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=log_fields)
                 if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
                     # Only the worker that deletes the row logs the lost records, so the group logs them only once.
                     log.warning("%s", describe_unread_records(action.lease))

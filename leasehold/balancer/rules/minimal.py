@@ -169,9 +169,7 @@ class Minimal(RuleSet):
         # M9: if a lease has been free for this long, the worker that should claim it must be missing. Leave out leases
         #     with an infinite idle time, because it is unknown how long they have been free.
         overdue_leases = tuple(lease for lease in free_leases if overdue_limit < lease.idle < math.inf)
-        expected_names, expected_count = (
-            ((), 0) if overdue_leases else self._expected_workers()
-        )  # M9: if leases are overdue, the expected workers are missing
+        expected_names, expected_count = ((), 0) if overdue_leases else self._expected_workers()
         counts = {**dict.fromkeys(expected_names, 0), **counts} if expected_names else counts
         floor, extras = divmod(len(census.leases), max(len(counts), expected_count))
         tolerance = 0 if census.led else count_tolerance(census.leases, floor)  # M14: a KCL 3.x leader balances loads

@@ -90,29 +90,33 @@ def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
     return tuple(path)
 
 
-def workers_with_extra(counts: Mapping[str, int], floor: int, extras: int, groups: Groups) -> frozenset[str]:
-    """Return the workers whose share is one more than `floor` (M2).
+def workers_with_extra(counts: Mapping[str, int], base_share: int, extra_count: int, groups: Groups) -> frozenset[str]:
+    """Return the workers whose share is one more than `base_share` (M2).
 
-    The result contains `extras` workers, or all workers if there are not so many.
+    The result contains `extra_count` workers, or all workers if there are not so many.
     """
-    if not extras:
+    if not extra_count:
         return frozenset()
     if groups is None:
-        return frozenset(_members_with_extra(counts, counts, floor, extras))
+        return frozenset(_members_with_extra(counts, counts, base_share, extra_count))
     members = sorted((path_of(worker, groups), worker) for worker in counts)
-    tree = _Tree(counts, floor, extras, len(counts), len(groups) if isinstance(groups, tuple) else 1)
-    return frozenset(tree.favoured(tree.group(members, 0), extras))
+    tree = _Tree(counts, base_share, extra_count, len(counts), len(groups) if isinstance(groups, tuple) else 1)
+    return frozenset(tree.favoured(tree.group(members, 0), extra_count))
 
 
-def _members_with_extra(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
+def _members_with_extra(
+    workers: Iterable[str], counts: Mapping[str, int], base_share: int, extra_count: int
+) -> list[str]:
     """Return the workers of one group that get its extras.
 
     Workers above the floor come first, because they keep their extra lease. The others are chosen by digest.
     """
-    workers_above = [worker for worker in workers if counts[worker] > floor]
-    chosen_workers = _first_by_digest(workers_above, extras)
-    workers_below = [] if len(workers_above) >= extras else [worker for worker in workers if counts[worker] <= floor]
-    return chosen_workers + _first_by_digest(workers_below, extras - len(chosen_workers))
+    workers_above = [worker for worker in workers if counts[worker] > base_share]
+    chosen_workers = _first_by_digest(workers_above, extra_count)
+    workers_below = (
+        [] if len(workers_above) >= extra_count else [worker for worker in workers if counts[worker] <= base_share]
+    )
+    return chosen_workers + _first_by_digest(workers_below, extra_count - len(chosen_workers))
 
 
 def _first_by_digest(workers: list[str], count: int) -> list[str]:
@@ -166,17 +170,19 @@ class _Tree:
         `members` are sorted (path, worker) pairs whose paths are equal in the levels before `level`.
         """
         workers = tuple(worker for _, worker in members)
-        least, fraction = divmod(self.extras * len(workers), self.size)
+        base_count, remainder = divmod(self.extras * len(workers), self.size)
         if level == self.depth:
             above_count = sum(self.counts[worker] > self.floor for worker in workers)
-            return _Group(name, workers, least, fraction, above_count > least)
+            return _Group(name, workers, base_count, remainder, above_count > base_count)
         members_by_part = groupby(members, key=lambda member: member[0][level])
         parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in members_by_part]
         parts.sort(key=lambda part: (not part.fraction, not part.would_save_move, -part.fraction, part.name))
-        # The parts before this index get one extra more than their `least`. The part at this index would get the next
-        # extra.
-        next_part = least - sum(part.least for part in parts)
-        return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].would_save_move, tuple(parts))
+        # The parts before this index get one extra more than their `base_count`. The part at this index would get the
+        # next extra.
+        next_part = base_count - sum(part.least for part in parts)
+        return _Group(
+            name, workers, base_count, remainder, remainder > 0 and parts[next_part].would_save_move, tuple(parts)
+        )
 
     def favoured(self, group: _Group, extras: int) -> list[str]:
         """Return the workers of this group that get its extras.
@@ -204,17 +210,17 @@ def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups
     counts = {worker: lease_counts[worker] for worker in workers}
     if not counts:
         return 0
-    floor, extras = divmod(len(owners), len(counts))
-    surplus = sum(max(count - floor, 0) for count in counts.values())
+    base_share, extra_count = divmod(len(owners), len(counts))
+    surplus_count = sum(max(count - base_share, 0) for count in counts.values())
     size_by_group = Counter(path_of(worker, groups) for worker in counts)
-    above_by_group = Counter(path_of(worker, groups) for worker, count in counts.items() if count > floor)
+    above_by_group = Counter(path_of(worker, groups) for worker, count in counts.items() if count > base_share)
     kept_extras = wanting_groups = least_total = 0
     for group, size in size_by_group.items():
-        least, fraction = divmod(extras * size, len(counts))
-        kept_extras += min(least, above_by_group[group])
-        least_total += least
-        wanting_groups += fraction > 0 and above_by_group[group] > least
-    return surplus - kept_extras - min(extras - least_total, wanting_groups)
+        base_count, remainder = divmod(extra_count * size, len(counts))
+        kept_extras += min(base_count, above_by_group[group])
+        least_total += base_count
+        wanting_groups += remainder > 0 and above_by_group[group] > base_count
+    return surplus_count - kept_extras - min(extra_count - least_total, wanting_groups)
 
 
 def describe_imbalance(
@@ -230,12 +236,14 @@ def describe_imbalance(
         lease_count: The number of all leases, including those without an owner.
         groups: How workers form groups.
     """
-    emptiest = min(takers, key=lambda worker: (counts[worker], worker), default=None)
-    if emptiest is None:
+    emptiest_worker = min(takers, key=lambda worker: (counts[worker], worker), default=None)
+    if emptiest_worker is None:
         return ""
-    fullest = max(counts, key=lambda worker: (counts[worker], worker))
-    if counts[fullest] - counts[emptiest] > 1:
-        return f"{fullest} holds {counts[fullest]} leases, and {emptiest} {counts[emptiest]}"
+    fullest_worker = max(counts, key=lambda worker: (counts[worker], worker))
+    if counts[fullest_worker] - counts[emptiest_worker] > 1:
+        return (
+            f"{fullest_worker} holds {counts[fullest_worker]} leases, and {emptiest_worker} {counts[emptiest_worker]}"
+        )
     # Count the leases of each worker in its group at every level.
     counts_by_group: dict[tuple[str, ...], list[int]] = {}
     for worker, count in counts.items():
@@ -284,13 +292,13 @@ class Shares:
     @cached_property
     def lacking(self) -> dict[str, int]:
         """The number of leases that each worker lacks to reach its share. A negative number is a surplus."""
-        normal_share, larger_share, favoured = (
+        normal_share, larger_share, favored_workers = (
             min(self.floor, self.limit),
             min(self.floor + 1, self.limit),
             self._workers_with_extra,
         )
         return {
-            worker: (larger_share if worker in favoured else normal_share) - count
+            worker: (larger_share if worker in favored_workers else normal_share) - count
             for worker, count in self.counts.items()
         }
 
@@ -319,7 +327,9 @@ class Shares:
         non_bulletin = self.non_bulletin_workers
         own_rank = worker in non_bulletin, worker
         return sum(
-            lack for other, lack in self.lacking.items() if lack > 0 and (other in non_bulletin, other) < own_rank
+            lack
+            for other_worker, lack in self.lacking.items()
+            if lack > 0 and (other_worker in non_bulletin, other_worker) < own_rank
         )
 
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:

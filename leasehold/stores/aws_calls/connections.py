@@ -209,27 +209,27 @@ def _send_and_read(connection: _TimedConnection, head: bytes, body: bytes) -> tu
         else:
             connection.sendall(head)
             connection.sendall(body)
-        received = connection.recv(HEAD_BYTES_MAX)
+        response_start = connection.recv(HEAD_BYTES_MAX)
     except TimeoutError as error:
         raise ResponseTimeout from error
     except OSError as fault:
         raise _NoResponse(str(fault)) from fault
-    if not received:
+    if not response_start:
         raise _NoResponse("it was closed without a response")
     try:
-        return _read_response(connection, received)
+        return _read_response(connection, response_start)
     except TimeoutError as error:
         raise ResponseTimeout from error
     except (OSError, HTTPException, ValueError) as fault:  # ValueError is raised for an invalid number
         raise ResponseCutOff(str(fault) or type(fault).__name__) from fault
 
 
-def _read_response(connection: _TimedConnection, received: bytes) -> tuple[CompleteResponse, bool]:
-    while (head_end := received.find(b"\r\n\r\n")) < 0 and len(received) < HEAD_BYTES_MAX:
+def _read_response(connection: _TimedConnection, response_start: bytes) -> tuple[CompleteResponse, bool]:
+    while (head_end := response_start.find(b"\r\n\r\n")) < 0 and len(response_start) < HEAD_BYTES_MAX:
         if not (chunk := connection.recv(HEAD_BYTES_MAX)):
             raise ResponseCutOff("its head is cut off")
-        received += chunk
-    head = received[: max(head_end, 0)].decode("latin-1")
+        response_start += chunk
+    head = response_start[: max(head_end, 0)].decode("latin-1")
     status_line, *header_lines = head.split("\r\n")
     headers: dict[str, str] = {}
     for line in header_lines:
@@ -246,20 +246,22 @@ def _read_response(connection: _TimedConnection, received: bytes) -> tuple[Compl
         raise ResponseCutOff(f"its Content-Length is {content_length} bytes")
     if not is_plain or head.lower().count("\r\ncontent-length:") > 1:
         # Let the standard library read responses of any other form.
-        with HTTPResponse(cast("socket.socket", _ReplayedStream(connection, received)), method="POST") as response:
+        with HTTPResponse(
+            cast("socket.socket", _ReplayedStream(connection, response_start)), method="POST"
+        ) as response:
             response.begin()
             fields = {name.lower(): value for name, value in response.getheaders()}
             # http.client may have read past the end of the response, so the connection cannot be used again.
             return CompleteResponse(response.status, fields, response.read()), True
-    body, body_start = bytearray(int(content_length)), received[head_end + 4 :]
-    if (received_bytes := len(body_start)) > len(body):
+    body, body_start = bytearray(int(content_length)), response_start[head_end + 4 :]
+    if (received_count := len(body_start)) > len(body):
         raise ResponseCutOff("it is longer than its Content-Length")
     with memoryview(body) as buffer:
-        buffer[:received_bytes] = body_start
-        while received_bytes < len(buffer):
-            if not (count := connection.recv_into(buffer[received_bytes:])):
-                raise ResponseCutOff(f"it ended {len(buffer) - received_bytes} bytes before its end")
-            received_bytes += count
+        buffer[:received_count] = body_start
+        while received_count < len(buffer):
+            if not (count := connection.recv_into(buffer[received_count:])):
+                raise ResponseCutOff(f"it ended {len(buffer) - received_count} bytes before its end")
+            received_count += count
     return CompleteResponse(int(status_line[9:12]), headers, body), "close" in headers.get("connection", "").lower()
 
 
@@ -269,9 +271,9 @@ class _ReplayedStream(io.RawIOBase):
     Closing the stream leaves the connection open.
     """
 
-    def __init__(self, connection: _TimedConnection, received: bytes) -> None:
+    def __init__(self, connection: _TimedConnection, response_start: bytes) -> None:
         super().__init__()
-        self._connection, self._received = connection, received
+        self._connection, self._received = connection, response_start
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """Return a buffered reader. `http.client` expects this method of a socket."""

@@ -184,8 +184,8 @@ class ParsedListing:
 
     def truncate(self, lengths: "tuple[int, int, int]") -> None:
         """Truncate the three lists to these lengths."""
-        leases, malformed, others = lengths
-        del self.leases[leases:], self.malformed[malformed:], self.others[others:]
+        lease_count, malformed_count, other_count = lengths
+        del self.leases[lease_count:], self.malformed[malformed_count:], self.others[other_count:]
 
     def list_lengths(self) -> "tuple[int, int, int]":
         """Return the lengths of the three lists."""
@@ -256,9 +256,9 @@ class RowDecoder:
 
     def _read_changed(self, page: UnparsedRows, row_json: bytes, key: bytes, rows: ParsedListing) -> None:
         """Parse a row that differs in more than its counter. Cache its JSON if the counter can be located in it."""
-        item, cached, row = page.item(row_json), self._cached_json_rows.pop(key, None), None
-        if cached is not None:
-            head, digits, tail, lease = cached
+        item, cached_row, row = page.item(row_json), self._cached_json_rows.pop(key, None), None
+        if cached_row is not None:
+            head, digits, tail, lease = cached_row
             annotations = tuple(ANNOTATION_PREFIX + name for name, _ in lease.annotations)
             row = _update_lease(
                 item, lease, annotations, _comparable_json(page.item(head + digits + tail), annotations)

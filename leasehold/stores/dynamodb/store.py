@@ -414,8 +414,8 @@ def read_pages(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="leasehold-listing") as pool:
         pending_futures = {pool.submit(fetch, request) for request in requests}
         while pending_futures:
-            finished, pending_futures = wait(pending_futures, return_when=FIRST_COMPLETED)
-            for future in finished:
+            finished_futures, pending_futures = wait(pending_futures, return_when=FIRST_COMPLETED)
+            for future in finished_futures:
                 items, next_request = future.result()
                 if next_request is not None:
                     pending_futures.add(pool.submit(fetch, next_request))
@@ -499,8 +499,8 @@ class DynamoStore:
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order, if they exist. If `stale_ok` is true, the read costs half as much."""
-        requested, leases = tuple(keys), dict[str, Lease]()
-        unique_keys = [item_key(key, self._prefix) for key in dict.fromkeys(requested)]
+        requested_keys, leases_by_key = tuple(keys), dict[str, Lease]()
+        unique_keys = [item_key(key, self._prefix) for key in dict.fromkeys(requested_keys)]
 
         def read_batch(arguments: dict[str, Any]) -> Mapping[str, Any]:
             with translate_errors(self._table):
@@ -508,8 +508,8 @@ class DynamoStore:
 
         for item in read_items(read_batch, self._table, unique_keys, consistent=not stale_ok, attempts=ATTEMPTS):
             if (row := to_lease(item)) is not None:
-                leases[row.key] = require_valid_lease(row)
-        return tuple(leases[key] for key in requested if key in leases)
+                leases_by_key[row.key] = require_valid_lease(row)
+        return tuple(leases_by_key[key] for key in requested_keys if key in leases_by_key)
 
     def write(self, write: Write) -> Outcome:
         """Put, update or delete one item if the condition of the write holds."""

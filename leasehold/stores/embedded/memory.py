@@ -52,10 +52,10 @@ class MemoryStore:
         """Apply the write if its condition holds, under the lock of the table."""
         key, rows = write.lease.key, self._table.rows
         with self._table.lock:
-            stored = rows.get(key)
-            new_lease = lease_after_write(write, stored)
+            stored_lease = rows.get(key)
+            new_lease = lease_after_write(write, stored_lease)
             if new_lease is None:
-                return Lost(key, stored)
+                return Lost(key, stored_lease)
             if isinstance(write, DeleteLease):
                 rows.pop(key, None)
             else:
@@ -113,8 +113,8 @@ class MemoryCells:
     def delete(self, name: str, version: str) -> bool:
         """Delete a row, if the row still has this version."""
         with self._table.lock:
-            stored = self._table.rows.get(name)
-            if stored is not None and stored.etag == version:
+            stored_object = self._table.rows.get(name)
+            if stored_object is not None and stored_object.etag == version:
                 del self._table.rows[name]
             return name not in self._table.rows
 
@@ -126,8 +126,8 @@ class MemoryCells:
 
     def _put(self, name: str, fields: ObjectFields, version: str | None) -> str | None:
         with self._table.lock:
-            stored = self._table.rows.get(name)
-            if (stored.etag if stored else None) != version:
+            stored_object = self._table.rows.get(name)
+            if (stored_object.etag if stored_object else None) != version:
                 return None
             new_version = str(next(self._table.versions))
             self._table.rows[name] = StoredObject(name, new_version, dict(fields))

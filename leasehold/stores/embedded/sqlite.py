@@ -248,18 +248,18 @@ class SqliteStore:
         with self.current_connection() as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
-                stored = self._read_lease(key)
-                new_lease = lease_after_write(write, stored)
+                stored_lease = self._read_lease(key)
+                new_lease = lease_after_write(write, stored_lease)
                 if isinstance(write, DeleteLease) and new_lease:
                     connection.execute("DELETE FROM leases WHERE key = ?", (key,))
                 elif new_lease:
-                    connection.execute(_UPDATE if stored else _INSERT, to_row(new_lease))
+                    connection.execute(_UPDATE if stored_lease else _INSERT, to_row(new_lease))
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-        return Done(new_lease) if new_lease else Lost(key, stored)
+        return Done(new_lease) if new_lease else Lost(key, stored_lease)
 
     def close(self) -> None:
         """Close the file."""
@@ -317,9 +317,9 @@ class SqliteCells:
     def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Insert a row, unless a row with this name exists."""
         version = token_hex(8)
-        insert = "INSERT OR IGNORE INTO cells (name, version, fields) VALUES (?, ?, ?)"
+        insert_sql = "INSERT OR IGNORE INTO cells (name, version, fields) VALUES (?, ?, ?)"
         with self._connection_with_table() as connection:
-            count = connection.execute(insert, (name, version, json.dumps(dict(fields)))).rowcount
+            count = connection.execute(insert_sql, (name, version, json.dumps(dict(fields)))).rowcount
         return version if count else None
 
     def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:

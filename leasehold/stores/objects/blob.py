@@ -216,7 +216,7 @@ class BlobObjects:
             # While the blobs of a page are iterated, `clock.now` is the date of that page's response. The next page is
             # fetched only after the last blob of the current page.
             objects = tuple(_parse_blob(blob, clock.now) for blob in blobs)
-            if not all(stored.name.startswith(prefix) for stored in objects):
+            if not all(stored_object.name.startswith(prefix) for stored_object in objects):
                 raise LookupError("it lists blobs that were not requested")
             return objects
 
@@ -290,10 +290,10 @@ class _ServerClock:
 
     def observe(self, response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
         _check_echo(response)
-        now = parse_date_header(response.http_response.headers.get("Date"))
-        if now is not None:
-            self.now = now
-            self._skew.observe(now)
+        response_time = parse_date_header(response.http_response.headers.get("Date"))
+        if response_time is not None:
+            self.now = response_time
+            self._skew.observe(response_time)
 
 
 def _parse_blob(blob: BlobProperties, service_now: float) -> StoredObject:

@@ -98,9 +98,9 @@ class GcsObjects:
             os.environ.get(EMULATOR_VARIABLE), f"environment variable {EMULATOR_VARIABLE}"
         )
         with self._translate_errors():
-            anonymous = AnonymousCredentials() if endpoint else None  # type: ignore[no-untyped-call]
+            anonymous_credentials = AnonymousCredentials() if endpoint else None  # type: ignore[no-untyped-call]
             credentials, default_project = (
-                (anonymous, "none") if anonymous else google.auth.default(scopes=[OAUTH_SCOPE])
+                (anonymous_credentials, "none") if anonymous_credentials else google.auth.default(scopes=[OAUTH_SCOPE])
             )
             self._project = project or default_project
             self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
@@ -151,7 +151,7 @@ class GcsObjects:
 
         def list_all() -> tuple[StoredObject, ...]:
             objects = tuple(self._parse_blob(blob) for blob in self._iterate_listing(prefix=prefix))
-            if not all(stored.name.startswith(prefix) for stored in objects):
+            if not all(stored_object.name.startswith(prefix) for stored_object in objects):
                 raise LookupError("it lists objects that were not requested")
             return objects
 
@@ -223,16 +223,20 @@ class GcsObjects:
             return str(_check_blob(blob, name).generation)
 
     def _parse_blob(self, blob: storage.Blob) -> StoredObject:
-        now = getattr(self._thread_clock, "now", None)
+        response_time = getattr(self._thread_clock, "now", None)
         fields = {str(name): str(text) for name, text in (blob.metadata or {}).items()}
-        age_seconds = 0.0 if now is None or blob.updated is None else object_age_seconds(now, blob.updated.timestamp())
+        age_seconds = (
+            0.0
+            if response_time is None or blob.updated is None
+            else object_age_seconds(response_time, blob.updated.timestamp())
+        )
         return StoredObject(blob.name, str(blob.generation), fields, age_seconds)
 
     def _update_clock(self, response: requests.Response, **_arguments: object) -> None:
         """Store the time in the Date header of a response, for use by the thread that waits for the response."""
-        self._thread_clock.now = now = parse_date_header(response.headers.get("date"))
-        if now is not None:
-            self._skew.observe(now)
+        self._thread_clock.now = response_time = parse_date_header(response.headers.get("date"))
+        if response_time is not None:
+            self._skew.observe(response_time)
 
     def _read(self, send_request: Callable[[], T]) -> T:
         """Send a read, and repeat it if there was no usable response."""

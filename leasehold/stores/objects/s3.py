@@ -140,22 +140,23 @@ class S3Objects:
             for page in self._list_pages(prefix):
                 service_now = self._service_time(page)
                 for listed_object in page.get("Contents", []):
-                    cached = self._cached_objects.get(listed_object["Key"])
-                    if cached is None or cached.etag != unquote_etag(listed_object["ETag"]):
+                    cached_object = self._cached_objects.get(listed_object["Key"])
+                    if cached_object is None or cached_object.etag != unquote_etag(listed_object["ETag"]):
                         objects_or_names.append(listed_object["Key"])
                     else:
                         objects_or_names.append(
                             evolve(
-                                cached, age=object_age_seconds(service_now, listed_object["LastModified"].timestamp())
+                                cached_object,
+                                age=object_age_seconds(service_now, listed_object["LastModified"].timestamp()),
                             )
                         )
         with ThreadPoolExecutor(_CONCURRENT_FETCHES) as pool:
             fetched_objects = tuple(
                 pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, objects_or_names)
             )
-        objects = {stored.name: stored for stored in fetched_objects if stored}
+        objects = {stored_object.name: stored_object for stored_object in fetched_objects if stored_object}
         self._cached_objects = {
-            name: stored for name, stored in self._cached_objects.items() if not name.startswith(prefix)
+            name: stored_object for name, stored_object in self._cached_objects.items() if not name.startswith(prefix)
         } | objects
         return tuple(objects.values())
 
@@ -278,11 +279,11 @@ class S3Objects:
 
         If the response has no Date header, return 0, so that the ages of objects become 0.
         """
-        now = parse_date_header(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
-        if now is None:
+        response_time = parse_date_header(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        if response_time is None:
             return 0.0
-        self._skew.observe(now)
-        return now
+        self._skew.observe(response_time)
+        return response_time
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -98,14 +98,16 @@ class EtagStore:
     def list(self) -> Listing:
         """Return every lease. Each kind of object is listed once, ownerships first."""
         with self._cache_lock:
-            cached = dict(self._cached_parts)
+            cached_parts = dict(self._cached_parts)
         parts_by_key: dict[str, Parts] = {}
         for part in self._layout.parts:
-            for stored in self._objects.list(self._layout.prefix(part)):
-                key = self._layout.key(stored.name, part)
+            for stored_object in self._objects.list(self._layout.prefix(part)):
+                key = self._layout.key(stored_object.name, part)
                 if key is not None:
-                    parts_by_key[key] = parts_by_key.get(key, Parts()).replace(part, stored)
-        self._cache(cached, {key: parts_by_key.get(key, _NO_OBJECTS) for key in cached.keys() | parts_by_key.keys()})
+                    parts_by_key[key] = parts_by_key.get(key, Parts()).replace(part, stored_object)
+        self._cache(
+            cached_parts, {key: parts_by_key.get(key, _NO_OBJECTS) for key in cached_parts.keys() | parts_by_key.keys()}
+        )
         return build_listing(self._row(key, parts) for key, parts in sorted(parts_by_key.items()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -135,12 +137,14 @@ class EtagStore:
             case DeleteLease(lease):
                 for _ in range(ATTEMPTS):
                     parts = self._read_one(lease.key)
-                    stored = self._lease(lease.key, parts)
-                    if lease_after_write(write, stored) is None:
-                        return Lost(lease.key, stored)
+                    stored_lease = self._lease(lease.key, parts)
+                    if lease_after_write(write, stored_lease) is None:
+                        return Lost(lease.key, stored_lease)
                     # Delete the ownership first, because its ETag is the version. The first rejection ends the
                     # deletion.
-                    if stored is None or all(self._objects.delete(part.name, part.etag) for part in parts.existing):
+                    if stored_lease is None or all(
+                        self._objects.delete(part.name, part.etag) for part in parts.existing
+                    ):
                         with self._cache_lock:
                             self._cached_parts.pop(lease.key, None)
                         return Done(lease)
@@ -274,9 +278,13 @@ class EtagStore:
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
         """Replace the object in `parts`. Return None if the stored object has changed."""
-        name, stored = self._layout.name(key, part), parts.part(part)
+        name, stored_object = self._layout.name(key, part), parts.part(part)
         objects = self._objects
-        etag = objects.put_if_match(name, fields, stored.etag) if stored else objects.put_if_absent(name, fields)
+        etag = (
+            objects.put_if_match(name, fields, stored_object.etag)
+            if stored_object
+            else objects.put_if_absent(name, fields)
+        )
         return None if etag is None else parts.replace(part, StoredObject(name, etag, fields))
 
     def _read_one(self, key: str) -> Parts:
@@ -285,38 +293,38 @@ class EtagStore:
     def _read(self, keys: Iterable[str], *, stale_ok: bool = False) -> dict[str, Parts]:
         """Read the objects of these leases. The ownerships are read before the checkpoints (rule 5)."""
         ownership_kind, *other_kinds = self._layout.parts
-        cached = {key: self._cached_parts.get(key, _NO_OBJECTS) for key in keys}
-        if stale_ok and len(self._cached_parts) < _OBJECTS_PER_LISTING_COST * (len(cached) - 1):
+        cached_parts = {key: self._cached_parts.get(key, _NO_OBJECTS) for key in keys}
+        if stale_ok and len(self._cached_parts) < _OBJECTS_PER_LISTING_COST * (len(cached_parts) - 1):
             # So many of the leases are requested that one listing is cheaper than a request for each ownership.
             listed_ownerships = {
                 ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(ownership_kind))
             }
             current_parts = {
                 key: parts.replace(ownership_kind, listed_ownerships.get(self._layout.name(key, ownership_kind)))
-                for key, parts in cached.items()
+                for key, parts in cached_parts.items()
             }
         else:
-            current_parts = self._fetch(cached, (ownership_kind,))
+            current_parts = self._fetch(cached_parts, (ownership_kind,))
         outdated_parts = dict(current_parts)
-        for key, parts in cached.items() if stale_ok else ():
+        for key, parts in cached_parts.items() if stale_ok else ():
             cached_lease, current_lease = self._lease(key, parts), self._lease(key, current_parts[key])
             if parts.ownership and cached_lease and current_lease and cached_lease.owner == current_lease.owner:
                 del outdated_parts[key]  # the owner is the same, so use the cached checkpoint
         current_parts |= self._fetch(outdated_parts, other_kinds)
-        self._cache(cached, current_parts)
+        self._cache(cached_parts, current_parts)
         return current_parts
 
-    def _fetch(self, cached: Mapping[str, Parts], kinds: Iterable[Part]) -> dict[str, Parts]:
+    def _fetch(self, cached_parts: Mapping[str, Parts], kinds: Iterable[Part]) -> dict[str, Parts]:
         """Read the objects of these kinds concurrently.
 
-        Return all objects of the leases. Those that were read replace the ones in `cached`.
+        Return all objects of the leases. Those that were read replace the ones in `cached_parts`.
         """
-        key_and_kind_pairs = [(key, part) for part in kinds for key in cached]
+        key_and_kind_pairs = [(key, part) for part in kinds for key in cached_parts]
         names = [self._layout.name(key, part) for key, part in key_and_kind_pairs]
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
-        updated_parts = dict(cached)
-        for (key, part), stored in zip(key_and_kind_pairs, map_function(self._objects.get, names), strict=True):
-            updated_parts[key] = updated_parts[key].replace(part, stored)
+        updated_parts = dict(cached_parts)
+        for (key, part), stored_object in zip(key_and_kind_pairs, map_function(self._objects.get, names), strict=True):
+            updated_parts[key] = updated_parts[key].replace(part, stored_object)
         return updated_parts
 
     def _cache(self, parts_before_read: Mapping[str, Parts], parts_read: Mapping[str, Parts]) -> None:
@@ -396,5 +404,10 @@ class ObjectCells:
         self._pool.shutdown()
         self._objects.close()
 
-    def _without_folder(self, stored: StoredObject) -> StoredObject:
-        return StoredObject(stored.name.removeprefix(self._folder_prefix), stored.etag, stored.fields, stored.age)
+    def _without_folder(self, stored_object: StoredObject) -> StoredObject:
+        return StoredObject(
+            stored_object.name.removeprefix(self._folder_prefix),
+            stored_object.etag,
+            stored_object.fields,
+            stored_object.age,
+        )

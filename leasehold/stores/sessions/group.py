@@ -275,9 +275,9 @@ class Page:
     def end(self) -> None:
         """End the session, so that other workers can claim its leases immediately."""
         with self._lock:
-            stored = self.session.stored
+            stored_row = self.session.stored
             self._versioned_rows.put_if_match(
-                stored.name, encode_session(evolve(self.session, ended=True)), stored.etag
+                stored_row.name, encode_session(evolve(self.session, ended=True)), stored_row.etag
             )
 
     def _gather_into(self, group_tickets: list[Ticket]) -> None:
@@ -349,8 +349,10 @@ class Page:
 
     def _write_entries(self, tickets: list[Ticket]) -> bool:
         old_session, count = self.session, self.session.count + 1
-        superseded = self.superseded.copy()
-        entries = {key: entry for key, entry in old_session.entries.items() if superseded.get(key) != entry.epoch}
+        superseded_epochs = self.superseded.copy()
+        entries = {
+            key: entry for key, entry in old_session.entries.items() if superseded_epochs.get(key) != entry.epoch
+        }
         remarks = {key: remark for key, remark in self.remarks.items() if key in entries}
         for ticket in tickets:
             ticket.change = change = ticket.make()
@@ -366,14 +368,14 @@ class Page:
             return True
         self._write_remarks(remarks)
         new_session = evolve(old_session, count=count, entries=entries, touched=frozenset())
-        fields, stored = encode_session(new_session), old_session.stored
+        fields, stored_row = encode_session(new_session), old_session.stored
         self.settled = False  # the outcome is unknown until the response arrives
-        version = self._versioned_rows.put_if_match(stored.name, fields, stored.etag)
+        version = self._versioned_rows.put_if_match(stored_row.name, fields, stored_row.etag)
         if version is None:
             return False
         self.settled = True
-        self.session = evolve(new_session, stored=StoredObject(stored.name, version, fields))
-        self.superseded = {key: epoch for key, epoch in self.superseded.items() if superseded.get(key) != epoch}
+        self.session = evolve(new_session, stored=StoredObject(stored_row.name, version, fields))
+        self.superseded = {key: epoch for key, epoch in self.superseded.items() if superseded_epochs.get(key) != epoch}
         self.last_counts = {key: self.last_counts.get(key, 0) for key in entries} | {
             ticket.key: count for ticket in tickets if ticket.change and ticket.change.entry
         }
@@ -387,22 +389,22 @@ class Page:
         """
         if remarks == self.remarks:
             return
-        name, fields, stored = REMARKS + self.id, encode_remarks(remarks), self._stored_remarks
+        name, fields, stored_row = REMARKS + self.id, encode_remarks(remarks), self._stored_remarks
         for _ in range(2):
             version = (
                 self._versioned_rows.put_if_absent(name, fields)
-                if stored is None
-                else self._versioned_rows.put_if_match(name, fields, stored.etag)
+                if stored_row is None
+                else self._versioned_rows.put_if_match(name, fields, stored_row.etag)
             )
             if version is not None:
                 self.remarks, self._stored_remarks = remarks, StoredObject(name, version, fields)
                 return
-            stored = self._versioned_rows.read([name]).get(name)  # an earlier response was lost
+            stored_row = self._versioned_rows.read([name]).get(name)  # an earlier response was lost
 
     def _read_session(self) -> None:
         """Read the session row. A read does not renew the leases (G3)."""
-        stored = self._versioned_rows.read([SESSIONS + self.id]).get(SESSIONS + self.id)
-        session = require_valid_row(parse_session(stored)) if stored else None
+        stored_row = self._versioned_rows.read([SESSIONS + self.id]).get(SESSIONS + self.id)
+        session = require_valid_row(parse_session(stored_row)) if stored_row else None
         if session is None or session.ended:
             self.ended, self.vanished = True, session is None
             return

@@ -158,13 +158,13 @@ def _encode_cell(kind: str, cell: object) -> str:
     return encode_percent(str(cell)) if kind == "worker" and cell else encode_cell(kind, cell)  # type: ignore[arg-type]
 
 
-def parse_lease_row(key: str, stored: StoredObject) -> LeaseRow | Malformed:
+def parse_lease_row(key: str, stored_row: StoredObject) -> LeaseRow | Malformed:
     """Parse the row of a lease."""
-    return parse_row(key, lambda: _parse_valid_lease_row(key, stored))
+    return parse_row(key, lambda: _parse_valid_lease_row(key, stored_row))
 
 
-def _parse_valid_lease_row(key: str, stored: StoredObject) -> LeaseRow:
-    fields = stored.fields
+def _parse_valid_lease_row(key: str, stored_row: StoredObject) -> LeaseRow:
+    fields = stored_row.fields
     values = {
         field.name: check_cell(
             field,
@@ -186,7 +186,7 @@ def _parse_valid_lease_row(key: str, stored: StoredObject) -> LeaseRow:
         fields.get("session", ""),
         fields.get("heirsession", ""),
         parse_whole_number("writes", fields.get("writes", "0")),
-        stored,
+        stored_row,
     )
 
 
@@ -211,33 +211,33 @@ def _encode_entry(entry: SessionEntry) -> list[object]:
     return items
 
 
-def parse_session(stored: StoredObject) -> Session | Malformed:
+def parse_session(stored_row: StoredObject) -> Session | Malformed:
     """Parse the row of a session."""
-    return parse_row(stored.name, lambda: _parse_valid_session(stored))
+    return parse_row(stored_row.name, lambda: _parse_valid_session(stored_row))
 
 
-def _parse_valid_session(stored: StoredObject) -> Session:
-    fields = stored.fields
+def _parse_valid_session(stored_row: StoredObject) -> Session:
+    fields = stored_row.fields
     if fields.get("state") not in {"living", "ended"}:
         raise BadRowField("state", "is neither living nor ended")
     entries = parse_json_field("leases", fields.get("leases", "{}"))
     if not isinstance(entries, dict):
         raise BadRowField("leases", "is not an object of entries")
-    touched = parse_json_field("touched", fields.get("touched", "[]"))
+    touched_keys = parse_json_field("touched", fields.get("touched", "[]"))
     return Session(
         decode_percent(fields, "worker"),
         parse_whole_number("count", fields.get("count", "0")),
         fields["state"] == "ended",
         {key: _parse_entry(items) for key, items in entries.items()},
-        frozenset(map(str, touched if isinstance(touched, list) else [])),
-        stored,
+        frozenset(map(str, touched_keys if isinstance(touched_keys, list) else [])),
+        stored_row,
     )
 
 
 def _parse_entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain anything
     match items:
-        case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
-            sub, token, frozen = rest + [0, "", ""][len(rest) :]
+        case [int(epoch), str(sequence), *optional_items] if len(optional_items) <= 3:  # noqa: PLR2004  sub, token, frozen
+            sub, token, frozen = optional_items + [0, "", ""][len(optional_items) :]
             checkpoint = parse_position(
                 "leases", sequence, parse_whole_number("leases", sub), check_text("leases", token)
             )
@@ -252,14 +252,14 @@ def encode_remarks(remarks: Remarks) -> ObjectFields:
     return {"told": json.dumps(rows, separators=(",", ":"))}
 
 
-def parse_remarks(stored: StoredObject | None) -> Remarks:
+def parse_remarks(stored_row: StoredObject | None) -> Remarks:
     """Parse the row of a session's remarks.
 
     If the row is invalid, return no remarks, because no decision depends on them.
     """
     remarks: dict[str, Remark] = {}
     try:
-        rows = parse_json_field("told", stored.fields.get("told", "{}")) if stored else {}
+        rows = parse_json_field("told", stored_row.fields.get("told", "{}")) if stored_row else {}
         for key, (epoch, weight, annotations) in rows.items():
             stamps = {
                 check_text("told", name): (check_text("told", value), parse_whole_number("told", stamp))
@@ -342,9 +342,9 @@ def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> Join
             if name not in annotations or stamped_value[1] > annotations[name][1]
         }
         weight = remark.weight if remark.weight is not None else weight
-    accepted = entry is not None and entry.frozen != "given"
-    version = f"{epoch}.{session.count}" if accepted and session else str(epoch)
-    ages = [row.stored.age, *([session.stored.age] if session and accepted else [])]
+    is_accepted = entry is not None and entry.frozen != "given"
+    version = f"{epoch}.{session.count}" if is_accepted and session else str(epoch)
+    ages = [row.stored.age, *([session.stored.age] if session and is_accepted else [])]
     named_lease = evolve(
         lease,
         checkpoint=checkpoint,

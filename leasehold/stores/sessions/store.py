@@ -123,13 +123,13 @@ class SessionStore:
         }
         leases: list[Lease] = []
         unowned_leases: dict[str, JoinedLease] = {}
-        malformed = [row for row in rows.values() if isinstance(row, Malformed)]
+        malformed_rows = [row for row in rows.values() if isinstance(row, Malformed)]
         for row in sorted(
             (row for row in rows.values() if isinstance(row, LeaseRow)), key=lambda stored_row: stored_row.lease.key
         ):
             session = sessions.get(row.session)
             if isinstance(session, Malformed):
-                malformed.append(
+                malformed_rows.append(
                     Malformed(row.lease.key, session.field, f"{session.why}, in its session {session.key}")
                 )
             else:
@@ -138,23 +138,23 @@ class SessionStore:
                 if not row.session and not joined_lease.lease.ended:
                     unowned_leases[row.lease.key] = joined_lease
         self._unowned_leases = unowned_leases
-        if not malformed:
+        if not malformed_rows:
             self._delete_ended_sessions(
                 {name: stored_row for name, stored_row in sessions.items() if isinstance(stored_row, Session)},
                 rows.values(),
             )
-        return Listing(tuple(leases), tuple(malformed))
+        return Listing(tuple(leases), tuple(malformed_rows))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order, without those that do not exist."""
-        requested = tuple(keys)
-        joined_leases = self._read_joined(requested, stale_ok=stale_ok)
+        requested_keys = tuple(keys)
+        joined_leases = self._read_joined(requested_keys, stale_ok=stale_ok)
         self._unowned_leases |= {
             key: joined_lease
             for key, joined_lease in joined_leases.items()
             if not joined_lease.row.session and not joined_lease.lease.ended
         }
-        return tuple(joined_leases[key].lease for key in requested if key in joined_leases)
+        return tuple(joined_leases[key].lease for key in requested_keys if key in joined_leases)
 
     def prove(self) -> None:
         """Check that the service honors the conditions of writes. Raises StoreError if it does not."""
@@ -299,16 +299,16 @@ class SessionStore:
         self._drop_cached(key, row)
         page = self._pages.get(row.session)
         own_page = page if page is not None and not page.ended and not joined_lease.stopped else None
-        stored = joined_lease.named
+        named_lease = joined_lease.named
         session_vanished = (
             page is not None and page.vanished and self._is_fresh(page, joined_lease, lease_as_read)
         )  # G14
         if session_vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, lease_as_read)):
-            stored = evolve(stored, version=lease_as_read.version)
+            named_lease = evolve(named_lease, version=lease_as_read.version)
         # If the owner in the row was stopped, the lease has no owner. Requests, resets and annotations depend on this
         # actual state. All other writes depend on the owner that the row names, even if that owner was stopped.
         by_actual_owner = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
-        new_lease = lease_after_write(write, joined_lease.lease if by_actual_owner else stored)
+        new_lease = lease_after_write(write, joined_lease.lease if by_actual_owner else named_lease)
         # G10
         is_late = (
             isinstance(write, writes.CheckpointLate) and split_version(lease_as_read.version)[0] != row.lease.epoch
@@ -543,10 +543,10 @@ class SessionStore:
                     is not None
                 ):
                     return
-                stored = self._versioned_rows.read([session.stored.name]).get(session.stored.name)
+                stored_row = self._versioned_rows.read([session.stored.name]).get(session.stored.name)
             except OutcomeUnknown:
                 return  # the owner will find the change in the lease's row
-            session = require_valid_row(parse_session(stored)) if stored else None
+            session = require_valid_row(parse_session(stored_row)) if stored_row else None
 
     def _open_page(self, worker: str) -> Page:
         """Return a session of this worker that has room for another lease. Begin a new session if necessary (G1)."""
@@ -613,8 +613,8 @@ class SessionStore:
         # lost. The owner of an ended lease need not be stopped, because it writes no more checkpoints.
         if not joined_lease.named.ended and not self._stop_owner(joined_lease, "frozen"):
             return None
-        stored = joined_lease.row.stored
-        if not self._versioned_rows.delete(stored.name, stored.etag):
+        stored_row = joined_lease.row.stored
+        if not self._versioned_rows.delete(stored_row.name, stored_row.etag):
             return None
         self._drop_cached(write.lease.key, None)
         return Done(write.lease)
@@ -669,9 +669,9 @@ class SessionStore:
             removable_sessions = [] if any(isinstance(row, Malformed) for row in current_rows) else removable_sessions
         for name in removable_sessions:
             for row_prefix in (REMARKS, SESSIONS):
-                stored = self._versioned_rows.read([row_prefix + name]).get(row_prefix + name)
-                if stored is not None:
-                    self._versioned_rows.delete(stored.name, stored.etag)
+                stored_row = self._versioned_rows.read([row_prefix + name]).get(row_prefix + name)
+                if stored_row is not None:
+                    self._versioned_rows.delete(stored_row.name, stored_row.etag)
         self._ended_sessions = tuple(
             name for name, session in sessions.items() if session.ended and name not in removable_sessions
         )
@@ -761,26 +761,26 @@ class SupportsSessionsLayout(Protocol):
         """
 
 
-def open_in_layout(store: Store, requested: str | None) -> Store:
+def open_in_layout(store: Store, requested_layout: str | None) -> Store:
     """Return the store for the layout that the table already has, or that the user has requested.
 
     Args:
         store: The store of the usual layout.
-        requested: The value of the option `layout`, or None.
+        requested_layout: The value of the option `layout`, or None.
 
     Raises:
         ValueError: If the layout is unknown.
         StoreError: If the table has both layouts, or does not have the requested one.
     """
-    if requested not in {None, "sessions"}:
+    if requested_layout not in {None, "sessions"}:
         raise ValueError("store URL: option 'layout' must be sessions; without it the table is in the usual layout")
     if not isinstance(store, SupportsSessionsLayout):
         return store
-    has_sessions, has_usual_layout = store.layouts(requested=requested is not None)
+    has_sessions, has_usual_layout = store.layouts(requested=requested_layout is not None)
     if has_sessions and has_usual_layout:
         raise StoreError("the table has leases in layout sessions and in the usual one; delete those of one of them")
-    if requested and has_usual_layout:
+    if requested_layout and has_usual_layout:
         raise StoreError(
             "the table's leases are not in layout sessions; name a new table, and move them by swap or copy-leases"
         )
-    return SessionStore(store.cells()) if requested or has_sessions else store
+    return SessionStore(store.cells()) if requested_layout or has_sessions else store

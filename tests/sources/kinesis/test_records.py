@@ -51,7 +51,7 @@ def row(number: int, data: bytes) -> dict[str, object]:
 
 def unpacked(*rows: dict[str, object], done: tuple[int, int, int] | None = None) -> KinesisRecords:
     """Return the unpacked records of a response that consists of these rows."""
-    unpacker = Unpacker(None, done, misplaced="keep", dropped=DropCounter("s-0"))
+    unpacker = Unpacker(None, done, misplaced="keep", drop_counter=DropCounter("s-0"))
     unpacker.unpack_rows(cast("list[RecordTypeDef]", list(rows)))
     return unpacker.records
 
@@ -118,7 +118,7 @@ def test_unpacked_response_is_freed() -> None:
     """Unpacking frees the response, so that its data is not in memory twice."""
     response_rows = list(ROWS)
     columns = convert_to_columns(cast("list[RecordTypeDef]", response_rows))
-    unpacker = Unpacker(None, None, misplaced="keep", dropped=DropCounter("s-0"))
+    unpacker = Unpacker(None, None, misplaced="keep", drop_counter=DropCounter("s-0"))
     unpacker.unpack_rows(columns)
     assert unpacker.records == USERS
     assert (response_rows, columns.payloads) == ([], [b"p", b"", b"q", b"r", b""])

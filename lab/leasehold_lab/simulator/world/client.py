@@ -263,9 +263,11 @@ class TableClient:
                 outcome = self._table.mark_unresponsive(key)
             if self._records_writes and (self._full or verb != "renew" or not is_applied):
                 row_after = outcome.lease if is_applied and verb != "delete" else self._table.find_row(key)
-                sender = self._caller.worker_id, self._caller.process_id
+                worker_and_process = self._caller.worker_id, self._caller.process_id
                 self._history.writes.append(
-                    WriteEvent(self._tasks.now, sent_time, *sender, verb, key, row_before, row_after, is_applied)
+                    WriteEvent(
+                        self._tasks.now, sent_time, *worker_and_process, verb, key, row_before, row_after, is_applied
+                    )
                 )
             return outcome
 
@@ -467,9 +469,9 @@ class RemoteReader:
 
     def read_once(self) -> Batch:
         """Return the next records. The fault "untrue" returns an empty batch, as if the service throttled the read."""
-        throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
+        throttled_batch = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
         batch: Batch = self._client.send_request(
-            "reader.read", self._reader.read, {"untrue": lambda: throttled}, shard=self._shard
+            "reader.read", self._reader.read, {"untrue": lambda: throttled_batch}, shard=self._shard
         )
         return batch
 

@@ -107,9 +107,11 @@ class SessionClient(PassingStore):
         if is_recorded:
             is_applied = isinstance(outcome, Done)
             row_after = outcome.lease if is_applied and verb != "delete" else self._read_row(key)
-            sender = self._caller.worker_id, self._caller.process_id
+            worker_and_process = self._caller.worker_id, self._caller.process_id
             world.history.writes.append(
-                WriteEvent(world.tasks.now, sent_time, *sender, verb, key, row_before, row_after, is_applied)
+                WriteEvent(
+                    world.tasks.now, sent_time, *worker_and_process, verb, key, row_before, row_after, is_applied
+                )
             )
         return outcome
 

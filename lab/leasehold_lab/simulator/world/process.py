@@ -41,10 +41,10 @@ class ScanPerCycleWorker(Worker):
 
     _full_read_due = -math.inf
 
-    def _look_and_act(self, now: float, keys: tuple[str, ...] | None, each: ParallelMap) -> None:
+    def _look_and_act(self, now: float, keys: tuple[str, ...] | None, parallel_map: ParallelMap) -> None:
         if not self._turns:
             self.table.watch = Watch()
-        super()._look_and_act(now, keys, each)
+        super()._look_and_act(now, keys, parallel_map)
         if keys is None:
             leases = (sighting.lease for sighting in self.table.watch.sightings.values())
             self._full_read_due = now + min(
@@ -219,12 +219,12 @@ class Process:
         if again:
             self._restart()
 
-    def log_unexpected(self, where: str, fault: BaseException) -> None:
+    def log_unexpected(self, task_name: str, fault: BaseException) -> None:
         """Record an exception that no code handles."""
         if isinstance(fault, TaskKilled):
             return  # the run is over
         self._world.history.faults.append(
-            f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {error_summary(fault)}"
+            f"{self.process_id} at {self._tasks.now:.3f} s, {task_name}: {error_summary(fault)}"
         )
 
     def _read_wall_clock(self) -> float:
@@ -387,8 +387,8 @@ class Process:
         if self._scenario.full:
             self._world.history.events.append(ReadingEvent(self._tasks.now, self.process_id, event, shard, *record))
 
-    def _record_incident(self, what: IncidentKind, seconds: float = 0.0) -> None:
-        self._world.history.incidents.append(Incident(self._tasks.now, what, self.process_id, seconds))
+    def _record_incident(self, kind: IncidentKind, seconds: float = 0.0) -> None:
+        self._world.history.incidents.append(Incident(self._tasks.now, kind, self.process_id, seconds))
 
 
 def _create_holding_step(_worker: Worker, holding: Holding, _handling: Handling) -> Step:

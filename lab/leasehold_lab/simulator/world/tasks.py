@@ -51,11 +51,11 @@ class TaskScheduler:
         self._alive: dict[Task, None] = {}
         self._closed = False
 
-    def start(self, work: Callable[[], None], at: float | None = None) -> Task:
+    def start(self, work: Callable[[], None], start_time: float | None = None) -> Task:
         """Start a task at this time, by default now."""
         task = Task(work, self._hub)
         self._alive[task] = None
-        self._wake_if_waiting(task, self.now if at is None else at)
+        self._wake_if_waiting(task, self.now if start_time is None else start_time)
         return task
 
     @property
@@ -166,7 +166,7 @@ class TaskHost(Protocol):
     def idle(self) -> None:
         """Apply a pause that is due. The scheduler calls this after a task has waited on a queue."""
 
-    def log_unexpected(self, where: str, fault: BaseException) -> None:
+    def log_unexpected(self, task_name: str, fault: BaseException) -> None:
         """Record an exception that no code handles."""
 
 

@@ -78,9 +78,11 @@ class LocalHubs:
         """Enqueue events with these bodies."""
         self._send_control_request(do="put", hub=hub, partition=partition, bodies=list(bodies))
 
-    def trim_events(self, hub: str, partition: str, before: int) -> int:
+    def trim_events(self, hub: str, partition: str, first_kept_number: int) -> int:
         """Remove the events before this sequence number, as retention does, and return their number."""
-        return int(self._send_control_request(do="trim", hub=hub, partition=partition, before=before)["trimmed"])
+        return int(
+            self._send_control_request(do="trim", hub=hub, partition=partition, before=first_kept_number)["trimmed"]
+        )
 
     def add_partitions(self, hub: str, count: int) -> None:
         """Add empty partitions to a hub."""

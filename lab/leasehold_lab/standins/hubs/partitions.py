@@ -160,9 +160,9 @@ class Partition:
         self.times.append(now_ms)
         self._size += len(event)
 
-    def trim(self, before: int) -> int:
+    def trim(self, first_kept_number: int) -> int:
         """Remove the events before this sequence number, as retention does, and return their number."""
-        trimmed_count = max(0, min(before - self.first, len(self.events)))
+        trimmed_count = max(0, min(first_kept_number - self.first, len(self.events)))
         for column in (self.events, self.offsets, self.times):
             del column[:trimmed_count]
         self.first += trimmed_count

@@ -121,8 +121,8 @@ def start_reader(
     hub.check_group_exists(group)
     partition = hub.partition(address.partition or "")
     epoch = (link.remote_properties or {}).get(EPOCH)
-    other_readers = [other for other in partition.readers if other.group == group]
-    highest_epoch = max((other.epoch for other in other_readers if other.epoch is not None), default=None)
+    other_readers = [reader for reader in partition.readers if reader.group == group]
+    highest_epoch = max((reader.epoch for reader in other_readers if reader.epoch is not None), default=None)
     if highest_epoch is not None and epoch is None:
         message = f"At least one receiver for the endpoint is created with epoch of '{highest_epoch}', and so non-epoch"
         raise HubRejection(STOLEN, f"{message} receiver is not allowed.")

@@ -71,15 +71,17 @@ def command(
     lease_story = None if explained_lease is None else story(table, config, explained_lease, worker_plans)
     problems = (*reported_contradictions(table.leases), *table.swapping)
     if as_json:
-        document = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
-        document |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
-        document |= {"contradictions": list(conflicts)} if (conflicts := reported_contradictions(table.leases)) else {}
-        document |= {"swap": list(table.swapping)} if table.swapping else {}
+        json_document = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
+        json_document |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
+        json_document |= (
+            {"contradictions": list(conflicts)} if (conflicts := reported_contradictions(table.leases)) else {}
+        )
+        json_document |= {"swap": list(table.swapping)} if table.swapping else {}
         plans_json = {
             "workers": [worker_plan.as_json() for worker_plan in selected_plans],
             "says": dict(rules_of(selected_plans)),
         }
-        print(json.dumps(document | (plans_json if lease_story is None else lease_story.as_json())))
+        print(json.dumps(json_document | (plans_json if lease_story is None else lease_story.as_json())))
         return
     if lease_story is not None:
         history_lines = [f"  {line}" for line in (*lease_story.past, *lease_story.reading)]
@@ -101,5 +103,5 @@ def command(
             foreign_note = "" if worker_plan.ours else "  (another library's: its own rules may differ)"
             lines.append(f"{worker_plan.worker}  holds {worker_plan.held}, share {worker_plan.share}{foreign_note}")
             lines += [f"  {line}" for line in worker_plan.lines]
-        lines += [f"{rule}: {sentence}" for rule, sentence in rules_of(selected_plans).items()]
+        lines += [f"{rule}: {rule_text}" for rule, rule_text in rules_of(selected_plans).items()]
     print(*map(printable, lines), sep="\n")

@@ -78,7 +78,7 @@ def command(
         # The credentials in the file are for AWS. Credentials for another cloud come from the environment.
         target_session = (
             table_session
-            if (to := options["to"]) is not None and split_store_url(to)[0] in {"dynamodb", "s3"}
+            if (target_url := options["to"]) is not None and split_store_url(target_url)[0] in {"dynamodb", "s3"}
             else None
         )
         consumption = evolve(consumption, sessions=(settings.credentials.session(), table_session, target_session))

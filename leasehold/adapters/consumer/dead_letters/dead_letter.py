@@ -169,7 +169,7 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         raise BadDeadLetter("it is not JSON") from None
     if not isinstance(document, dict):
         raise BadDeadLetter("it is no object")
-    arrived = _field(document, "arrived_ms", int, None)
+    arrived_ms = _field(document, "arrived_ms", int, None)
     encoded_data, sequence_number = _field(document, "data", str), _field(document, "sequence_number", str)
     try:
         data = base64.b64decode(encoded_data, validate=True)
@@ -185,7 +185,7 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         _field(document, "sub_sequence_number", int, 0),
         partition_key=_field(document, "partition_key", str, None),
         explicit_hash_key=_field(document, "explicit_hash_key", str, None),
-        arrived=None if arrived is None else arrived / 1000,
+        arrived=None if arrived_ms is None else arrived_ms / 1000,
         token=_field(document, "offset", str, ""),
     )
     text_fields = {

@@ -213,14 +213,14 @@ def replay_stream(
     began_at, replayer = time.time(), _StreamReplayer(worker.me, dead_letters, deliver, report_kept)
     runner = Runner(worker, Handling(replayer.handle))
     try:
-        finished = run_until(
+        is_finished = run_until(
             runner, lambda: is_read(worker, lambda row: _is_over(row, began_at)), look_seconds=look_seconds
         )
     except SystemExit:
         if replayer.fatal_error is None:
             raise
         raise replayer.fatal_error from None
-    if not finished:
+    if not is_finished:
         raise DeadLetterError("it was stopped before all dead letters were replayed; start it again to continue")
     return replayer.verdict
 

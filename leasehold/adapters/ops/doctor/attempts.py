@@ -57,19 +57,19 @@ def clock_finding(service: str, seconds_ahead: float | None) -> Finding:
         service: The name of the service.
         seconds_ahead: How many seconds our clock is ahead of the service's clock; None if the service sent no time.
     """
-    what = f"clock of {service}"
+    clock_name = f"clock of {service}"
     if seconds_ahead is None:
-        return Finding(what, "unknown", "the service's responses contain no time")
-    sentence = (
+        return Finding(clock_name, "unknown", "the service's responses contain no time")
+    difference_text = (
         f"ours is {abs(seconds_ahead):.1f} s {'ahead of' if seconds_ahead >= 0 else 'behind'} it (measured in whole "
         "seconds)"
     )
     if abs(seconds_ahead) <= SKEW_SECONDS:
-        return Finding(what, "ok", sentence)
+        return Finding(clock_name, "ok", difference_text)
     return Finding(
-        what,
+        clock_name,
         "wrong",
-        sentence,
+        difference_text,
         "set the clock: the service rejects requests from 5 min on, and lag is only as accurate as the clocks",
     )
 
@@ -159,30 +159,34 @@ class ServiceClock(SkewWarning):
 def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
     """Try the rights one after another. Stop after a failure that every remaining attempt would also meet (rule 2)."""
     for attempt in trial.attempts:
-        right, name = attempt.right, trial.name
+        right_name, trial_name = attempt.right, trial.name
         if attempt.writes and read_only:
-            yield Finding(right, "unknown", f"{name}: not tried, because it is a right to write (--read-only)")
+            yield Finding(
+                right_name, "unknown", f"{trial_name}: not tried, because it is a right to write (--read-only)"
+            )
             continue
         try:
             remark = attempt.try_request()
-            yield Finding(right, "ok", f"{name}: {remark if isinstance(remark, str) else 'allowed'}")
+            yield Finding(right_name, "ok", f"{trial_name}: {remark if isinstance(remark, str) else 'allowed'}")
         except Absent as error:
-            yield Finding(right, "unknown", str(error), "let the first worker create it, and run this again")
+            yield Finding(right_name, "unknown", str(error), "let the first worker create it, and run this again")
             return
         except NotTried as error:
-            yield Finding(right, "unknown", f"{name}: {error}")
+            yield Finding(right_name, "unknown", f"{trial_name}: {error}")
         except NotALeaseTable as error:
             yield Finding("table", "wrong", str(error))
             return
         except (OutcomeUnknown, SourceUnavailable) as error:
             # Any response, even an error, shows that the service was reached.
             if getattr(error.__cause__, "response", None) is None:
-                yield Finding(right, "wrong", f"not reached: {error}", "check the name, the region and the network")
+                yield Finding(
+                    right_name, "wrong", f"not reached: {error}", "check the name, the region and the network"
+                )
                 return
-            yield Finding(right, "unknown", f"no usable response: {error}", "run this again later")
+            yield Finding(right_name, "unknown", f"no usable response: {error}", "run this again later")
         except (StoreError, SourceError) as error:
             is_denied = _is_denied(error)
-            yield Finding(right, "wrong", str(error), f"allow {right}" if is_denied else "")
+            yield Finding(right_name, "wrong", str(error), f"allow {right_name}" if is_denied else "")
             if not is_denied:
                 return
 
@@ -220,16 +224,16 @@ def compare_with_stream(
         row = min(malformed_rows, key=lambda row: row.key)
         reason = f"for one {row.key!r}: {row.field}: {row.why}"
         if leases:
-            sentence = (
+            problem = (
                 f"{len(malformed_rows)} of {len(leases) + len(malformed_rows)} rows cannot be read as leases, {reason}"
             )
             return (
-                Finding(TABLE_CHECK, "wrong", sentence, "correct or delete these rows: no worker reads their shards"),
+                Finding(TABLE_CHECK, "wrong", problem, "correct or delete these rows: no worker reads their shards"),
             )
-        sentence = (
+        problem = (
             f"none of its {len(malformed_rows)} rows is a lease, {reason}: the table belongs to another application"
         )
-        return (Finding(TABLE_CHECK, "wrong", sentence, _OTHER_TABLE),)
+        return (Finding(TABLE_CHECK, "wrong", problem, _OTHER_TABLE),)
     if not leases:
         return (Finding(TABLE_CHECK, "ok", f"it has no leases yet; workers create those of {len(shards)} shards"),)
     try:
@@ -248,35 +252,35 @@ def _compare_with_shards(
     listed_leases = [lease for lease in leases if lease.key in shards_by_id]
     if leases and not listed_leases:
         key_list = _first_keys(leases)
-        sentence = (
+        problem = (
             f"the stream has no shard for any of its {len(leases)} leases ({key_list}): it belongs to another stream"
         )
-        return Finding(TABLE_CHECK, "wrong", sentence + other_streams_remark, _OTHER_TABLE)
+        return Finding(TABLE_CHECK, "wrong", problem + other_streams_remark, _OTHER_TABLE)
     ranges = [(lease, lease.hash_range, shards_by_id[lease.key].hash_range) for lease in listed_leases]
     if mismatched_leases := [
         lease
         for lease, lease_range, shard_range in ranges
         if lease_range and shard_range and lease_range != shard_range
     ]:
-        sentence = (
+        problem = (
             f"{len(mismatched_leases)} leases ({_first_keys(mismatched_leases)}) have other hash ranges than the "
             "stream's shards"
         )
         return Finding(
             TABLE_CHECK,
             "wrong",
-            f"{sentence}: it belongs to another stream, or the stream was recreated{other_streams_remark}",
+            f"{problem}: it belongs to another stream, or the stream was recreated{other_streams_remark}",
             _OTHER_TABLE,
         )
     if unlisted_leases := [lease for lease in leases if lease.key not in shards_by_id and not lease.ended]:
-        sentence = (
+        problem = (
             f"the stream has no shard for {len(unlisted_leases)} unfinished leases ({_first_keys(unlisted_leases)}): "
             "past retention"
         )
         return Finding(
             TABLE_CHECK,
             "unknown",
-            sentence + other_streams_remark,
+            problem + other_streams_remark,
             "workers remove them; check that no worker was that far behind",
         )
     owner_count = len({lease.owner for lease in leases if lease.owner})

@@ -13,36 +13,38 @@ from leasehold.stores.aws import create_boto3_session
 from leasehold.stores.urls import reject_credentials
 
 
-def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
+def trials(location: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     """Yield the trial of the rights on the table's stream.
 
     Raises:
         SourceError: No region is configured.
         StoreError: The endpoint is not valid.
     """
-    region, endpoint = parse_region(place, options), options.get("endpoint")
+    region, endpoint = parse_region(location, options), options.get("endpoint")
     session = create_boto3_session(options, "source URL")
-    with translate_errors(place, STREAMS):
+    with translate_errors(location, STREAMS):
         streams = create_client("dynamodbstreams", region, endpoint, POLL_TIMEOUTS[-1], session)
         tables = create_client("dynamodb", region, endpoint, POLL_TIMEOUTS[-1], session)
     for client in (streams, tables):
         reject_credentials(client.meta.endpoint_url)
     clock = ServiceClock()
     streams.meta.events.register("after-call.dynamodb-streams", clock.read_date_header)
-    examined_table = _ExaminedTable(streams, tables, place)
+    examined_table = _ExaminedTable(streams, tables, location)
 
     def close() -> None:
         streams.close()
         tables.close()
 
-    table_attempts = () if is_arn(place) else (RightAttempt("dynamodb:DescribeTable", examined_table.describe_table),)
+    table_attempts = (
+        () if is_arn(location) else (RightAttempt("dynamodb:DescribeTable", examined_table.describe_table),)
+    )
     attempts = (
         *table_attempts,
         RightAttempt("dynamodb:DescribeStream", examined_table.describe_stream),
         RightAttempt("dynamodb:GetShardIterator", examined_table.get_iterator),
         RightAttempt("dynamodb:GetRecords", examined_table.get_records),
     )
-    yield RightsTrial(f"stream {place}", attempts, clock, close=close)
+    yield RightsTrial(f"stream {location}", attempts, clock, close=close)
 
 
 class _ExaminedTable:

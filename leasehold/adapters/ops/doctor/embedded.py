@@ -12,21 +12,21 @@ from leasehold.stores.protocol import Lost, Store
 from leasehold.stores.writes import RenewLease
 
 
-def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+def sqlite_trial(location: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on this file. Raises ValueError for a wrong option, or StoreError."""
-    if place and not Path(place).exists():
+    if location and not Path(location).exists():
 
         def raise_absent() -> str:
-            raise Absent(f"there is no file {place}; a worker creates it if it may write to the folder")
+            raise Absent(f"there is no file {location}; a worker creates it if it may write to the folder")
 
-        return RightsTrial(f"SQLite file {place}", (RightAttempt("read", raise_absent),))
-    store = sqlite.open_url(place, options, create=False, request_seconds=None)
-    return _trial(f"SQLite file {place}", store, "it can be read")
+        return RightsTrial(f"SQLite file {location}", (RightAttempt("read", raise_absent),))
+    store = sqlite.open_url(location, options, create=False, request_seconds=None)
+    return _trial(f"SQLite file {location}", store, "it can be read")
 
 
-def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+def memory_trial(location: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on a table in this process's memory. Raises ValueError for a wrong option."""
-    store = memory.open_url(place, options, create=True, request_seconds=None)
+    store = memory.open_url(location, options, create=True, request_seconds=None)
     return _trial(
         "table in memory", store, "it exists in one process: other processes have tables of their own under this name"
     )

@@ -23,21 +23,21 @@ waits have passed without an error.
 """
 
 
-def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
+def trials(location: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     """Yield the trial of the rights on a hub. The service's clock cannot be checked, because responses contain no time.
 
     Raises:
         ValueError: The URL is not valid.
         SourceError: The hub cannot be used.
     """
-    source = open_url(place, options)
+    source = open_url(location, options)
     examined_hub = _ExaminedHub(source)
     attempts = (
         RightAttempt("Listen (partitions)", examined_hub.list_partitions),
         RightAttempt("Listen (last events)", examined_hub.get_last_event),
         RightAttempt("Listen (receive)", examined_hub.receive_event),
     )
-    yield RightsTrial(f"event hub {place}", attempts, close=source.close)
+    yield RightsTrial(f"event hub {location}", attempts, close=source.close)
 
 
 class _ExaminedHub:
@@ -57,16 +57,16 @@ class _ExaminedHub:
 
     def receive_event(self) -> str:
         access, partition = self._source.access, self._partition
-        background = BackgroundLoop()
+        background_loop = BackgroundLoop()
         try:
-            background.run_and_wait(_open_link(access, partition), LINK_SECONDS)
+            background_loop.run_and_wait(_open_link(access, partition), LINK_SECONDS)
         except (EventHubError, AzureError, OSError, ValueError, ImportError) as error:
             fault = translate_error(error, access, partition)
             if isinstance(fault, LinkTakenOver):
                 return f"group {access.group} has the right; a worker reads partition {partition} undisturbed"
             raise fault from error
         finally:
-            background.close()
+            background_loop.close()
         return f"group {access.group} has the right"
 
 

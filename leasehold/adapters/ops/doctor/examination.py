@@ -121,7 +121,7 @@ def gap_seconds(config: Config) -> float:
 
 def gap_finding(config: Config) -> Finding:
     """Return the finding about the longest time that a shard is unread after a crash."""
-    sentence = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
+    gap_text = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
     gap_parts = (
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
     )
@@ -131,7 +131,7 @@ def gap_finding(config: Config) -> Finding:
     return Finding(
         "gap",
         "wrong" if is_long else "ok",
-        f"{sentence}: {gap_parts} until the next turn{remark}; longer while the store does not respond",
+        f"{gap_text}: {gap_parts} until the next turn{remark}; longer while the store does not respond",
         f"lease_seconds is in seconds, not in milliseconds as in the KCL; set it to {usual_seconds:g} or less"
         if is_long
         else "",
@@ -251,29 +251,29 @@ With a larger product, DynamoDB is too slow for every worker to read the table w
 """
 
 
-def size_finding(leases: int, workers: int, config: Config) -> Finding:
+def size_finding(lease_count: int, worker_count: int, config: Config) -> Finding:
     """Return the finding about whether the store is fast enough for a fleet of this size.
 
     Above half of a limit, the state is "unknown". Above the limit, it is "wrong". The limits are from docs/limits.md.
     """
-    leases_per_worker, leases_times_workers = math.ceil(leases / workers), leases * workers
+    leases_per_worker, leases_times_workers = math.ceil(lease_count / worker_count), lease_count * worker_count
     response_seconds = RENEWERS_MAX * config.renew_seconds / max(1, leases_per_worker)
     limit_ratio = min(response_seconds / RESPONSE_SECONDS, LEASES_TIMES_WORKERS_MAX / max(1, leases_times_workers))
     milliseconds = f"{response_seconds * 1000:,.0f} ms"
-    sentence = f"{leases_per_worker} leases a worker are renewed in time if the store responds within {milliseconds}"
-    sentence += (
-        f"; {leases} leases x {workers} workers are {leases_times_workers:,}, of at most some "
+    size_text = f"{leases_per_worker} leases a worker are renewed in time if the store responds within {milliseconds}"
+    size_text += (
+        f"; {lease_count} leases x {worker_count} workers are {leases_times_workers:,}, of at most some "
         f"{LEASES_TIMES_WORKERS_MAX:,}"
     )
     if limit_ratio > 2:  # noqa: PLR2004  half of a limit
-        return Finding("size", "ok", sentence)
+        return Finding("size", "ok", size_text)
     too_few_workers = response_seconds / RESPONSE_SECONDS < LEASES_TIMES_WORKERS_MAX / max(1, leases_times_workers)
-    todo = (
+    advice = (
         "more workers, or a longer --lease-seconds"
         if too_few_workers
         else "fewer workers, or a table for each part of the shards"
     )
-    return Finding("size", "unknown" if limit_ratio >= 1 else "wrong", sentence, todo)
+    return Finding("size", "unknown" if limit_ratio >= 1 else "wrong", size_text, advice)
 
 
 _HERE = "leasehold.adapters.ops.doctor."
@@ -364,19 +364,19 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     listings_per_read = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
     # The longest gap can always be computed. The cost can only be computed if the number of shards is known and the
     # store bills its requests.
-    findings, expected = (
+    findings, expected_values = (
         [*results.findings, gap_finding(fleet.config)],
         {"gap_seconds": round(gap_seconds(fleet.config), 3)},
     )
     if results.shards is None:
-        return Examination(tuple(findings), expected)
+        return Examination(tuple(findings), expected_values)
     leases = () if results.listing is None else results.listing.leases
     owner_count = len({lease.owner for lease in leases if lease.owner and not lease.ended})
     open_shard_count = sum(shard.open for shard in results.shards)
     workers, checkpoint_seconds = fleet.workers or max(1, owner_count), fleet.checkpoint_seconds
     findings.append(size_finding(open_shard_count, workers, fleet.config))
     if store_scheme not in BILLED_SCHEMES:
-        return Examination(tuple(findings), expected)
+        return Examination(tuple(findings), expected_values)
     is_sessions = results.capabilities.groups_writes or store_options.get("layout") == "sessions"
     current_fleet = Fleet(
         store_scheme,
@@ -388,7 +388,7 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
         is_sessions,
     )
     findings.append(cost_finding(current_fleet, fleet.config, price))
-    costs = {
+    costs_by_layout = {
         candidate.layout: {
             name: {
                 "writes": round(load.writes, 3),
@@ -403,10 +403,10 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
         "shards": open_shard_count,
         "workers": workers,
         "layout": current_fleet.layout,
-        **costs[current_fleet.layout],
-        "layouts": costs,
+        **costs_by_layout[current_fleet.layout],
+        "layouts": costs_by_layout,
     }
-    return Examination(tuple(findings), {**expected, **costs_shown})
+    return Examination(tuple(findings), {**expected_values, **costs_shown})
 
 
 @contextmanager
@@ -455,8 +455,8 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
         source: Source = open_source(url)
         with closing(source):
             results.shards = source.shards()
-            reads = source.reads if isinstance(source, SelectiveSource) else lambda _lease: True
-            results.findings += compare_with_stream(listing, results.shards, reads)
+            reads_lease = source.reads if isinstance(source, SelectiveSource) else lambda _lease: True
+            results.findings += compare_with_stream(listing, results.shards, reads_lease)
             incarnation = source.incarnation() if isinstance(source, IdentifiedSource) else ""
             # The table was read before the shards were listed, so a shard that ended in between does not contradict its
             # lease.
@@ -467,10 +467,10 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
                 if conflict.kind != "another shard"  # reported above
             ]
     except SourceError:  # the error is reported with the rights on the source
-        sentence = (
+        problem = (
             f"it has {len(listing.leases)} leases; without its shards, we cannot tell whether they belong to the stream"
         )
-        results.findings.append(Finding("table", "unknown", sentence))
+        results.findings.append(Finding("table", "unknown", problem))
 
 
 def _find_prices(scheme: str, fleet: ExaminedFleet) -> Price | None:

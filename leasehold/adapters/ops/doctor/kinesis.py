@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # users don't install the stubs
 _ABSENT = "ResourceNotFoundException"
 
 
-def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
+def trials(location: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     """Yield a trial of the rights on each stream in the URL.
 
     Raises:
@@ -33,7 +33,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         options.get("endpoint"),
         create_boto3_session(options, "source URL"),
     )
-    for stream_text in place.split(","):
+    for stream_text in location.split(","):
         stream = parse_stream_address(stream_text, region, "source URL")
         name = stream.name
         with translate_errors(name):

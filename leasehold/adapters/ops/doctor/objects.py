@@ -32,10 +32,10 @@ Blob Data Contributor' has all these rights.
 """
 
 
-def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+def s3_trial(location: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on `bucket/prefix`. Raises ValueError or StoreError if an option is not valid."""
     module = Scheme("leasehold.stores.objects.s3", extra="aws").load("store", StoreError)
-    bucket, _, prefix = place.partition("/")
+    bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ValueError("store URL: s3:// needs bucket/prefix")
     endpoint, clock = check_endpoint(options.get("endpoint")), ServiceClock()
@@ -56,10 +56,10 @@ The role 'Storage Object User' has all these rights. To overwrite an object, a w
 """
 
 
-def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+def gcs_trial(location: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on `bucket/prefix`. Raises ValueError or StoreError if an option is not valid."""
     module = Scheme("leasehold.stores.objects.gcs", extra="gcs").load("store", StoreError)
-    bucket, prefix = module.split_location(place)
+    bucket, prefix = module.split_location(location)
     endpoint, clock = check_endpoint(options.get("endpoint")), ServiceClock()
     timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
     objects = module.GcsObjects(
@@ -68,7 +68,7 @@ def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), GCS_RIGHTS, clock, unknown_etag="1")
 
 
-def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+def blob_trial(location: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on `account/container`.
 
     Raises ValueError or StoreError if an option is not valid.
@@ -77,7 +77,7 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     clock = ServiceClock()
     # Pass a client that sends no request yet. Otherwise a missing container would raise an error here instead of
     # becoming a finding.
-    client = module.create_client(place, check_endpoint(options.get("endpoint")), REQUEST_SECONDS)
+    client = module.create_client(location, check_endpoint(options.get("endpoint")), REQUEST_SECONDS)
     hub_layout = EventHubLayout(*module.parse_hub_options(options)) if "eventhub" in options else None
     layout = hub_layout or ObjectLayout(options.get("prefix", ""))
     return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), layout, BLOB_RIGHTS, clock)

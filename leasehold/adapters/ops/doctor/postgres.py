@@ -9,14 +9,14 @@ from leasehold.errors import StoreError
 from leasehold.stores.postgres import TIMEOUTS, PostgresStore, parse_location
 
 
-def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+def trial(location: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on this table. Each attempt is a transaction that is rolled back.
 
     Raises:
         ValueError: The URL is not valid.
         StoreError: The database cannot be used.
     """
-    table = parse_location(place, options)
+    table = parse_location(location, options)
     try:
         store = PostgresStore(table, create=False, timeouts=TIMEOUTS.within(REQUEST_SECONDS))
     except StoreError as error:

@@ -56,48 +56,50 @@ def prometheus_text(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
     Args:
         states: The state of each table, and whether it is fresh. For a stale table only `up` and `status` are written.
     """
-    samples_by_metric: dict[str, list[str]] = {name: [] for name in METRIC_HELP}
+    samples_by_metric: dict[str, list[str]] = {metric_name: [] for metric_name in METRIC_HELP}
 
     def add_samples(values: Mapping[str, float | None], **labels: str) -> None:
         """Add samples. Values that are None are omitted, so that alarms don't mistake them for zeros."""
-        for name, value in values.items():
+        for metric_name, value in values.items():
             if value is not None:
                 # Escape names and URLs, because a quote or newline in them would end the label or the sample.
                 escaped_labels = {label: label_value.translate(LABEL_ESCAPES) for label, label_value in labels.items()}
                 label_text = ",".join(f'{label}="{label_value}"' for label, label_value in escaped_labels.items())
-                samples_by_metric[f"leasehold_{name}"].append(f"leasehold_{name}{{{label_text}}} {float(value):g}")
+                samples_by_metric[f"leasehold_{metric_name}"].append(
+                    f"leasehold_{metric_name}{{{label_text}}} {float(value):g}"
+                )
 
     for state, is_fresh in states:
         store = state["store"]
         add_samples({"up": is_fresh, "status": state["number"]}, store=store)
         if not is_fresh:
             continue
-        total = state["total"]
+        totals = state["total"]
         total_values = {
-            "leases": total["leases"],
-            "unowned_leases": total["unowned"],
-            "workers": total["workers"],
+            "leases": totals["leases"],
+            "unowned_leases": totals["unowned"],
+            "workers": totals["workers"],
             "malformed_rows": len(state["malformed"]),
             "contradictions": len(state["contradictions"]),
-            "lag_max_seconds": total["lag_max"],
-            "lag_sum_seconds": total["lag_sum"],
+            "lag_max_seconds": totals["lag_max"],
+            "lag_sum_seconds": totals["lag_sum"],
             # If the lag is unknown, it is also unknown whether it is a lower bound.
-            "lag_is_lower_bound": None if total["lag_max"] is None else total["lag_at_least"],
-            "owner_changes_total": total["moves"],
+            "lag_is_lower_bound": None if totals["lag_max"] is None else totals["lag_at_least"],
+            "owner_changes_total": totals["moves"],
         }
         add_samples(total_values, store=store)
         if (swap := state.get("swap")) is not None:
-            for place, name in (("FROM", "there"), ("on their way", "moving"), ("TO", "gone")):
-                add_samples({"swap_leases": swap[name]}, store=store, place=place)
+            for place_label, metric_name in (("FROM", "there"), ("on their way", "moving"), ("TO", "gone")):
+                add_samples({"swap_leases": swap[metric_name]}, store=store, place=place_label)
         for worker in state["workers"]:
             counts = {"worker_leases": worker["leases"], "worker_target": worker["target"]}
             add_samples(counts, store=store, worker=worker["worker"])
         for lease in state["leases"]:
             if not lease["ended"]:
-                seconds = lease["lag"].get("seconds")
+                lag_seconds = lease["lag"].get("seconds")
                 lease_values = {
-                    "lease_lag_seconds": seconds,
-                    "lease_lag_is_lower_bound": None if seconds is None else lease["lag"].get("at_least", False),
+                    "lease_lag_seconds": lag_seconds,
+                    "lease_lag_is_lower_bound": None if lag_seconds is None else lease["lag"].get("at_least", False),
                     "lease_status": lease["number"],
                     "lease_idle_seconds": lease["idle"],
                     "lease_kilobytes_per_second": lease["kbps"],
@@ -105,10 +107,14 @@ def prometheus_text(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
                 }
                 add_samples(lease_values, store=store, lease=lease["key"])
     lines = []
-    for name, samples in samples_by_metric.items():
+    for metric_name, samples in samples_by_metric.items():
         if samples:
-            metric_type = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP {name} {METRIC_HELP[name]}", f"# TYPE {name} {metric_type}", *samples]
+            metric_type = "counter" if metric_name.endswith("_total") else "gauge"
+            lines += [
+                f"# HELP {metric_name} {METRIC_HELP[metric_name]}",
+                f"# TYPE {metric_name} {metric_type}",
+                *samples,
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -158,10 +164,10 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
 
     async def view(request: Request) -> Response:
         watcher, query = _requested_watcher(request, watchers), request.query_params
-        sort, most = query.get("sort", "status"), parse_decimal(query.get("most", "25"), ROWS_MAX)
-        if watcher is None or most is None or sort not in SORT_KEYS:
+        sort_key, row_limit = query.get("sort", "status"), parse_decimal(query.get("most", "25"), ROWS_MAX)
+        if watcher is None or row_limit is None or sort_key not in SORT_KEYS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
-        view_request = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
+        view_request = ViewRequest(sort_key, "down" in query, query.get("text", "").lower(), row_limit)
         return _stream(request, watchers, lambda: _group_statuses(watchers) | watcher.view(view_request))
 
     async def leases(_request: Request) -> Response:
@@ -226,8 +232,8 @@ def saved_page(watchers: Sequence[TableWatcher]) -> str:
 
 def _saved_table(watcher: TableWatcher) -> dict[str, Any]:
     view = watcher.view(ViewRequest(most=sys.maxsize))
-    explained = watcher.explain_all([row["key"] for row in view["rows"][:EXPLAINED_MAX]])
-    return {"view": view, "lag": watcher.lag_chart() or EMPTY_SVG, **explained}
+    explanations = watcher.explain_all([row["key"] for row in view["rows"][:EXPLAINED_MAX]])
+    return {"view": view, "lag": watcher.lag_chart() or EMPTY_SVG, **explanations}
 
 
 def _requested_watcher(request: Request, watchers: Sequence[TableWatcher]) -> TableWatcher | None:

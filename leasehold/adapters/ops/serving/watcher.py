@@ -277,22 +277,22 @@ class TableWatcher:
             StoreError: The table cannot be read.
             SourceError: The source cannot be read.
         """
-        previous, table, record = self.last_state, self._watch.look(), self._record
-        lag, moves = fleet_lag(table.lags), previous.unwritten
-        if previous.table is not None:
-            rules = rules_between(previous.table, table, self.config)
+        previous_state, table, record = self.last_state, self._watch.look(), self._record
+        lag, moves = fleet_lag(table.lags), previous_state.unwritten
+        if previous_state.table is not None:
+            rules = rules_between(previous_state.table, table, self.config)
             moves += tuple(
                 SeenMove(table.at, lease_after.key, lease_before.owner, lease_after.owner, rules[lease_after.key])
-                for lease_before, lease_after in owner_changes(previous.table, table)
+                for lease_before, lease_after in owner_changes(previous_state.table, table)
             )
-            table = evolve(table, moves=previous.table.moves)
+            table = evolve(table, moves=previous_state.table.moves)
         keys = tuple(lease.key for lease in table.leases)
         if self._lags_by_read and self._lags_by_read[-1][1] == keys:
             keys = self._lags_by_read[-1][1]  # share one tuple of keys to save memory
         unknown_lag = float("nan")
         seconds = (table.lag(lease).seconds for lease in table.leases)
         lags_of_read = (table.at, keys, array("f", (unknown_lag if lag is None else lag for lag in seconds)))
-        last_state = evolve(previous, table=table, trouble="", unwritten=(), history_fault="")
+        last_state = evolve(previous_state, table=table, trouble="", unwritten=(), history_fault="")
         try:
             record.add(self.name, moves, LagPoint(table.at, lag.most, lag.total))
         except HistoryError as error:

@@ -91,8 +91,8 @@ class Access:
             return EventHubConsumerClient.from_connection_string(
                 self.secret, self.group, eventhub_name=self.hub, **options
             )
-        identity = cast("AsyncTokenCredential", self.identity)
-        return EventHubConsumerClient(self.namespace, self.hub, self.group, credential=identity, **options)
+        credential = cast("AsyncTokenCredential", self.identity)
+        return EventHubConsumerClient(self.namespace, self.hub, self.group, credential=credential, **options)
 
 
 def find_http_proxy(host: str, proxy: str) -> dict[str, Any] | None:
@@ -163,8 +163,8 @@ def access_by_identity(namespace: str, hub: str, group: str, *, websockets: bool
     """Return access with the identity of this machine or user, as found by `DefaultAzureCredential`."""
     from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed with a key
 
-    identity = AsyncCredential(DefaultAzureCredential())
-    return Access(namespace, hub, group, identity=identity, websockets=websockets, proxy=proxy)
+    credential = AsyncCredential(DefaultAzureCredential())
+    return Access(namespace, hub, group, identity=credential, websockets=websockets, proxy=proxy)
 
 
 _EXPIRED_MESSAGE = "CBS Authentication Expired"
@@ -186,41 +186,45 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
     have been assigned. The messages contain no part of a connection string, because the client's own messages contain
     none.
     """
-    subject = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
+    hub_description = f"event hub {access.hub!r} in {access.namespace}" + (
+        f", partition {partition}" if partition else ""
+    )
     if isinstance(error, SourceError):
         return error
     if isinstance(error, AuthenticationError):
         if _EXPIRED_MESSAGE in str(error):
             return SourceUnavailable(
-                f"{subject}: its token has expired by this machine's clock; a new one will be requested"
+                f"{hub_description}: its token has expired by this machine's clock; a new one will be requested"
             )
         return TransientRejection(
-            f"{subject}: access denied: {_make_credential_hint(access)} ({_first_line_without_ids(error)})"
+            f"{hub_description}: access denied: {_make_credential_hint(access)} ({_first_line_without_ids(error)})"
         )
     if isinstance(error, ImportError):
-        return SourceError(f"{subject}: websockets need aiohttp; install leasehold[azure]")
+        return SourceError(f"{hub_description}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
-        return SourceError(f"{subject}: {_first_line_without_ids(error)}")
+        return SourceError(f"{hub_description}: {_first_line_without_ids(error)}")
     error_condition = (error.error if isinstance(error, EventHubError) else None) or ""
     message = _first_line_without_ids(error)
     match error_condition:
         case "link:stolen":
             return LinkTakenOver(
-                f"{subject}: another reader of group {access.group!r} took it over: "
+                f"{hub_description}: another reader of group {access.group!r} took it over: "
                 "the lease is lost, or two fleets share the group"
             )
         case "not-found":
-            return SourceError(f"{subject}: there is no such hub or consumer group {access.group!r}; check the URL")
+            return SourceError(
+                f"{hub_description}: there is no such hub or consumer group {access.group!r}; check the URL"
+            )
         case "unauthorized-access":
-            return TransientRejection(f"{subject}: access denied: {_make_credential_hint(access)} ({message})")
+            return TransientRejection(f"{hub_description}: access denied: {_make_credential_hint(access)} ({message})")
         case "argument-error" | "argument-out-of-range" | "invalid-field":
             hint = "if the hub was recreated, set the checkpoints back with `leasehold reset`"
-            return Trimmed(f"{subject}: the starting position was rejected; {hint} ({message})")
+            return Trimmed(f"{hub_description}: the starting position was rejected; {hint} ({message})")
         case "resource-limit-exceeded":
             hint = f"use a separate consumer group for this fleet, because others read in {access.group!r}, too"
-            return SourceUnavailable(f"{subject}: too many readers; {hint} ({message})")
+            return SourceUnavailable(f"{hub_description}: too many readers; {hint} ({message})")
         case _:
-            return SourceUnavailable(f"{subject}: {message}")
+            return SourceUnavailable(f"{hub_description}: {message}")
 
 
 def _make_credential_hint(access: Access) -> str:

@@ -93,7 +93,7 @@ class DropCounter:
         self._drop_counts, self._logged_counts = Counter[Reason](), Counter[Reason]()
         self._duplicates = 0
 
-    def count_dropped(self, number: str, user_records: UserRecords) -> None:
+    def count_dropped(self, sequence_number: str, user_records: UserRecords) -> None:
         """Count the dropped user records of this Kinesis record."""
         if not user_records.dropped:
             return
@@ -104,7 +104,7 @@ class DropCounter:
                 ", because their aggregate went to another shard" if user_records.reason is Reason.OUT_OF_RANGE else ""
             )
             message = "shard %s: %d user records of %s dropped: %s%s; more are counted until the reader closes"
-            log.warning(message, self._shard, user_records.dropped, number, user_records.reason, explanation)
+            log.warning(message, self._shard, user_records.dropped, sequence_number, user_records.reason, explanation)
 
     def count_duplicates(self, count: int) -> None:
         """Count duplicates, which are records that a Spark sink sent again."""
@@ -128,9 +128,9 @@ class Unpacker:
         hash_range: The hash range of the shard; None if no aggregate is misplaced.
         skip_through: Records up to this position (as `Position.order`) are dropped. None to keep all records.
         misplaced: What to do with aggregates that have records outside the hash range.
-        dropped: Counts the records that are dropped.
+        drop_counter: Counts the records that are dropped.
         whole_aggregates: Whether to keep aggregates as they are. An aggregate has the position of its last user record.
-        seen: The rows of Spark sinks that were already read. Their duplicates are dropped.
+        seen_rows: The rows of Spark sinks that were already read. Their duplicates are dropped.
 
     Attributes:
         size: The size of the rows' payloads, in bytes.
@@ -143,15 +143,15 @@ class Unpacker:
         skip_through: tuple[int, int, int] | None,
         *,
         misplaced: Misplaced,
-        dropped: DropCounter,
+        drop_counter: DropCounter,
         whole_aggregates: bool = False,
-        seen: SeenRows | None = None,
+        seen_rows: SeenRows | None = None,
     ) -> None:
-        self._hash_range, self._misplaced, self._dropped = hash_range, misplaced, dropped
+        self._hash_range, self._misplaced, self._dropped = hash_range, misplaced, drop_counter
         self._whole_aggregates = whole_aggregates
         self.skip_through = skip_through
         self.seen = (
-            SeenRows() if seen is None else seen.copy()
+            SeenRows() if seen_rows is None else seen_rows.copy()
         )  # a copy, because the response may have to be requested again
         self._parts: list[RecordsPart] = []
         self.size = self.subs = 0
@@ -210,13 +210,13 @@ class Unpacker:
         self.subs = last_sub + 1
 
     def _unpack_aggregate(self, rows: RowColumns, index: int) -> None:
-        data, number, arrived = rows.payloads[index], rows.numbers[index], rows.arrived[index]
+        data, number, arrival_time = rows.payloads[index], rows.numbers[index], rows.arrived[index]
         rows.payloads[index] = b""
         is_locating_possible = self.skip_through is None and not self.seen
-        located = locate_records(data, number, arrived, self._hash_range) if is_locating_possible else None
-        if located is not None:
-            self._parts.append(located)
-            self.subs = len(located)
+        located_records = locate_records(data, number, arrival_time, self._hash_range) if is_locating_possible else None
+        if located_records is not None:
+            self._parts.append(located_records)
+            self.subs = len(located_records)
             return
         user_records = deaggregate(data, rows.keys[index], None, self._hash_range, misplaced=self._misplaced)
         self._dropped.count_dropped(number, user_records)
@@ -228,26 +228,28 @@ class Unpacker:
             self.skip_through = None if first_kept_index < len(user_records) else self.skip_through
         self.subs = len(user_records) + user_records.dropped
         if user_records.tags:
-            self._unpack_tagged(number, arrived, user_records, first_kept_index)
+            self._unpack_tagged(number, arrival_time, user_records, first_kept_index)
             return
-        records, count = self._last_columns(), len(user_records) - first_kept_index
+        records, kept_count = self._last_columns(), len(user_records) - first_kept_index
         # Usually nothing is dropped, so don't copy the columns again.
         records.payloads += user_records.payloads[first_kept_index:] if first_kept_index else user_records.payloads
-        records.numbers += [number] * count
+        records.numbers += [number] * kept_count
         records.subs += user_records.subs[first_kept_index:]
         records.keys += user_records.keys[first_kept_index:] if first_kept_index else user_records.keys
         records.hash_keys += user_records.hash_keys[first_kept_index:] if first_kept_index else user_records.hash_keys
-        records.arrived += [arrived] * count
-        records.aggregated += [user_records.aggregated] * count
+        records.arrived += [arrival_time] * kept_count
+        records.aggregated += [user_records.aggregated] * kept_count
         if isinstance(records, TokenedColumns):
-            records.tokens += [self.seen.token] * count
+            records.tokens += [self.seen.token] * kept_count
 
-    def _unpack_tagged(self, number: str, arrived: float | None, user_records: UserRecords, first_index: int) -> None:
+    def _unpack_tagged(
+        self, sequence_number: str, arrival_time: float | None, user_records: UserRecords, first_index: int
+    ) -> None:
         """Add the records of a Spark sink's aggregate that were not read before, with the tokens of their positions."""
         records, tokens = RecordColumns(), list[str]()
         for index in range(first_index, len(user_records)):
             key, hash_key, tag = user_records.keys[index], user_records.hash_keys[index], user_records.tags[index]
-            position = Position(number, user_records.subs[index])
+            position = Position(sequence_number, user_records.subs[index])
             if tag is not None and self.seen.check_duplicate(tag, partial(find_hash_key, key, hash_key), position):
                 continue
             records.payloads.append(user_records.payloads[index])
@@ -255,7 +257,7 @@ class Unpacker:
             records.keys.append(key)
             records.hash_keys.append(hash_key)
             tokens.append(self.seen.token)
-        records.numbers, records.arrived = [number] * len(tokens), [arrived] * len(tokens)
+        records.numbers, records.arrived = [sequence_number] * len(tokens), [arrival_time] * len(tokens)
         records.aggregated = [True] * len(tokens)
         self._dropped.count_duplicates(len(user_records) - first_index - len(tokens))
         self._parts.append(records.with_tokens(tokens))
@@ -480,8 +482,8 @@ class Poller:
             self._skip_through,
             misplaced=self._misplaced,
             whole_aggregates=self._whole_aggregates,
-            dropped=self._dropped,
-            seen=self._seen,
+            drop_counter=self._dropped,
+            seen_rows=self._seen,
         )
         unpacker.unpack_rows(rows)
         self._skip_through, self._seen = unpacker.skip_through, unpacker.seen

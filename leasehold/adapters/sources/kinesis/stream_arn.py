@@ -32,13 +32,13 @@ class StreamAddress:
     region: str | None
 
 
-def parse_stream_address(name_or_arn: str, region: str | None, where: str) -> StreamAddress:
+def parse_stream_address(name_or_arn: str, region: str | None, origin: str) -> StreamAddress:
     """Return the address of a stream given by name or by ARN.
 
     Args:
         name_or_arn: The name or the ARN.
         region: The region that the user gave in addition, if any.
-        where: Where `name_or_arn` came from, for error messages, such as "source URL".
+        origin: Where `name_or_arn` came from, for error messages, such as "source URL".
 
     Raises:
         ValueError: If `name_or_arn` starts like an ARN and is not that of a stream, or if its region differs from
@@ -48,10 +48,10 @@ def parse_stream_address(name_or_arn: str, region: str | None, where: str) -> St
         return StreamAddress(name_or_arn, None, region)
     match = _ARN_PATTERN.fullmatch(name_or_arn)
     if match is None:
-        raise ValueError(f"{where}: write a stream's ARN as arn:aws:kinesis:REGION:ACCOUNT:stream/NAME")
+        raise ValueError(f"{origin}: write a stream's ARN as arn:aws:kinesis:REGION:ACCOUNT:stream/NAME")
     if region is not None and region != match["region"]:
         raise ValueError(
-            f"{where}: the ARN is in region {match['region']}, but option 'region' is {region!r}; remove that option"
+            f"{origin}: the ARN is in region {match['region']}, but option 'region' is {region!r}; remove that option"
         )
     return StreamAddress(match["name"], name_or_arn, match["region"])
 

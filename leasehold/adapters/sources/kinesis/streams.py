@@ -73,16 +73,16 @@ class KinesisStreams:
         # A recreated stream counts as another stream, although its shard ids are the same as before.
         for previous_identity, source in tuple(self._sources.items()):
             try:
-                identity = source.incarnation() or previous_identity
+                incarnation = source.incarnation() or previous_identity
             except SourceError:
                 continue  # the listing below raises the error again
-            if identity != previous_identity:
+            if incarnation != previous_identity:
                 consequence = "whose leases start at the initial position; %s is no longer read"
                 message = f"stream %s was recreated: %s is another stream, {consequence}"
-                log.warning(message, source.name, identity, previous_identity)
+                log.warning(message, source.name, incarnation, previous_identity)
                 with self._lock:
                     sources = {
-                        identity if key == previous_identity else key: value for key, value in self._sources.items()
+                        incarnation if key == previous_identity else key: value for key, value in self._sources.items()
                     }
                     self._sources = sources
         permanent_faults = [fault for fault in resolve_faults if not isinstance(fault, SourceUnavailable)]

@@ -65,29 +65,29 @@ def _make_binary_array(views: bytes, body: pa.Buffer, arrow_type: pa.DataType) -
 class ArrowPoller(Poller):
     """Reads one shard, and converts the responses to Arrow rows."""
 
-    def _make_batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
-        records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
+    def _make_batch(self, response: "GetRecordsOutputTypeDef") -> Batch:
+        records = cast("RowViews | RowColumns | list[RecordTypeDef]", response["Records"])
         is_unfiltered = self._skip_through is None and not self._seen
         if is_unfiltered and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
             # No record has to be dropped or de-aggregated, so convert the response directly.
             batch = make_rows_from_views(self._stream, self._shard, records)
             first_number, last_number = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
             return self._arrow_batch(
-                answer, batch, Position(last_number), (first_number, last_number), batch["data"].buffers()[2].size
+                response, batch, Position(last_number), (first_number, last_number), batch["data"].buffers()[2].size
             )
         # Handle empty responses separately, because a quiet stream returns many, and creating empty columns is
         # expensive.
         if not len(records):
-            return self._arrow_batch(answer, EMPTY_ROWS, None, None, 0)
+            return self._arrow_batch(response, EMPTY_ROWS, None, None, 0)
         rows = convert_to_columns(records)
         if not rows.has_aggregates:
             return super()._make_batch(
-                cast("GetRecordsOutputTypeDef", {**answer, "Records": rows})
+                cast("GetRecordsOutputTypeDef", {**response, "Records": rows})
             )  # the inherited method converts the columns to rows
         # Measure the size before de-aggregation, because the throughput of a lease is the throughput of its shard.
         byte_count, first_and_last_number = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
         batch, end_position, trail = self._make_rows(rows)
-        return evolve(self._arrow_batch(answer, batch, end_position, first_and_last_number, byte_count), trail=trail)
+        return evolve(self._arrow_batch(response, batch, end_position, first_and_last_number, byte_count), trail=trail)
 
     def _arrow_batch(
         self,
@@ -126,10 +126,10 @@ class ArrowPoller(Poller):
 
     def _make_rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
-        user_rows, deaggregated = split_rows_and_deaggregated(
+        user_rows, user_records_by_index = split_rows_and_deaggregated(
             rows.payloads, rows.keys, self._hash_range, self._misplaced
         )
-        last_aggregate = deaggregated.get(len(rows) - 1)
+        last_aggregate = user_records_by_index.get(len(rows) - 1)
         # Include dropped records in the position. Otherwise, the checkpoint could never pass dropped records at the end
         # of a response.
         last_sub = (
@@ -138,16 +138,17 @@ class ArrowPoller(Poller):
             else max(len(last_aggregate) + last_aggregate.dropped - 1, 0)
         )
         end_position = Position(rows.numbers[-1], last_sub)
-        for index, records in deaggregated.items():
+        for index, records in user_records_by_index.items():
             self._dropped.count_dropped(rows.numbers[index], records)
         user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
         # Rows from our Spark sink have tags, and may be duplicates, because Spark may run a task again.
-        if self._seen or any(records.tags for records in deaggregated.values()):
-            user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
+        if self._seen or any(records.tags for records in user_records_by_index.values()):
+            user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, user_records_by_index)
         record_indices = user_rows["record"]
-        numbers = pa.array(rows.numbers, pa.string())
+        sequence_numbers = pa.array(rows.numbers, pa.string())
         arrival_times = pa.array(
-            [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
+            [None if arrival_time is None else round(arrival_time * 1e6) for arrival_time in rows.arrived],
+            pa.timestamp("us", "UTC"),
         )
         columns = [
             user_rows["data"],
@@ -155,14 +156,17 @@ class ArrowPoller(Poller):
             pa.repeat(pa.scalar(self._shard), user_rows.num_rows),
             user_rows["partition_key"],
             user_rows["explicit_hash_key"],
-            numbers.take(record_indices),
+            sequence_numbers.take(record_indices),
             user_rows["sub_sequence_number"].cast(pa.int64()),
             arrival_times.take(record_indices),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end_position, trail
 
     def _drop_duplicates(
-        self, numbers: Sequence[str], user_rows: pa.RecordBatch, deaggregated: Mapping[int, UserRecords]
+        self,
+        sequence_numbers: Sequence[str],
+        user_rows: pa.RecordBatch,
+        user_records_by_index: Mapping[int, UserRecords],
     ) -> tuple[pa.RecordBatch, Trail]:
         """Drop rows that a Spark sink wrote twice.
 
@@ -170,7 +174,7 @@ class ArrowPoller(Poller):
         """
         tags = {
             index: dict(zip(records.subs, records.tags, strict=True))
-            for index, records in deaggregated.items()
+            for index, records in user_records_by_index.items()
             if records.tags
         }
         # Copy the deduplication state. If a response cannot be decoded, it is requested again and must be checked
@@ -180,7 +184,7 @@ class ArrowPoller(Poller):
         column_names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in column_names), strict=True):
             tag = tags[index][sub] if index in tags else None
-            position = Position(numbers[index], sub)
+            position = Position(sequence_numbers[index], sub)
             is_new_row = tag is None or not deduplication.check_duplicate(
                 tag, partial(find_hash_key, key, hash_key), position
             )
@@ -191,14 +195,14 @@ class ArrowPoller(Poller):
         self._dropped.count_duplicates(len(is_new_by_row) - len(new_rows))
         return user_rows.filter(pa.array(is_new_by_row, pa.bool_())), Trail(previous_state, new_rows)
 
-    def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _drop_before_start(self, sequence_numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:
         """Drop the rows before the start position."""
         # The service returns only whole records, so the first record may be an aggregate whose first user records have
         # already been processed.
         if self._skip_through is None or not user_rows.num_rows:
             return user_rows
         indices, subs = user_rows["record"].to_pylist(), user_rows["sub_sequence_number"].to_pylist()
-        sequence_values = [int(number) for number in numbers]
+        sequence_values = [int(number) for number in sequence_numbers]
         first_row = next(
             (
                 row

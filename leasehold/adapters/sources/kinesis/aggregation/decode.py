@@ -167,14 +167,14 @@ def deaggregate(
 
 
 def locate_records(
-    data: bytes, number: str, arrived: float | None, hash_range: HashRange | None = None
+    data: bytes, sequence_number: str, arrival_time: float | None, hash_range: HashRange | None = None
 ) -> "LocatedRecords | None":
     """Locate all user records of an aggregate, without copying them.
 
     Args:
         data: The data of the Kinesis record.
-        number: The sequence number of the Kinesis record.
-        arrived: When the Kinesis record arrived, or None.
+        sequence_number: The sequence number of the Kinesis record.
+        arrival_time: When the Kinesis record arrived, or None.
         hash_range: The hash range of the shard; None to keep all user records.
 
     Returns:
@@ -182,10 +182,14 @@ def locate_records(
     """
     if not _CAN_LOCATE or not data.startswith(MAGIC):
         return None
-    located = locate(data, len(MAGIC), len(data) - _DIGEST_BYTES)
-    if located is None or not _are_all_keys_inside(located[0], hash_range) or not _has_right_digest(data):
+    key_and_locations = locate(data, len(MAGIC), len(data) - _DIGEST_BYTES)
+    if (
+        key_and_locations is None
+        or not _are_all_keys_inside(key_and_locations[0], hash_range)
+        or not _has_right_digest(data)
+    ):
         return None
-    return LocatedRecords(data, *located, number=number, arrived=arrived)
+    return LocatedRecords(data, *key_and_locations, number=sequence_number, arrived=arrival_time)
 
 
 def _parse_message(data: bytes) -> Message | Reason:
@@ -239,8 +243,8 @@ def _are_all_keys_inside(keys: list[str], hash_range: HashRange | None) -> bool:
     """Return whether all partition keys are in the range."""
     if hash_range is None or hash_range == HASH_KEYS:
         return True
-    first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
-    return all(first <= digest_partition_key(key.encode()) <= last for key in keys)
+    first_key, last_key = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
+    return all(first_key <= digest_partition_key(key.encode()) <= last_key for key in keys)
 
 
 def _select_rows_inside(

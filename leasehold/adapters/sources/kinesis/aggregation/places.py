@@ -52,8 +52,8 @@ class LocatedRecords:
 
     def __getitem__(self, rows: slice) -> "LocatedRecords":
         begin, end, _ = rows.indices(len(self))
-        locations, first = self.locations[8 * begin : 8 * max(begin, end)], self.first + begin
-        return LocatedRecords(self.record, self.keys, locations, first, number=self.number, arrived=self.arrived)
+        locations, first_index = self.locations[8 * begin : 8 * max(begin, end)], self.first + begin
+        return LocatedRecords(self.record, self.keys, locations, first_index, number=self.number, arrived=self.arrived)
 
     def __iter__(self) -> "LocatedRecordIterator":
         return LocatedRecordIterator(self)

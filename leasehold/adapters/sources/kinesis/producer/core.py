@@ -71,9 +71,9 @@ def build_shard_map(shards: Iterable[Shard]) -> ShardMap | None:
     open_shards = sorted(
         (hash_ranges[shard.id], shard.id) for shard in listed_shards if shard.open and shard.id not in parent_ids
     )
-    first_keys = [first for (first, _), _ in open_shards]
-    last_keys = [last for (_, last), _ in open_shards]
-    if [HASH_KEYS[0], *(last + 1 for last in last_keys)] != [*first_keys, HASH_KEYS[1] + 1]:
+    first_keys = [first_key for (first_key, _), _ in open_shards]
+    last_keys = [last_key for (_, last_key), _ in open_shards]
+    if [HASH_KEYS[0], *(last_key + 1 for last_key in last_keys)] != [*first_keys, HASH_KEYS[1] + 1]:
         return None
     return ShardMap(tuple(shard for _, shard in open_shards), tuple(last_keys), hash_ranges)
 
@@ -602,8 +602,8 @@ class ProducerCore:
 
     def take_unsendable_records(self) -> tuple[RecordsUnsendable, ...]:
         """Return the records that `start_request` could not pack into units since the last call."""
-        unsendable, self._unsendable = self._unsendable, []
-        return tuple(unsendable)
+        unsendable_records, self._unsendable = self._unsendable, []
+        return tuple(unsendable_records)
 
     def give_up_all_records(self) -> tuple[RecordsLate, ...]:
         """Give up all records, including those in requests without a response."""
