@@ -97,26 +97,28 @@ def list_leases(environment: dict[str, str]) -> list[dict[str, Any]]:
 @pytest.mark.more
 @pytest.mark.services
 def test_the_printed_urls_work_and_no_files_are_left(tmp_path: Path) -> None:
-    with run_dev(tmp_path, "orders=2", "--rate", "50") as (printed, dev):
+    with run_dev(tmp_path, "orders=2", "--rate", "50") as (dev_document, dev):
         consume = (*LEASEHOLD, "consume", "kinesis://orders", "--store", "dynamodb://orders-app", "--events")
         with subprocess.Popen(
             (*consume, "--from", "trim_horizon", "--set", "cycle_seconds=1", "--checkpoint-seconds", "1000"),
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **printed["environment"]},
+            env={**os.environ, **dev_document["environment"]},
         ) as worker:
             assert worker.stdout is not None
             shards: set[str] = set()
             while len(shards) < 2:
                 event = json.loads(worker.stdout.readline())
                 shards |= {event["shard"]} if event["event"] == "record" else set()
-            rows = list_leases(printed["environment"])
+            rows = list_leases(dev_document["environment"])
             while not all("reach" in row.get("notes", {}) for row in rows):
-                rows = list_leases(printed["environment"])
+                rows = list_leases(dev_document["environment"])
             worker.terminate()
             worker.communicate(timeout=60)
         assert len(rows) == 2
-        assert printed["streams"]["orders"].startswith("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:")
+        assert dev_document["streams"]["orders"].startswith(
+            "kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:"
+        )
     assert dev.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -124,21 +126,28 @@ def test_the_printed_urls_work_and_no_files_are_left(tmp_path: Path) -> None:
 @pytest.mark.more
 @pytest.mark.services
 def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    with run_dev(tmp_path, "table:carts=2", "--rate", "50") as (printed, dev):
-        consume = (*LEASEHOLD, "consume", printed["streams"]["carts"], "--store", "dynamodb://carts-app", "--events")
-        environment = {**os.environ, **printed["environment"]}
+    with run_dev(tmp_path, "table:carts=2", "--rate", "50") as (dev_document, dev):
+        consume = (
+            *LEASEHOLD,
+            "consume",
+            dev_document["streams"]["carts"],
+            "--store",
+            "dynamodb://carts-app",
+            "--events",
+        )
+        environment = {**os.environ, **dev_document["environment"]}
         command = (*consume, "--from", "trim_horizon")
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as worker:
             assert worker.stdout is not None
-            seen: dict[str, set[str]] = {}
-            while len(seen) < 2:
+            keys_by_shard: dict[str, set[str]] = {}
+            while len(keys_by_shard) < 2:
                 event = json.loads(worker.stdout.readline())
                 if event["event"] == "record":
-                    seen.setdefault(event["shard"], set()).add(event["partition_key"])
+                    keys_by_shard.setdefault(event["shard"], set()).add(event["partition_key"])
             worker.terminate()
             worker.communicate(timeout=60)
-        first, second = seen.values()
-        assert (first & second, '{"id":{"S":"sensor-00"}}' in first | second) == (set(), True)
+        first_keys, second_keys = keys_by_shard.values()
+        assert (first_keys & second_keys, '{"id":{"S":"sensor-00"}}' in first_keys | second_keys) == (set(), True)
     assert dev.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -147,23 +156,23 @@ def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> No
 @pytest.mark.services
 @pytest.mark.usefixtures("amqp_engine")
 def test_a_local_hub_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    with run_dev(tmp_path, "eventhubs:flights=2", "--rate", "50") as (printed, dev):
-        source, table = printed["streams"]["flights"], printed["tables"]["flights"]
+    with run_dev(tmp_path, "eventhubs:flights=2", "--rate", "50") as (dev_document, dev):
+        source, table = dev_document["streams"]["flights"], dev_document["tables"]["flights"]
         consume = (*LEASEHOLD, "consume", source, "--store", table, "--events", "--from", "trim_horizon")
-        environment = {**os.environ, **printed["environment"]}
+        environment = {**os.environ, **dev_document["environment"]}
         with subprocess.Popen(consume, stdout=subprocess.PIPE, text=True, env=environment) as worker:
             assert worker.stdout is not None
-            seen: dict[str, list[str]] = {}
-            while len(seen) < 2:
+            numbers_by_shard: dict[str, list[str]] = {}
+            while len(numbers_by_shard) < 2:
                 event = json.loads(worker.stdout.readline())
                 if event["event"] == "record":
-                    seen.setdefault(event["shard"], []).append(event["sequence_number"])
+                    numbers_by_shard.setdefault(event["shard"], []).append(event["sequence_number"])
             list_command = (*LEASEHOLD, "leases", table, "--json")
             rows = json.loads(subprocess.check_output(list_command, text=True, env=environment))["leases"]
             worker.terminate()
             worker.communicate(timeout=60)
         assert (len(rows), len({row["owner"] for row in rows})) == (2, 1)
-        assert {numbers[0] for numbers in seen.values()} == {"0"}
+        assert {numbers[0] for numbers in numbers_by_shard.values()} == {"0"}
     assert dev.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -175,20 +184,20 @@ def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
     """With `--folder`, streams and tables still exist after a restart."""
     folder, temporary = tmp_path / "kept", tmp_path / "temporary"
     temporary.mkdir()
-    with run_dev(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
-        produce = (*LEASEHOLD, "produce", printed["streams"]["orders"], "--json")
+    with run_dev(temporary, "orders=2", "--folder", str(folder)) as (dev_document, _):
+        produce = (*LEASEHOLD, "produce", dev_document["streams"]["orders"], "--json")
         completed = subprocess.run(
             produce,
             input="one\n",
             text=True,
             check=True,
             capture_output=True,
-            env=dict(os.environ) | printed["environment"],
+            env=dict(os.environ) | dev_document["environment"],
         )
         assert json.loads(completed.stdout)["UserRecordsPut"] == 1
-        assert create_lease_table(printed["environment"]) == 0
-    with run_dev(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
-        assert list_leases(printed["environment"]) == []
+        assert create_lease_table(dev_document["environment"]) == 0
+    with run_dev(temporary, "orders=2", "--folder", str(folder)) as (dev_document, _):
+        assert list_leases(dev_document["environment"]) == []
 
 
 def create_lease_table(environment: dict[str, str]) -> int:
@@ -205,8 +214,8 @@ def test_the_printed_page_serves_the_leases(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as dev:
         assert dev.stdout is not None
         page = next(line.split()[-1] for line in iter(dev.stdout.readline, "") if "Page with the leases: " in line)
-        with urlopen(f"{page}leases.json", timeout=30) as answer:  # noqa: S310  on this machine
-            (entry,) = json.load(answer)
+        with urlopen(f"{page}leases.json", timeout=30) as response:  # noqa: S310  on this machine
+            (entry,) = json.load(response)
         dev.terminate()
         assert (dev.wait(60), entry["store"]) == (0, "dynamodb://orders-app")
 

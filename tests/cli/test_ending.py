@@ -19,15 +19,15 @@ def before() -> Iterator[dict[signal.Signals, object]]:
         ORIGINAL_SIGNAL_FUNCTION(number, handler)
 
 
-def raise_signal_at_call(monkeypatch: pytest.MonkeyPatch, call_number: int, sent: signal.Signals) -> None:
+def raise_signal_at_call(monkeypatch: pytest.MonkeyPatch, call_number: int, raised_signal: signal.Signals) -> None:
     """Raise this signal right after the call of `signal.signal` with this number, counted from 0."""
-    calls = iter(range(100))
+    call_numbers = iter(range(100))
 
     def set_and_send(number: signal.Signals, handler: signal.Handlers) -> object:
-        previous = ORIGINAL_SIGNAL_FUNCTION(number, handler)
-        if next(calls) == call_number:
-            signal.raise_signal(sent)
-        return previous
+        previous_handler = ORIGINAL_SIGNAL_FUNCTION(number, handler)
+        if next(call_numbers) == call_number:
+            signal.raise_signal(raised_signal)
+        return previous_handler
 
     monkeypatch.setattr(signal, "signal", set_and_send)
 

@@ -68,10 +68,10 @@ LEASES = (
 )
 
 
-def page_lines(table: WatchedTable, by: str | None = None) -> list[str]:
+def page_lines(table: WatchedTable, grouping: str | None = None) -> list[str]:
     """Return the visible lines of the page without the borders of the table."""
     console = Console(width=160, record=True, force_terminal=False)
-    console.print(draw_page(table, by, 160))
+    console.print(draw_page(table, grouping, 160))
     return [
         " ".join(line.replace("│", "|").split()) for line in console.export_text().splitlines() if line[0] not in "┏┡└"
     ]
@@ -99,22 +99,22 @@ def test_piped_output_has_one_whole_line_per_lease(tmp_path: Path) -> None:
     create_lease_with_owner(store, Lease("two words"))
     store.close()
     for width in ("20", "80"):
-        shown = CliRunner(env={"COLUMNS": width}).invoke(app, [f"sqlite://{tmp_path}/l.db"])
-        assert [line.split()[:2] + line.split()[5:6] for line in shown.stdout.splitlines()] == [
+        result = CliRunner(env={"COLUMNS": width}).invoke(app, [f"sqlite://{tmp_path}/l.db"])
+        assert [line.split()[:2] + line.split()[5:6] for line in result.stdout.splitlines()] == [
             ["LEASE", "OWNER", "CHECKPOINT"],
             [key, owner, f"{LARGE_POSITION.sequence}/{LARGE_POSITION.sub}"],
             ["two\\x20words", "nobody", "TRIM_HORIZON"],
         ]
-        assert len({len(line.split()) for line in shown.stdout.splitlines()}) == 1
+        assert len({len(line.split()) for line in result.stdout.splitlines()}) == 1
 
 
 def test_a_narrow_screen_keeps_owners_and_lists_omitted_columns() -> None:
     console = Console(width=45, record=True, force_terminal=False)
     console.print(draw_page(WatchedTable(LEASES), None, 45))
-    shown = console.export_text()
-    assert all(name in shown for name in ("s-0", "east-1", "nobody"))
-    assert "moving to; --wide shows every column" in " ".join(shown.split())
-    assert "┃ lease ┃ owner" in shown
+    page_text = console.export_text()
+    assert all(name in page_text for name in ("s-0", "east-1", "nobody"))
+    assert "moving to; --wide shows every column" in " ".join(page_text.split())
+    assert "┃ lease ┃ owner" in page_text
 
 
 def test_the_table_has_one_row_per_worker_or_group() -> None:
@@ -167,12 +167,17 @@ def test_a_worker_that_put_its_only_lease_aside_is_a_worker() -> None:
         (PROGRESS_ANNOTATION, Progress(at=100.0, owner="w-1", aside=160.0, fault="its handler raised ValueError").note),
     )
     table = WatchedTable((Lease("s-0", annotations=note),), statuses={"s-0": Status("STALLED", "")}, at=110.0)
-    later = evolve(table, at=161.0)
-    assert [describe_totals_and_problems(watched)[0].split("; ")[1] for watched in (table, later)] == [
+    later_table = evolve(table, at=161.0)
+    assert [
+        describe_totals_and_problems(watched_table)[0].split("; ")[1] for watched_table in (table, later_table)
+    ] == [
         "1 workers",
         "0 workers",
     ]
-    assert [describe_table(watched, Config())["total"]["workers"] for watched in (table, later)] == [1, 0]
+    assert [describe_table(watched_table, Config())["total"]["workers"] for watched_table in (table, later_table)] == [
+        1,
+        0,
+    ]
 
 
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
@@ -194,27 +199,28 @@ def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
 
 
 def test_a_table_in_a_swap_is_reported() -> None:
-    remaining = (
+    remaining_leases = (
         Lease("s-0", owner=f"{MOVED_OWNER_PREFIX}east-1"),
         Lease("s-1", owner=MOVED_OWNER_PREFIX),
         Lease("s-2", owner="east-1"),
     )
     assert (
         "2 leases have moved or are moving to another table (leasehold swap): look there, too; --to TO shows both"
-        in page_lines(WatchedTable(remaining, swapping=swap_notices(remaining)))
+        in page_lines(WatchedTable(remaining_leases, swapping=swap_notices(remaining_leases)))
     )
-    arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL_KEY, checkpoint=SHARD_END))
+    arrived_leases = (Lease("s-0", owner="east-1"), Lease(CONTROL_KEY, checkpoint=SHARD_END))
     notice = "leasehold-swap is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
-    assert notice in page_lines(WatchedTable(arrived, swapping=swap_notices(arrived)))
+    assert notice in page_lines(WatchedTable(arrived_leases, swapping=swap_notices(arrived_leases)))
     assert not any("swap" in line for line in page_lines(WatchedTable(LEASES)))
 
 
 def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
     """The rows that remain in the old table are not shown, because they are no longer the group's leases."""
     store = MemoryStore()
-    stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
+    stale_progress = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
     create_lease_with_owner(
-        store, Lease("s-0", owner=f"{MOVED_OWNER_PREFIX}east-1", annotations=((PROGRESS_ANNOTATION, stale.note),))
+        store,
+        Lease("s-0", owner=f"{MOVED_OWNER_PREFIX}east-1", annotations=((PROGRESS_ANNOTATION, stale_progress.note),)),
     )
     create_lease_with_owner(store, Lease("s-1", owner=f"{MOVED_OWNER_PREFIX}east-1"))
     unlinked_table = TableWatch(store, 10.0, 10.0).look()
@@ -224,14 +230,14 @@ def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
         store, Lease(CONTROL_KEY, checkpoint=SHARD_END, annotations=((MOVED_TO, "postgres://db/orders"),))
     )
     table = TableWatch(store, 10.0, 10.0).look()
-    says = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"
-    says += "; 2 rows that it left here are not shown"
-    assert (table.leases, table.swapping, table.status) == ((), (says,), Status("UNKNOWN", says))
-    assert page_lines(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN", says]
+    reason = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"
+    reason += "; 2 rows that it left here are not shown"
+    assert (table.leases, table.swapping, table.status) == ((), (reason,), Status("UNKNOWN", reason))
+    assert page_lines(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN", reason]
     json_text = json.dumps(_convert_to_json(table))
     document = json.loads(json_text)
     assert [lease["key"] for lease in document.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"
-    assert document | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": says, "malformed": [], "swapping": [says]}
+    assert document | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": reason, "malformed": [], "swapping": [reason]}
 
 
 @pytest.mark.parametrize(
@@ -277,25 +283,28 @@ class Faulty(MemoryStore):
 def test_a_watch_continues_after_a_failed_read() -> None:
     store, waits = Faulty(), list[float]()
     create_lease_with_owner(store, Lease("s-0", owner="ann"))
-    looks = read_states_repeatedly(store, 2.0, waits.append)
-    first, second, third = (next(looks) for _ in range(3))
-    assert second == evolve(first, trouble="the line is down")
-    assert [lease.key for lease in third.leases] == ["s-0"]
-    assert third.leases[0].idle > first.leases[0].idle == 0.0
+    states = read_states_repeatedly(store, 2.0, waits.append)
+    first_state, second_state, third_state = (next(states) for _ in range(3))
+    assert second_state == evolve(first_state, trouble="the line is down")
+    assert [lease.key for lease in third_state.leases] == ["s-0"]
+    assert third_state.leases[0].idle > first_state.leases[0].idle == 0.0
     assert waits == [2.0, 2.0]
 
 
 def test_a_watch_lists_moves_as_they_happen() -> None:
     store = MemoryStore()
     row = create_lease_with_owner(store, Lease("s-0", owner="ann"))
-    looks = read_states_repeatedly(store, 2.0, lambda _seconds: None)
-    assert next(looks).moves == ()
+    states = read_states_repeatedly(store, 2.0, lambda _seconds: None)
+    assert next(states).moves == ()
     expect_applied(store.write(StealLease(row, "bob")))
-    assert [format_move(move).split(maxsplit=1)[1] for move in next(looks).moves] == ["s-0: ann -> bob"]
+    assert [format_move(move).split(maxsplit=1)[1] for move in next(states).moves] == ["s-0: ann -> bob"]
     expect_applied(store.write(ReleaseLease(store.get(["s-0"])[0], "bob")))
-    last = next(looks)
-    assert [format_move(move).split(maxsplit=1)[1] for move in last.moves] == ["s-0: bob -> nobody", "s-0: ann -> bob"]
-    assert page_lines(last)[-2].endswith("s-0: bob -> nobody")
+    last_state = next(states)
+    assert [format_move(move).split(maxsplit=1)[1] for move in last_state.moves] == [
+        "s-0: bob -> nobody",
+        "s-0: ann -> bob",
+    ]
+    assert page_lines(last_state)[-2].endswith("s-0: bob -> nobody")
 
 
 def test_a_python_without_keyboard_support_is_reported(
@@ -316,12 +325,16 @@ def test_the_command_shows_the_table_in_a_file(tmp_path: Path) -> None:
     create_lease_with_owner(store, Lease("s-0", owner="ann-1"))
     store.close()
     url = f"sqlite://{tmp_path}/l.db"
-    shown = CliRunner().invoke(app, [url, "--by", "group"])
-    says = "ann-1 tells nothing of its reading: watch it (--watch)"
-    total = f"1 leases, 0 finished, 0 without an owner; 1 workers; UNKNOWN\nUNKNOWN s-0: {says}\n"
-    assert (shown.exit_code, shown.stdout.splitlines()[1].split()[:2], shown.stderr) == (0, ["ann", "1"], total)
-    printed = CliRunner().invoke(app, [url, "--json"])
-    listing = json.loads(printed.stdout)
+    table_result = CliRunner().invoke(app, [url, "--by", "group"])
+    reason = "ann-1 tells nothing of its reading: watch it (--watch)"
+    total = f"1 leases, 0 finished, 0 without an owner; 1 workers; UNKNOWN\nUNKNOWN s-0: {reason}\n"
+    assert (table_result.exit_code, table_result.stdout.splitlines()[1].split()[:2], table_result.stderr) == (
+        0,
+        ["ann", "1"],
+        total,
+    )
+    json_result = CliRunner().invoke(app, [url, "--json"])
+    listing = json.loads(json_result.stdout)
     assert listing == {
         "at": listing["at"],
         "leases": [
@@ -330,9 +343,9 @@ def test_the_command_shows_the_table_in_a_file(tmp_path: Path) -> None:
         ],
         "malformed": [],
         "status": "UNKNOWN",
-        "says": f"1 of 1 leases, s-0 first: {says}",
+        "says": f"1 of 1 leases, s-0 first: {reason}",
         "lags": {"s-0": {"end": False}},
-        "statuses": {"s-0": {"status": "UNKNOWN", "says": says}},
+        "statuses": {"s-0": {"status": "UNKNOWN", "says": reason}},
     }
 
 
@@ -363,7 +376,7 @@ def test_a_missing_identity_is_reported_in_one_line(monkeypatch: pytest.MonkeyPa
 def progress_annotations(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
     """Return the progress annotation that the owner, ann, wrote this many seconds ago, right after a read."""
     written_at = time.time() - seconds_ago
-    values: dict[str, Any] = {
+    progress_fields: dict[str, Any] = {
         "behind": 0.0,
         "end": True,
         "read": written_at,
@@ -371,7 +384,7 @@ def progress_annotations(seconds_ago: float, **more: object) -> tuple[tuple[str,
         "tried": written_at,
         "lease": 10.0,
     } | more
-    return ((PROGRESS_ANNOTATION, Progress(written_at, "ann", **values).note),)
+    return ((PROGRESS_ANNOTATION, Progress(written_at, "ann", **progress_fields).note),)
 
 
 @pytest.mark.parametrize(
@@ -395,14 +408,14 @@ def test_check_exits_with_the_number_of_the_status(
         Lease("s-0", owner="ann", annotations=() if seconds_ago is None else progress_annotations(seconds_ago, **more)),
     )
     store.close()
-    checked = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
-    assert (checked.exit_code, says in checked.stderr) == (status, True), checked.stderr
-    assert checked.stdout.splitlines()[1].split()[:2] == ["s-0", "ann"]
-    shown = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db"])
+    check_result = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
+    assert (check_result.exit_code, says in check_result.stderr) == (status, True), check_result.stderr
+    assert check_result.stdout.splitlines()[1].split()[:2] == ["s-0", "ann"]
+    listing_result = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db"])
     outputs = [
-        re.sub(r"\d+\.\d", "T", result.stdout) for result in (checked, shown)
+        re.sub(r"\d+\.\d", "T", result.stdout) for result in (check_result, listing_result)
     ]  # some time passes between the two
-    assert (shown.exit_code, outputs[0]) == (0, outputs[1])
+    assert (listing_result.exit_code, outputs[0]) == (0, outputs[1])
 
 
 @pytest.mark.parametrize(("renewed", "word", "seconds"), [(True, "OK", 3.0), (False, "UNKNOWN", 8.0)])
@@ -416,8 +429,8 @@ def test_a_single_read_waits_for_the_renewal_that_is_due(*, renewed: bool, word:
         if renewed and clock_seconds[0] > 2:
             rows.append(expect_applied(store.write(CheckpointLease(rows[-1], Position(str(int(clock_seconds[0])))))))
 
-    looks = keep_confirmed_states(read_states_repeatedly(store, 1.0, wait, clock=lambda: clock_seconds[0]))
-    assert (next(looks).status.word, clock_seconds[0]) == (word, seconds)
+    states = keep_confirmed_states(read_states_repeatedly(store, 1.0, wait, clock=lambda: clock_seconds[0]))
+    assert (next(states).status.word, clock_seconds[0]) == (word, seconds)
 
 
 def test_the_command_reports_a_lease_that_was_not_renewed(tmp_path: Path) -> None:
@@ -434,8 +447,8 @@ def test_check_watches_until_the_status_is_known_within_a_limit() -> None:
     rows = [create_lease_with_owner(store, Lease("s-0", owner="java"))]
 
     def first_known(wait: Callable[[float], None], *, watch: bool = True) -> str:
-        looks = read_states_repeatedly(store, 2.0, wait, clock=lambda: clock_seconds[0])
-        return next(keep_known_states(looks, watch=watch, clock=lambda: clock_seconds[0])).status.word
+        states = read_states_repeatedly(store, 2.0, wait, clock=lambda: clock_seconds[0])
+        return next(keep_known_states(states, watch=watch, clock=lambda: clock_seconds[0])).status.word
 
     def wait(seconds: float) -> None:
         clock_seconds[0] += seconds

@@ -58,15 +58,15 @@ WITHOUT_EXTRAS = {
 COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli import run; run()")
 
 
-def run_in_process(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_in_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, as a shell does."""
     env = {**os.environ, "TERM": "dumb", **environment}
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, env=env)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, env=env)
 
 
-def invoke_here(*words: str) -> Result:
+def invoke_here(*arguments: str) -> Result:
     """Run the command in this process, because starting another one takes a second of CPU time."""
-    return CliRunner().invoke(app, words, prog_name="leasehold", env={"TERM": "dumb"})
+    return CliRunner().invoke(app, arguments, prog_name="leasehold", env={"TERM": "dumb"})
 
 
 def test_the_version_is_the_installed_one() -> None:
@@ -102,9 +102,9 @@ def test_a_missing_library_is_reported_with_its_extra(library: str, capsys: pyte
 
 def run_without_extras(*calls: str) -> list[tuple[int, str, str]]:
     """Run each command with `cli` as the only installed extra. Return their exit statuses, outputs and errors."""
-    words = json.dumps([call.split() for call in calls])
+    calls_json = json.dumps([call.split() for call in calls])
     completed = subprocess.run(
-        [sys.executable, "-c", ONLY_THE_COMMAND_LINE, words], capture_output=True, text=True, check=False
+        [sys.executable, "-c", ONLY_THE_COMMAND_LINE, calls_json], capture_output=True, text=True, check=False
     )
     return [tuple(result) for result in json.loads(completed.stdout)]
 
@@ -113,20 +113,22 @@ def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
     """If only `leasehold[cli]` is installed, each command still shows its usage and the full names of its options."""
     results = dict(zip(COMMANDS, run_without_extras(*(f"{name} --help" for name in COMMANDS)), strict=True))
     assert {name: (status, errors) for name, (status, _, errors) in results.items()} == dict.fromkeys(COMMANDS, (0, ""))
-    for name, (_, shown, _) in results.items():
-        assert f"Usage: leasehold {name}" in shown
-        assert re.findall(r"│ +-[\w-]*…", shown) == []
-    for status, shown, errors in run_without_extras(*(f"{name} --help" for name in LAB_COMMANDS)):
+    for name, (_, help_text, _) in results.items():
+        assert f"Usage: leasehold {name}" in help_text
+        assert re.findall(r"│ +-[\w-]*…", help_text) == []
+    for status, help_text, errors in run_without_extras(*(f"{name} --help" for name in LAB_COMMANDS)):
         # The options of these commands are not known unless the laboratory is installed.
-        assert (status, errors, "pip install 'leasehold[dev]'" in " ".join(shown.split())) == (0, "", True)
+        assert (status, errors, "pip install 'leasehold[dev]'" in " ".join(help_text.split())) == (0, "", True)
 
 
 def test_a_missing_extra_is_reported_and_exits_2() -> None:
     """The exit status is the same whether the command itself or its URL needs the missing extra."""
-    calls = [(extra, call) for extra, commands in WITHOUT_EXTRAS.items() for call in commands]
-    results = zip(calls, run_without_extras(*(call for _, call in calls)), strict=True)
-    actual = {call: (status, f"leasehold[{extra}]" in errors) for (extra, call), (status, _, errors) in results}
-    assert actual == {call: (2, True) for _, call in calls}
+    calls_by_extra = [(extra, call) for extra, commands in WITHOUT_EXTRAS.items() for call in commands]
+    results = zip(calls_by_extra, run_without_extras(*(call for _, call in calls_by_extra)), strict=True)
+    actual_outcomes = {
+        call: (status, f"leasehold[{extra}]" in errors) for (extra, call), (status, _, errors) in results
+    }
+    assert actual_outcomes == {call: (2, True) for _, call in calls_by_extra}
 
 
 def test_every_library_of_an_extra_is_reported_with_that_extra() -> None:
@@ -134,8 +136,8 @@ def test_every_library_of_an_extra_is_reported_with_that_extra() -> None:
     for project in ("pyproject.toml", "lab/pyproject.toml"):
         metadata = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))["project"]
         for extra, requirements in metadata["optional-dependencies"].items():
-            for each in requirements:
-                if name_match := re.match(r"[\w-]+", each):
+            for package in requirements:
+                if name_match := re.match(r"[\w-]+", package):
                     extras_by_library.setdefault(name_match[0].lower(), set()).add(extra)
     unused_libraries = {"images", "librt", "mypy_extensions", "py"}  # no module of ours imports them
     unreported = {
@@ -144,7 +146,7 @@ def test_every_library_of_an_extra_is_reported_with_that_extra() -> None:
         if not library.startswith("_")
         and library.isidentifier()
         and library not in unused_libraries
-        and (extras := set().union(*(extras_by_library.get(each.lower(), set()) for each in distributions)))
+        and (extras := set().union(*(extras_by_library.get(package.lower(), set()) for package in distributions)))
         and EXTRAS.get(library) not in extras
     }
     assert unreported == {}

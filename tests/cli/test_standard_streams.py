@@ -17,13 +17,13 @@ SIMULATE = ("simulate", "--leases", "4", "--workers", "2", "--json")
 
 
 def run_in_shell(
-    *words: str, closed: str = "", input_text: str = "", folder: Path | None = None, disk_is_full: bool = False
+    *arguments: str, redirection: str = "", input_text: str = "", folder: Path | None = None, disk_is_full: bool = False
 ) -> tuple[int, str, str]:
-    """Run the command in a shell, and return its status, output and errors. `closed` is `>&-`, `2>&-` or `<&-`."""
-    shell = f'exec "$@" {">/dev/full" if disk_is_full else closed}'
+    """Run the command in a shell, and return its status, output and errors. `redirection` is `>&-`, `2>&-` or `<&-`."""
+    shell = f'exec "$@" {">/dev/full" if disk_is_full else redirection}'
     env = {**os.environ, "TERM": "dumb"}
     completed = subprocess.run(
-        ["/bin/sh", "-c", shell, "sh", *COMMAND, *words],
+        ["/bin/sh", "-c", shell, "sh", *COMMAND, *arguments],
         capture_output=True, text=True, check=False, input=input_text, env=env, cwd=folder, timeout=120,
     )  # fmt: skip
     return completed.returncode, completed.stdout, completed.stderr
@@ -34,20 +34,24 @@ def run_in_shell(
     "words", [("plan",), ("--version",), ("leases", "--help"), SIMULATE], ids=lambda words: words[0]
 )
 def test_closed_output_is_an_error(words: tuple[str, ...]) -> None:
-    assert run_in_shell(*words, closed=">&-", input_text=STATE) == (1, "", "leasehold: standard output is closed\n")
+    assert run_in_shell(*words, redirection=">&-", input_text=STATE) == (
+        1,
+        "",
+        "leasehold: standard output is closed\n",
+    )
 
 
 def test_full_output_is_an_error_with_its_reason() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    says = "leasehold: standard output cannot be written: No space left on device\n"
-    assert run_in_shell("plan", input_text=STATE, disk_is_full=True) == (1, "", says)
+    error_message = "leasehold: standard output cannot be written: No space left on device\n"
+    assert run_in_shell("plan", input_text=STATE, disk_is_full=True) == (1, "", error_message)
 
 
 def test_an_error_with_closed_standard_error_keeps_its_status() -> None:
     """The error message is not written to standard output, which a program may read as JSON."""
-    assert run_in_shell("plan", closed="2>&-", input_text="nonsense") == (2, "", "")
-    status, output, _ = run_in_shell("plan", closed="2>&-", input_text=STATE)
+    assert run_in_shell("plan", redirection="2>&-", input_text="nonsense") == (2, "", "")
+    status, output, _ = run_in_shell("plan", redirection="2>&-", input_text=STATE)
     assert (status, json.loads(output)["actions"][0]["do"]) == (0, "create")
 
 
@@ -78,13 +82,13 @@ def test_a_failed_command_keeps_its_status_on_a_broken_pipe() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["plan", "deaggregate"])
 def test_closed_input_is_bad_usage(command: str) -> None:
-    assert run_in_shell(command, closed="<&-") == (2, "", f"leasehold {command}: standard input is closed\n")
+    assert run_in_shell(command, redirection="<&-") == (2, "", f"leasehold {command}: standard input is closed\n")
 
 
 @pytest.mark.more
 def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
     """A command that needs no file in the folder still works. Another command fails, and reports the deletion first."""
-    says = "leasehold: the working folder was deleted; relative paths do not work\n"
+    deleted_folder_message = "leasehold: the working folder was deleted; relative paths do not work\n"
 
     def ran_in_deleted(*words: str) -> tuple[int, str, str]:
         (folder := tmp_path / "gone").mkdir()
@@ -95,12 +99,15 @@ def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
         return completed.returncode, completed.stdout, completed.stderr
 
     status, output, errors = ran_in_deleted("plan")
-    assert (status, json.loads(output)["actions"][0]["do"], errors) == (0, "create", says)
-    missing_module_error = f"{says}leasehold consume: 'shop:handle': there is no module 'shop' here\n"
+    assert (status, json.loads(output)["actions"][0]["do"], errors) == (0, "create", deleted_folder_message)
+    missing_module_error = f"{deleted_folder_message}leasehold consume: 'shop:handle': there is no module 'shop' here\n"
     words = ("consume", "kinesis://orders?region=eu-west-1", "--store", "sqlite://leases.db", "--handler")
     assert ran_in_deleted(*words, "shop:handle") == (2, "", missing_module_error)
-    open_error = f"{says}leasehold consume: leases.db: unable to open database file; check the folder, the permissions "
-    assert ran_in_deleted(*words, "json:dumps") == (1, "", f"{open_error}and the table\n")
+    open_error = (
+        f"{deleted_folder_message}leasehold consume: leases.db: unable to open database file; "
+        "check the folder, the permissions and the table\n"
+    )
+    assert ran_in_deleted(*words, "json:dumps") == (1, "", open_error)
 
 
 def test_symbols_are_spelled_out_in_an_ascii_locale() -> None:

@@ -234,10 +234,10 @@ HARMLESS = {"kinesis-azblob-table-dripping", "kinesis-s3-table-dripping"}
 """Cases whose status stays OK, because responses to renewals and checkpoints have no body that could come late."""
 
 
-def make_case(source: str, store: str, where: str, how: str) -> Case:
+def make_case(source: str, store: str, fault_place: str, fault_kind: str) -> Case:
     """Return the case, together with the status and the cause that the command must show for it."""
-    words, cause = EXPECTED_STATUSES[f"{where} {how}"]
-    case = Case(source, store, where, how, words, cause)
+    expected_statuses, cause = EXPECTED_STATUSES[f"{fault_place} {fault_kind}"]
+    case = Case(source, store, fault_place, fault_kind, expected_statuses, cause)
     return evolve(case, words=OK, cause="") if case.name in HARMLESS else case
 
 
@@ -258,8 +258,8 @@ class Services:
 
     def have(self, case: Case) -> bool:
         """Return whether this machine has the services of the case."""
-        missing = {"postgres": self.postgres is None, "gcs": not self.gcs, "eventhubs": not has_engine()}
-        return not any(missing.get(each, False) for each in (case.source, case.store))
+        is_missing = {"postgres": self.postgres is None, "gcs": not self.gcs, "eventhubs": not has_engine()}
+        return not any(is_missing.get(service, False) for service in (case.source, case.store))
 
 
 @define(eq=False)
@@ -333,11 +333,11 @@ class Trial:
                         evolve(services.postgres, port=self.wire(services.postgres.port).port), name
                     )
 
-    def faulty(self, to: str) -> str:
+    def faulty(self, service_url: str) -> str:
         """Return the address of a proxy for this service, which produces the fault of a stream or table."""
-        line = self.stack.enter_context(faulty_line(to))
-        self.line = line if self.case.where in {"stream", "table"} else None
-        return line.url
+        proxy = self.stack.enter_context(faulty_line(service_url))
+        self.line = proxy if self.case.where in {"stream", "table"} else None
+        return proxy.url
 
     def wire(self, port: int) -> FaultyWire:
         """Return a proxy for this port, which produces the case's fault."""
@@ -373,24 +373,24 @@ class Trial:
             (self.folder / "sitecustomize.py").write_text(CLOCK)
         self.worker = self.started(self.folder, "w-1")
 
-    def started(self, folder: Path, name: str, *more: str) -> "subprocess.Popen[bytes]":
+    def started(self, folder: Path, name: str, *more_arguments: str) -> "subprocess.Popen[bytes]":
         """Start a worker whose handler is in this folder."""
         env = {**os.environ, **self.env, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         handler = "shape:handle_async" if self.case.where == "async" else "shape:handle"
-        words = ["consume", self.source, "--store", self.url, "--handler", handler, "--worker", name]
-        words += ["--from", "TRIM_HORIZON", "--lease-seconds", f"{LEASE_SECONDS:g}", "--verbose"]
-        words += ["--dead-letter", f"file://{self.letters}"] if self.case.where == "letter" else []
-        words += more
+        arguments = ["consume", self.source, "--store", self.url, "--handler", handler, "--worker", name]
+        arguments += ["--from", "TRIM_HORIZON", "--lease-seconds", f"{LEASE_SECONDS:g}", "--verbose"]
+        arguments += ["--dead-letter", f"file://{self.letters}"] if self.case.where == "letter" else []
+        arguments += more_arguments
         with (folder / "worker.log").open("ab") as log:
-            return subprocess.Popen([*LEASEHOLD, *words], stderr=log, stdout=log, env=env)
+            return subprocess.Popen([*LEASEHOLD, *arguments], stderr=log, stdout=log, env=env)
 
     @property
     def letters(self) -> Path:
         return self.folder / "letters"
 
-    def mode(self, how: str) -> None:
+    def mode(self, behavior: str) -> None:
         """Set the handler's behavior in a file. The file is replaced, so the handler never reads half of it."""
-        (self.folder / "next").write_text(how)
+        (self.folder / "next").write_text(behavior)
         (self.folder / "next").replace(self.folder / "mode")
 
     def send(self, data: str) -> None:
@@ -420,36 +420,38 @@ class Trial:
     def age(self, table: WatchedTable) -> float:
         """Return the seconds since the first unacknowledged record was put."""
         checkpoint = table.leases[0].checkpoint
-        done = int(checkpoint.sequence) if checkpoint.numbered else -1
-        return time.time() - next((when for number, when in self.put if number > done), time.time())
+        checkpointed_number = int(checkpoint.sequence) if checkpoint.numbered else -1
+        return time.time() - next(
+            (put_time for sequence_number, put_time in self.put if sequence_number > checkpointed_number), time.time()
+        )
 
-    def until(self, wanted: Callable[[WatchedTable], bool], seconds: float) -> tuple[float, WatchedTable | None]:
+    def until(self, condition: Callable[[WatchedTable], bool], seconds: float) -> tuple[float, WatchedTable | None]:
         """Send a record and look, repeatedly, until the condition holds or time is up.
 
         Returns the seconds that passed (infinity if the condition never held) and the last table.
         """
-        began, table = time.monotonic(), None
-        while (taken := time.monotonic() - began) < seconds:
+        started_at, table = time.monotonic(), None
+        while (elapsed_seconds := time.monotonic() - started_at) < seconds:
             self.send("x")
             table = self.look() or table
-            if table is not None and table.leases and wanted(table):
-                return taken, table
+            if table is not None and table.leases and condition(table):
+                return elapsed_seconds, table
             time.sleep(STEP_SECONDS)
         return float("inf"), table
 
     def served(self, key: str, status: str) -> list[str]:
         """Return the differences between `leases` and `serve`, including its metrics and the alarms on them."""
-        words = (*LEASEHOLD, "serve", self.store, "--port", "0")
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as serve:
+        command = (*LEASEHOLD, "serve", self.store, "--port", "0")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as serve:
             try:
                 assert serve.stdout is not None
                 url = urlsplit(serve.stdout.readline().partition(" ")[0])
 
                 def get(path: str) -> bytes:
-                    line = HTTPConnection(url.hostname or "", url.port, timeout=30)
-                    with closing(line):
-                        line.request("GET", path)
-                        return line.getresponse().read()
+                    connection = HTTPConnection(url.hostname or "", url.port, timeout=30)
+                    with closing(connection):
+                        connection.request("GET", path)
+                        return connection.getresponse().read()
 
                 deadline = time.monotonic() + 60
                 while not json.loads(get("/readyz"))["ok"] and time.monotonic() < deadline:
@@ -460,12 +462,16 @@ class Trial:
                 serve.terminate()
         differences = [] if group["status"] == status else [f"/healthz: {group}"]
         match = re.search(rf'leasehold_lease_status{{[^}}]*lease="{re.escape(key)}"}} (\S+)', metrics)
-        number = None if match is None else float(match[1])
-        if number != NUMBERS[status]:
-            differences.append(f"/metrics: {number}")
+        status_number = None if match is None else float(match[1])
+        if status_number != NUMBERS[status]:
+            differences.append(f"/metrics: {status_number}")
         rules = (ROOT / "docs/alarms/prometheus.yml").read_text()
         above, equal = (int(re.search(rule, rules)[1]) for rule in ALARMS.values())  # type: ignore[index]
-        firing_alarms = [name for name, on in zip(ALARMS, ((number or 0) > above, number == equal), strict=True) if on]
+        firing_alarms = [
+            name
+            for name, is_firing in zip(ALARMS, ((status_number or 0) > above, status_number == equal), strict=True)
+            if is_firing
+        ]
         expected_alarms = (
             ["LeaseholdNotRead"] if NUMBERS[status] > NUMBERS["BEHIND"] else ["LeaseholdBehind"] * (status == "BEHIND")
         )
@@ -505,10 +511,10 @@ class Trial:
         elif self.case.where == "clock":
             (self.folder / "step").write_text(str(CLOCK_STEPS[self.case.how]))
         elif self.case.where == "pair":
-            (other := self.folder / "other").mkdir()
-            (other / "shape.py").write_text(HANDLER)
-            (other / "mode").write_text("well")
-            self.other = self.started(other, "w-2")
+            (other_folder := self.folder / "other").mkdir()
+            (other_folder / "shape.py").write_text(HANDLER)
+            (other_folder / "mode").write_text("well")
+            self.other = self.started(other_folder, "w-2")
             self.mode(self.case.how)
         elif self.case.where == "disk" and self.worker is not None:
             self.limit_files(1)
@@ -567,7 +573,7 @@ class Trial:
     def refused(self) -> list[str]:
         """Start a worker of another stream on this table, and return an error unless it refuses the table."""
         stream_name, other_stream_name = self.case.name, f"{self.case.name}-2"
-        words = (
+        command = (
             "consume",
             self.source.replace(stream_name, other_stream_name, 1),
             "--store",
@@ -575,7 +581,7 @@ class Trial:
             "--handler",
             "builtins:print",
         )
-        completed = self.command(*words, "--worker", "w-2")
+        completed = self.command(*command, "--worker", "w-2")
         names_both_streams = other_stream_name in completed.stderr and stream_name in completed.stderr.replace(
             other_stream_name, ""
         )
@@ -588,8 +594,8 @@ class Trial:
     def works(self, table: WatchedTable) -> bool:
         """Return whether the worker has read the stream and its status is OK."""
         # A reader never reaches the tip of a table's stream while the table is written constantly.
-        handled = self.table_streams is not None and table.leases[0].checkpoint.numbered
-        return table.status.ok and (handled or any(lag.end for lag in table.lags.values()))
+        has_checkpoint = self.table_streams is not None and table.leases[0].checkpoint.numbered
+        return table.status.ok and (has_checkpoint or any(lag.end for lag in table.lags.values()))
 
     def run(self) -> tuple[str, list[str]]:
         """Run the trial, and return its row of the printed table and its failures."""
@@ -599,20 +605,20 @@ class Trial:
     def tried(self) -> tuple[str, list[str]]:  # noqa: PLR0915  the steps of a trial, in their order
         self.prepare()
         self.start()
-        wrong = list[str]()
+        errors = list[str]()
         try:
             start_seconds, table = self.until(self.works, START_SECONDS)
             if start_seconds == float("inf"):
                 log = (self.folder / "worker.log").read_text()[-600:]
                 return f"{self.case.name}: never OK: {table and table.status}", [f"{self.case.name}: {log}"]
             self.fault()
-            wrong += self.refused() if self.case.where == "other" else []
+            errors += self.refused() if self.case.where == "other" else []
             if self.case.where == "worker":
                 time.sleep(
                     RETRIED_RENEWAL_FRACTION * LEASE_SECONDS
                 )  # a renewal is overdue by now, so no command says OK any more
                 early_check = self.command("leases", self.store, "--check")
-                wrong += (
+                errors += (
                     [] if early_check.returncode else [f"OK after a kill: {early_check.stdout}{early_check.stderr}"]
                 )
             must_stay_ok = self.case.words == OK
@@ -623,13 +629,13 @@ class Trial:
             )
             assert table is not None
             if must_stay_ok != (shown_seconds == float("inf")) and self.case.where != "pair":
-                wrong.append(f"{table.status} after {shown_seconds:.0f} s")
+                errors.append(f"{table.status} after {shown_seconds:.0f} s")
             if self.case.where == "pair":
                 shown_seconds, table = self.until(
                     lambda found: found.status.ok and found.leases[0].owner == "w-2", FAULT_SHOWN_SECONDS
                 )
                 if shown_seconds == float("inf"):
-                    wrong.append(f"the other worker did not take it: {table and table.leases}")
+                    errors.append(f"the other worker did not take it: {table and table.leases}")
                 assert table is not None
             age = self.age(table)
             checked = self.command("leases", self.store, "--check", "--json")
@@ -639,22 +645,22 @@ class Trial:
             explained = self.command("explain", self.store, "--lease", key, "--for", "1s", "--json")
             status = listing["status"]
             if status not in self.case.words or not re.search(self.case.cause, listing["says"]):
-                wrong.append(f"leases: {status}: {listing['says']}")
+                errors.append(f"leases: {status}: {listing['says']}")
             # The watch of `explain` may see a renewal of the worker whose clock went back; a single look cannot.
             allowed_statuses = {status, "OK"} if self.case.where == "clock" else {status}
             explanation = json.loads(explained.stdout)
             if explanation["status"] not in allowed_statuses:
-                wrong.append(f"explain: {explanation['status']}: {explanation['says']}; leases: {status}")
-            later = explanation["lag"]
+                errors.append(f"explain: {explanation['status']}: {explanation['says']}; leases: {status}")
+            later_lag = explanation["lag"]
             # After SILENT_SECONDS of silence, the lag becomes a lower bound. This may happen between the two commands.
-            became_lower_bound = lag <= SILENT_SECONDS < later.get("seconds", 0.0)
-            if not became_lower_bound and later.get("at_least") != listing["lags"].get(key, {}).get("at_least"):
-                wrong.append(f"explain: {explained.stdout[-300:]}; leases: {listing['lags']}")
+            became_lower_bound = lag <= SILENT_SECONDS < later_lag.get("seconds", 0.0)
+            if not became_lower_bound and later_lag.get("at_least") != listing["lags"].get(key, {}).get("at_least"):
+                errors.append(f"explain: {explained.stdout[-300:]}; leases: {listing['lags']}")
             if checked.returncode != NUMBERS[status]:
-                wrong.append(f"exit status {checked.returncode}")
-            wrong += self.served(key, status)
+                errors.append(f"exit status {checked.returncode}")
+            errors += self.served(key, status)
             if not must_stay_ok and lag < age:
-                wrong.append(f"lag {lag:.1f} below the age {age:.1f}")
+                errors.append(f"lag {lag:.1f} below the age {age:.1f}")
             self.heal()
             recovery_seconds, table = self.until(lambda found: found.status.ok, 120)
             # A lease that was put aside is taken again after a minute, since there is no other worker.
@@ -664,7 +670,7 @@ class Trial:
             recovery_limit += RESTART_SECONDS if self.case.how in {"killed", "deleted", "recreated"} else 0.0
             recovery_limit += UNANSWERED_SECONDS if (self.case.store, self.case.how) == ("postgres", "locked") else 0.0
             if recovery_seconds > recovery_limit:
-                wrong.append(f"not OK again: {table and table.status}")
+                errors.append(f"not OK again: {table and table.status}")
         finally:
             with suppress(OSError):
                 self.heal()
@@ -674,9 +680,9 @@ class Trial:
                     process.wait()
             if self.table_store is not None:
                 self.table_store.close()
-        line = f"{self.case.name:34} {status:8} after {shown_seconds:5.0f} s, lag {lag:6.1f} age {age:6.1f}, "
-        line += f"OK after {recovery_seconds:3.0f} s: {listing['says']}"
-        return line, [f"{self.case.name}: {each}" for each in wrong]
+        summary_line = f"{self.case.name:34} {status:8} after {shown_seconds:5.0f} s, lag {lag:6.1f} age {age:6.1f}, "
+        summary_line += f"OK after {recovery_seconds:3.0f} s: {listing['says']}"
+        return summary_line, [f"{self.case.name}: {error}" for error in errors]
 
 
 @pytest.fixture(scope="module")
@@ -709,15 +715,15 @@ def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
     def run(case: Case) -> list[str]:
         (folder := tmp_path / case.name).mkdir()
         try:
-            line, wrong = Trial(case, services, folder).run()
+            summary_line, errors = Trial(case, services, folder).run()
         except (OSError, subprocess.SubprocessError) as fault:  # the other trials continue
-            line, wrong = f"{case.name}: {fault}", [f"{case.name}: {fault}"]
+            summary_line, errors = f"{case.name}: {fault}", [f"{case.name}: {fault}"]
         with capsys.disabled():
-            print(line, *wrong, sep="\n    ", flush=True)  # noqa: T201  printing the table is the purpose of this run
-        return wrong
+            print(summary_line, *errors, sep="\n    ", flush=True)  # noqa: T201  printing the table is the purpose of this run
+        return errors
 
     with ThreadPoolExecutor(PARALLEL_TRIALS) as pool:
         results = list(pool.map(run, cases))
-    failed_cases = [case for case, wrong in zip(cases, results, strict=True) if wrong]
-    failures = [wrong for case in failed_cases for wrong in run(evolve(case, suffix="-again"))]
+    failed_cases = [case for case, errors in zip(cases, results, strict=True) if errors]
+    failures = [errors for case in failed_cases for errors in run(evolve(case, suffix="-again"))]
     assert sorted(failures) == []

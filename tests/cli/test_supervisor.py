@@ -54,8 +54,8 @@ def run_supervisor(
     code: str, *names: str, drain_seconds: float = 30.0
 ) -> Iterator[tuple["subprocess.Popen[str]", IO[str]]]:
     """Run a supervisor of processes that have these names and run `code`. Yield its process and its output."""
-    words = [sys.executable, "-c", SUPERVISOR, str(drain_seconds), code, *names]
-    with child(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", SUPERVISOR, str(drain_seconds), code, *names]
+    with child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield process, process.stdout
 
@@ -148,25 +148,27 @@ def test_output_lines_of_workers_are_not_interleaved() -> None:
         process.terminate()
         assert process.wait(WAIT) == 0
     assert {len(set(line)) for line in lines if line != "done\n"} == {2}
-    assert {line: lines.count(line) for line in set(lines) - {"done\n"}} == {f"{c * 20000}\n": 50 for c in "abc"}
+    assert {line: lines.count(line) for line in set(lines) - {"done\n"}} == {
+        f"{character * 20000}\n": 50 for character in "abc"
+    }
 
 
 def test_a_signal_received_by_another_thread_ends_all_workers() -> None:
     """A signal that arrives while a thread is being started is not missed."""
-    over = threading.Event()
-    other = threading.Thread(target=over.wait)
-    other.start()
+    end_event = threading.Event()
+    other_thread = threading.Thread(target=end_event.wait)
+    other_thread.start()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-    before = signal.getsignal(signal.SIGUSR1)
+    previous_handler = signal.getsignal(signal.SIGUSR1)
     try:
         threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGUSR1]).start()
         command = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")
         assert Supervisor({"a-0": command}, 30.0, {2}).run([signal.SIGUSR1]) == 0
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
-        signal.signal(signal.SIGUSR1, before)
-        over.set()
-        other.join()
+        signal.signal(signal.SIGUSR1, previous_handler)
+        end_event.set()
+        other_thread.join()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LIMITS OF ANOTHER PROCESS ARE NOT LOWERED: it wants Linux")
@@ -192,7 +194,7 @@ def test_a_failed_restart_is_retried_while_the_others_run() -> None:
 @pytest.mark.parametrize("refused", [0, 1, 2])
 def test_a_process_whose_reader_thread_cannot_start_is_killed(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is killed and its pipes are closed, because the next attempt starts a process with the same id."""
-    start, count, started = threading.Thread.start, itertools.count(), list["subprocess.Popen[bytes]"]()
+    start, count, processes = threading.Thread.start, itertools.count(), list["subprocess.Popen[bytes]"]()
 
     def start_or_refuse(thread: threading.Thread) -> None:
         if next(count) == refused:
@@ -200,8 +202,8 @@ def test_a_process_whose_reader_thread_cannot_start_is_killed(refused: int, monk
         start(thread)
 
     def start_and_record(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401  as Popen has them
-        started.append(subprocess.Popen(*words, **options))
-        return started[-1]
+        processes.append(subprocess.Popen(*words, **options))
+        return processes[-1]
 
     monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
     monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.Popen", start_and_record)
@@ -212,7 +214,7 @@ def test_a_process_whose_reader_thread_cannot_start_is_killed(refused: int, monk
     supervisor.start_or_postpone(supervised_process)
     for thread in set(threading.enumerate()) - earlier_threads:
         thread.join(WAIT)
-    (process,) = started
+    (process,) = processes
     assert (supervised_process.process, process.returncode) == (None, -signal.SIGKILL)
     assert [pipe.closed for pipe in (process.stdin, process.stdout, process.stderr) if pipe] == [True] * 3
 
@@ -239,8 +241,8 @@ def test_end_of_a_worker_is_noticed_while_its_output_stays_open(monkeypatch: pyt
 class BrieflyFullFile:
     """A file that rejects a number of writes, and accepts a few bytes before each rejection."""
 
-    def __init__(self, refusals: int, why: int) -> None:
-        self.left, self.why, self.written = 2 * refusals, why, bytearray()
+    def __init__(self, refusals: int, error_number: int) -> None:
+        self.left, self.why, self.written = 2 * refusals, error_number, bytearray()
         self.raw = self.buffer = self
 
     def write(self, data: bytes) -> int:
@@ -257,13 +259,13 @@ class BrieflyFullFile:
 def test_a_briefly_full_disk_ends_no_worker(why: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers do not end with 141, the status of a closed pipe, and no line is torn or lost."""
     monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.WRITE_RETRY_SECONDS", (0.0, 0.01))
-    full = BrieflyFullFile(5, why)
-    monkeypatch.setattr("sys.stdout", full)
+    full_file = BrieflyFullFile(5, why)
+    monkeypatch.setattr("sys.stdout", full_file)
     code = "for number in range(20): print('line', number)"
     supervisor = Supervisor({"a-0": (sys.executable, "-S", "-c", f"{code}\nraise SystemExit(2)")}, 30.0, {2})
-    before = signal.getsignal(signal.SIGUSR1)
+    previous_handler = signal.getsignal(signal.SIGUSR1)
     try:
         assert supervisor.run([signal.SIGUSR1]) == 2
     finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert full.written.decode() == "".join(f"line {number}\n" for number in range(20))
+        signal.signal(signal.SIGUSR1, previous_handler)
+    assert full_file.written.decode() == "".join(f"line {number}\n" for number in range(20))

@@ -76,6 +76,6 @@ def test_a_time_outside_the_calendar_is_formatted() -> None:
 def test_an_option_rejects_invalid_and_too_short_durations() -> None:
     parse = make_seconds_parser(0.1)
     assert (parse("1m"), parse(2.0)) == (60.0, 2.0)
-    for text, why in (("soon", "is not a duration"), ("5ms", "less than 0.1 s")):
-        with pytest.raises(typer.BadParameter, match=why):
+    for text, message in (("soon", "is not a duration"), ("5ms", "less than 0.1 s")):
+        with pytest.raises(typer.BadParameter, match=message):
             parse(text)

@@ -138,12 +138,12 @@ class Group:
     def balanced(self) -> bool:
         """Return whether each partition has one reader, the table agrees, and the shares differ by one at most."""
         shares = self.shares()
-        owned = Counter(lease.owner for lease in self.stage.leases)
+        lease_counts = Counter(lease.owner for lease in self.stage.leases)
         return (
             sum(shares) == self.feed.stream.partitions
             and shares[0] - shares[-1] <= 1
-            and None not in owned
-            and sorted(owned.values(), reverse=True) == shares
+            and None not in lease_counts
+            and sorted(lease_counts.values(), reverse=True) == shares
         )
 
     def settle(self) -> list[int]:
@@ -196,10 +196,10 @@ class Group:
             if (incident.what, incident.subject) == ("crash", worker)
         )
         waits = [
-            after.begin - killed_at
+            next_reader.begin - killed_at
             for readers in group_by_shard(self.stage.reading.tenures).values()
-            for before, after in pairwise(readers)
-            if before.worker == worker and before.end == killed_at
+            for former_reader, next_reader in pairwise(readers)
+            if former_reader.worker == worker and former_reader.end == killed_at
         ]
         return max(waits, default=0.0)
 
@@ -226,18 +226,20 @@ def in_order_where_official(events: Iterable[ReadingEvent], official: Iterable[s
             close(open_tenures.pop((event.process, event.shard), []))
         elif event.worker in official_workers and event.event == "record":
             open_tenures.setdefault((event.process, event.shard), []).append(index)
-    for places in open_tenures.values():
-        close(places)
+    for record_indexes in open_tenures.values():
+        close(record_indexes)
     return sorted_events
 
 
 @contextmanager
-def a_group(feed: Feed, folder: Path, store: str, container: str = "", to: str | None = None) -> Iterator[Group]:
+def a_group(
+    feed: Feed, folder: Path, store: str, container: str = "", target_store: str | None = None
+) -> Iterator[Group]:
     """Create a hub that `feed` fills, and a group without workers with this store. Stop all workers at the end."""
     stream = feed.stream
     stream.hubs.create(stream.hub, stream.partitions)
-    settings = SETTINGS if to is None else (*SETTINGS, "--to", to)
-    with closing(open_store(store) if to is None else open_both(store, to)) as table:
+    settings = SETTINGS if target_store is None else (*SETTINGS, "--to", target_store)
+    with closing(open_store(store) if target_store is None else open_both(store, target_store)) as table:
         stage = Stage(folder, cast("Stream", stream), table, store, settings, watched=feed)
         try:
             yield Group(stage, feed, container)

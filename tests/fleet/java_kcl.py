@@ -64,16 +64,16 @@ def java_worker(
 def started(
     name: str,
     version: str,
-    place: tuple[str, str, str, str],
+    addresses: tuple[str, str, str, str],
     folder: Path,
     *,
     mode: str = "own",
     failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
-    """Start a Java worker. `place` contains the addresses of Kinesis and DynamoDB, the stream and the table."""
+    """Start a Java worker. `addresses` contains the addresses of Kinesis and DynamoDB, the stream and the table."""
     jars = built(version)
-    command = (*JVM, *properties, "-cp", f"{jars}:{jars}/jars/*", "KclWorker", *place, name, str(failover_ms), mode)
+    command = (*JVM, *properties, "-cp", f"{jars}:{jars}/jars/*", "KclWorker", *addresses, name, str(failover_ms), mode)
     return Child(name, command, folder, program=str(shutil.which("java")))
 
 

@@ -68,17 +68,17 @@ class Mixed:
                 (owner or "", next(owner_rows).t)
                 for owner, owner_rows in groupby(shard_rows, key=lambda row: row.owner)
             ]
-            for (before, _), (after, since) in pairwise(owner_since):
-                if before.startswith("ours") and after.startswith("java"):
+            for (former_owner, _), (new_owner, since) in pairwise(owner_since):
+                if former_owner.startswith("ours") and new_owner.startswith("java"):
                     was_read = any(
-                        (reader.worker, reader.shard) == (after, shard) and reader.begin >= since - 1
+                        (reader.worker, reader.shard) == (new_owner, shard) and reader.begin >= since - 1
                         for reader in self.stage.reading.tenures
                     )
-                    gifts.append((shard, after, was_read))
+                    gifts.append((shard, new_owner, was_read))
         return gifts
 
     def join_java(self, name: str) -> None:
-        started = java_worker(
+        java_process = java_worker(
             self.stage,
             name,
             self.version,
@@ -87,7 +87,7 @@ class Mixed:
             mode=self.mode,
             failover_ms=1000 * self.lease_seconds,
         )
-        self.stage.watch_process(started)
+        self.stage.watch_process(java_process)
 
     def balanced(self) -> None:
         """Wait until every open shard is read, and the lease counts of the live workers differ by one at most."""
@@ -97,9 +97,9 @@ class Mixed:
         """Wait until this worker reads all shards, even if other workers are running."""
 
         def reads_all_shards() -> bool:
-            current = {lease.shard for lease in self.stage.leases if not lease.ended}
-            own_shards = {shard for shard in current if self.stage.reading.find_reader(shard) == worker}
-            return own_shards == current and len(current) == self.stage.open_shards
+            open_shards = {lease.shard for lease in self.stage.leases if not lease.ended}
+            own_shards = {shard for shard in open_shards if self.stage.reading.find_reader(shard) == worker}
+            return own_shards == open_shards and len(open_shards) == self.stage.open_shards
 
         self._wait(f"all read by {worker}", reads_all_shards)
 

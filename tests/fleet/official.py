@@ -112,10 +112,10 @@ MAKES: Mapping[str, Make] = {
 
 def check_digests(folder: Path, listing: str) -> None:
     """Raise ServiceError unless the folder contains exactly the files that this output of `sha256sum` lists."""
-    listed = {name: digest for digest, name in (line.split() for line in listing.splitlines())}
+    listed_digests = {name: digest for digest, name in (line.split() for line in listing.splitlines())}
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     if differing_names := sorted(
-        name for name in listed.keys() | digests.keys() if listed.get(name) != digests.get(name)
+        name for name in listed_digests.keys() | digests.keys() if listed_digests.get(name) != digests.get(name)
     ):
         raise ServiceError(f"not what was tested: {', '.join(differing_names)}")
 
@@ -128,8 +128,8 @@ def _built(source_folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def _need(*tools: str) -> None:
-    if missing := [tool for tool in tools if shutil.which(tool) is None]:
-        raise ServiceError(f"no {', no '.join(missing)} on the PATH")
+    if missing_tools := [tool for tool in tools if shutil.which(tool) is None]:
+        raise ServiceError(f"no {', no '.join(missing_tools)} on the PATH")
 
 
 def _run(*command: str) -> str:

@@ -161,9 +161,9 @@ def test_foreign_blobs_do_not_stop_a_worker(
     ann.until(lambda: owners(peer) == SHARED, lambda: renew(peer))
 
 
-def ended(url: str, *more: str) -> tuple[int, str]:
+def run_until_exit(url: str, *more_arguments: str) -> tuple[int, str]:
     """Run the command, and return its exit status and its error output."""
-    result = CliRunner().invoke(app, [url, "--events", *more])
+    result = CliRunner().invoke(app, [url, "--events", *more_arguments])
     assert result.stdout == ""
     return result.exit_code, result.stderr
 
@@ -173,14 +173,14 @@ def test_an_unusable_hub_is_reported_by_the_command(
 ) -> None:
     source = f"eventhubs://{hubs.namespace}/nowhere"
     store = f"azblob://{AZURITE_ACCOUNT}/absent?eventhub={hubs.namespace}/nowhere"
-    status, output = ended(source, "--store", store, "--no-create")
+    status, output = run_until_exit(source, "--store", store, "--no-create")
     assert (status, output) == (
         1,
         "leasehold consume: container 'absent': it does not exist; create it, or allow it to be created\n",
     )
-    status, output = ended(source, "--store", store)
+    status, output = run_until_exit(source, "--store", store)
     assert (status, "there is no such hub or consumer group" in output) == (1, True)
     monkeypatch.setenv(CONNECTION_STRING_VARIABLE, blobs.replace("AccountKey=E", "AccountKey=F"))
-    status, output = ended(source, "--store", store)
+    status, output = run_until_exit(source, "--store", store)
     assert (status, "container 'absent': the service refused" in output, "Fby8" in output) == (1, True, False)
     assert "check the key in AZURE_STORAGE_CONNECTION_STRING" in output

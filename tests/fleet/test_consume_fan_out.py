@@ -98,16 +98,16 @@ def digests(rows: list[str]) -> set[str]:
     return {hashlib.sha1(row.encode(), usedforsecurity=False).hexdigest() for row in rows}
 
 
-def out_of_order(records: list[dict[str, Any]], sent: list[str]) -> list[str]:
+def out_of_order(records: list[dict[str, Any]], sent_rows: list[str]) -> list[str]:
     """Return the keys for which some record was dispatched before an earlier record."""
-    numbers = {digest: number for number, row in enumerate(sent) for digest in digests([row])}
-    latest: dict[str, int] = {}
-    keys = []
-    for number, key in ((numbers[record["sha1"]], record["partition_key"]) for record in records):
-        if number > latest.get(key, number % KEYS - KEYS) + KEYS:
-            keys.append(key)
-        latest[key] = max(number, latest.get(key, 0))
-    return keys
+    number_by_digest = {digest: number for number, row in enumerate(sent_rows) for digest in digests([row])}
+    latest_numbers: dict[str, int] = {}
+    misordered_keys = []
+    for number, key in ((number_by_digest[record["sha1"]], record["partition_key"]) for record in records):
+        if number > latest_numbers.get(key, number % KEYS - KEYS) + KEYS:
+            misordered_keys.append(key)
+        latest_numbers[key] = max(number, latest_numbers.get(key, 0))
+    return misordered_keys
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ async def mended(batch):
 """
 
 
-def noted(folder: Path, name: str) -> list[str]:
+def read_logged_data(folder: Path, name: str) -> list[str]:
     """Return the data of the records that the handlers in `APP` have noted in this file."""
     path = folder / name
     return path.read_text().split() if path.exists() else []
@@ -53,7 +53,7 @@ def consumed(folder: Path, source: str, sink: str) -> str:
     command = [*LEASEHOLD, "consume", source, *options, "--dead-letter", sink]
     worker = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: len(noted(folder, "handled")) == COUNT - len(POISON), "all but the poison is handled")
+        until(lambda: len(read_logged_data(folder, "handled")) == COUNT - len(POISON), "all but the poison is handled")
         worker.terminate()
         return worker.communicate(timeout=WAIT)[1]
     finally:
@@ -73,7 +73,7 @@ def replayed(folder: Path, sink: str, *options: str) -> dict[str, int]:
 @pytest.fixture
 def stream(kinesis_client: "KinesisClient") -> str:
     """Create a stream that contains poisoned records, and return its name."""
-    name = made(kinesis_client)
+    name = create_one_shard_stream(kinesis_client)
     kinesis_client.put_records(
         StreamName=name,
         Records=[{"Data": str(number).encode(), "PartitionKey": "one"} for number in range(COUNT)],
@@ -81,7 +81,7 @@ def stream(kinesis_client: "KinesisClient") -> str:
     return name
 
 
-def made(client: "KinesisClient") -> str:
+def create_one_shard_stream(client: "KinesisClient") -> str:
     """Create an empty stream with one shard, and return its name."""
     name = f"letters-{uuid4().hex}"
     client.create_stream(StreamName=name, ShardCount=1)
@@ -119,11 +119,11 @@ def test_poisoned_records_become_dead_letters_that_a_replay_dispatches(
         )
         sink = f"s3://{stream}/orders/dead?region=eu-west-1&endpoint={moto_url}"
     output = consumed(tmp_path, url(kinesis_url, stream), sink)
-    assert noted(tmp_path, "handled") == all_but_poison()
+    assert read_logged_data(tmp_path, "handled") == all_but_poison()
     assert output.count("went to the dead letter: ValueError") == len(POISON)
     assert replayed(tmp_path, sink, "--handler", "app:handle") == {"done": 0, "failed": 2, "strange": 0}
     assert replayed(tmp_path, sink, "--handler", "app:mended") == {"done": 2, "failed": 0, "strange": 0}
-    assert noted(tmp_path, "replayed") == ["7", "23"]
+    assert read_logged_data(tmp_path, "replayed") == ["7", "23"]
     assert replayed(tmp_path, sink, "--handler", "app:mended") == {"done": 0, "failed": 0, "strange": 0}
 
 
@@ -131,36 +131,36 @@ def test_poisoned_records_become_dead_letters_that_a_replay_dispatches(
 def test_dead_letters_can_go_to_a_stream_and_be_replayed_into_one(
     kinesis_url: str, kinesis_client: "KinesisClient", stream: str, tmp_path: Path
 ) -> None:
-    letter_stream = made(kinesis_client)
-    consumed(tmp_path, url(kinesis_url, stream), url(kinesis_url, letter_stream))
+    dead_letter_stream = create_one_shard_stream(kinesis_client)
+    consumed(tmp_path, url(kinesis_url, stream), url(kinesis_url, dead_letter_stream))
     (tmp_path / "box").mkdir()
-    letters = [json.loads(row) for row in rows_of(kinesis_client, letter_stream)]
-    assert [(letter["data"], letter["text"], letter["stream"]) for letter in letters] == [
+    dead_letters = [json.loads(row) for row in rows_of(kinesis_client, dead_letter_stream)]
+    assert [(dead_letter["data"], dead_letter["text"], dead_letter["stream"]) for dead_letter in dead_letters] == [
         ("Nw==", "poison 7", stream),
         ("MjM=", "poison 23", stream),
     ]
-    replay_arguments = (url(kinesis_url, letter_stream), "--store", "sqlite://replay.db", "--handler")
+    replay_arguments = (url(kinesis_url, dead_letter_stream), "--store", "sqlite://replay.db", "--handler")
     assert replayed(tmp_path, *replay_arguments, "app:handle") == {"done": 0, "failed": 2, "strange": 0}
     assert replayed(tmp_path, *replay_arguments, "app:mended") == {"done": 2, "failed": 0, "strange": 0}
-    assert noted(tmp_path, "replayed") == ["7", "23"]
+    assert read_logged_data(tmp_path, "replayed") == ["7", "23"]
     assert replayed(tmp_path, *replay_arguments, "app:mended") == {"done": 0, "failed": 0, "strange": 0}
     # A dead letter in a stream has the same form as a file in a folder, so replay two of them from a folder into
     # another stream.
-    assert len(rows_of(kinesis_client, letter_stream)) == 4  # Two were written back.
-    for row in rows_of(kinesis_client, letter_stream)[2:]:
+    assert len(rows_of(kinesis_client, dead_letter_stream)) == 4  # Two were written back.
+    for row in rows_of(kinesis_client, dead_letter_stream)[2:]:
         (tmp_path / "box" / dead_letter_from(row).name).write_bytes(row)
-    target_stream = made(kinesis_client)
+    target_stream = create_one_shard_stream(kinesis_client)
     verdict = replayed(tmp_path, "file://box", "--to", url(kinesis_url, target_stream))
     assert verdict == {"done": 2, "failed": 0, "strange": 0}
     assert (rows_of(kinesis_client, target_stream), list((tmp_path / "box").iterdir())) == ([b"7", b"23"], [])
 
 
 def test_a_missing_dead_letter_sink_is_reported_at_the_start(kinesis_url: str, moto_url: str, tmp_path: Path) -> None:
-    for sink, says in (
+    for sink, message in (
         (f"s3://no-such-bucket/x?region=eu-west-1&endpoint={moto_url}", "there is no bucket 'no-such-bucket'"),
         (url(kinesis_url, "no-such-stream"), "there is no stream 'no-such-stream'"),
     ):
         options = ["--store", "memory://x", "--events", "--dead-letter", sink]
         command = [*LEASEHOLD, "consume", url(kinesis_url, "orders"), *options]
         completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT, check=False)
-        assert (completed.returncode, says in completed.stderr) == (1, True), completed.stderr
+        assert (completed.returncode, message in completed.stderr) == (1, True), completed.stderr

@@ -113,9 +113,9 @@ def test_48_joiners_of_48_workers_with_97_leases_make_the_fewest_moves(tmp_path:
     with ExitStack() as open_now:
         table = LedgerStore(open_now.enter_context(closing(open_store(url))), ledger)
         for index, key in enumerate(LEASES):
-            created = table.write(CreateLease(Lease(key)))
-            assert isinstance(created, Done)
-            table.write(ClaimLease(created.lease, PRESENT[index % len(PRESENT)]))
+            outcome = table.write(CreateLease(Lease(key)))
+            assert isinstance(outcome, Done)
+            table.write(ClaimLease(outcome.lease, PRESENT[index % len(PRESENT)]))
         owners_before = {lease.key: lease.owner for lease in table.list().leases}
         moves_before, write_counts = ledger.moves(), {key: len(owners) for key, owners in ledger.owners.items()}
         open_now.enter_context(a_fleet(url, PRESENT, ledger))

@@ -31,8 +31,8 @@ def built(version: str) -> None:
 
 def kinds(fleet: Mixed, client: DynamoDBClient) -> set[str]:
     """Return the entity types of the rows in the table."""
-    items = client.scan(TableName=fleet.table)["Items"]
-    return {item["entityType"]["S"] for item in items if "entityType" in item}
+    rows = client.scan(TableName=fleet.table)["Items"]
+    return {row["entityType"]["S"] for row in rows if "entityType" in row}
 
 
 def shown_lag(store: str, *more_arguments: str) -> list[float | None]:
@@ -111,8 +111,8 @@ def test_our_worker_follows_the_assignments_of_a_java_3_leader(
 
         def put_report() -> bool:
             metrics = {"leaseKey": {"S": "ours-1"}, "entityType": {"S": "WORKER_METRIC_STATS"}}
-            item = {**metrics, "lut": {"N": str(int(time.time()))}}
-            return bool(dynamodb_local_client.put_item(TableName=fleet.table, Item=item))
+            metrics_row = {**metrics, "lut": {"N": str(int(time.time()))}}
+            return bool(dynamodb_local_client.put_item(TableName=fleet.table, Item=metrics_row))
 
         assert put_report()
         fleet.join_java("java-1")
@@ -156,17 +156,19 @@ def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, d
     built("2.7.2")
     with open_stage(kinesis_url, dynamodb_local_url, shards=1, settings=SETTINGS) as stage:
         aggregate = Aggregate(10_000)
-        assert all(aggregate.add(b"%d" % number, "key") for number in range(10))
+        assert all(aggregate.add(b"%d" % sequence_number, "key") for sequence_number in range(10))
         with closing(create_kinesis_client(kinesis_url)) as client:
             put_records(client, stage.stream.name, [(aggregate.partition_key, aggregate.encode())] * 2)
             shard = stage.stream.shards()[0]
             iterator_response = client.get_shard_iterator(
                 StreamName=stage.stream.name, ShardId=shard.id, ShardIteratorType="TRIM_HORIZON"
             )
-            number = client.get_records(ShardIterator=iterator_response["ShardIterator"])["Records"][0][
+            sequence_number = client.get_records(ShardIterator=iterator_response["ShardIterator"])["Records"][0][
                 "SequenceNumber"
             ]
-        stage.store.write(CreateLease(Lease(shard.id, checkpoint=Position(number, 2), hash_range=shard.hash_range)))
+        stage.store.write(
+            CreateLease(Lease(shard.id, checkpoint=Position(sequence_number, 2), hash_range=shard.hash_range))
+        )
         # The worker handles four records, checkpoints the fourth, and hangs in the middle of the batch.
         hang_option = ("-Dhold.after=4",)
         stage.watch_process(
@@ -176,7 +178,7 @@ def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, d
         )
 
         def has_checkpointed() -> bool:
-            return [lease.checkpoint for lease in stage.leases] == [Position(number, 6)]
+            return [lease.checkpoint for lease in stage.leases] == [Position(sequence_number, 6)]
 
         assert stage.until(has_checkpointed, WAIT_SECONDS)
         assert shown_lag(stage.store_url) == [None]
@@ -186,6 +188,8 @@ def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, d
         stage.kill("java-1")
         stage.join("ours-1")
         assert stage.until(lambda: len(stage.history.events) >= 19, WAIT_SECONDS)
-        dispatched = [(event.worker, event.place[1]) for event in stage.history.events if event.event == "record"]
+        dispatched_records = [
+            (event.worker, event.place[1]) for event in stage.history.events if event.event == "record"
+        ]
         by_java = [("java-1", sub) for sub in (3, 4, 5, 6)]
-        assert dispatched == by_java + [("ours-1", sub) for sub in (7, 8, 9, *range(10))]
+        assert dispatched_records == by_java + [("ours-1", sub) for sub in (7, 8, 9, *range(10))]

@@ -71,7 +71,7 @@ def replaced(group: Group, makes: tuple[str, ...]) -> None:
     wait_until_even(group, len(group.stage.list_living_workers()))
 
 
-def judged(group: Group, makes: tuple[str, ...]) -> None:
+def check_language_run(group: Group, makes: tuple[str, ...]) -> None:
     """Finish the run, and check its verdict.
 
     No record may be lost. Each make must have resumed checkpoints of others, and others must have resumed its own.
@@ -87,8 +87,14 @@ def judged(group: Group, makes: tuple[str, ...]) -> None:
     assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
     pairs_of_makes = group.passed(verdict)
     for make in makes:
-        assert {before for before, after in pairs_of_makes if after == make} - {make}, (make, pairs_of_makes)
-        assert {after for before, after in pairs_of_makes if before == make} - {make}, (make, pairs_of_makes)
+        assert {former_make for former_make, new_make in pairs_of_makes if new_make == make} - {make}, (
+            make,
+            pairs_of_makes,
+        )
+        assert {new_make for former_make, new_make in pairs_of_makes if former_make == make} - {make}, (
+            make,
+            pairs_of_makes,
+        )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -105,4 +111,4 @@ def test_our_workers_share_a_group_with_all_languages(meeting_hubs: LocalHubs, t
     makes = (*PYTHON, *(language for language in LANGUAGES if ensure_built(language)))
     with a_fleet(meeting_hubs, "languages", makes, tmp_path) as group:
         replaced(group, (OURS, *makes))
-        judged(group, (OURS, *makes))
+        check_language_run(group, (OURS, *makes))

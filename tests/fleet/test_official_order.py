@@ -20,12 +20,12 @@ def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:
 def faults(*tenures: list[ReadingEvent]) -> set[str]:
     """Return the rules that these tenures break in a run of six records. The worker official-2 is an official one."""
     events = [event for tenure_events in tenures for event in tenure_events]
-    sent = [SentRecord("3", number, f"d{number}", 0.0) for number in range(6)]
+    sent_records = [SentRecord("3", number, f"d{number}", 0.0) for number in range(6)]
     processes = sorted({event.process for event in events})
     incidents = [Incident(0.0, "start", process) for process in processes]
-    history = RunHistory(sent=sent, events=events, incidents=incidents, parents={"3": ()}, end=events[-1].t)
-    ordered = in_order_where_official(history.events, ["official-2"])
-    return {breach.what for breach in judge_finished_run(evolve(history, events=ordered)).faults}
+    history = RunHistory(sent=sent_records, events=events, incidents=incidents, parents={"3": ()}, end=events[-1].t)
+    ordered_events = in_order_where_official(history.events, ["official-2"])
+    return {breach.what for breach in judge_finished_run(evolve(history, events=ordered_events)).faults}
 
 
 def test_an_official_worker_may_swap_records_within_its_tenure() -> None:

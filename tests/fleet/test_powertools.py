@@ -129,7 +129,7 @@ class Call:
 
     @property
     def handled(self) -> list[str]:
-        return [text for place, text in enumerate(self.texts) if place not in self.failed]
+        return [text for index, text in enumerate(self.texts) if index not in self.failed]
 
 
 @define
@@ -142,7 +142,9 @@ class Functions:
     processes: dict[str, "subprocess.Popen[bytes]"] = field(factory=dict)
 
     def start(self, worker: str) -> None:
-        path = os.pathsep.join(each for each in (os.environ.get("PYTHONPATH", ""), str(self.packages)) if each)
+        path = os.pathsep.join(
+            path_entry for path_entry in (os.environ.get("PYTHONPATH", ""), str(self.packages)) if path_entry
+        )
         handler = f"lambda:observed.lambda_handler?report_batch_item_failures=true&name={worker}"
         with (self.folder / f"{worker}.log").open("wb") as out:
             self.processes[worker] = subprocess.Popen(
@@ -162,8 +164,8 @@ class Functions:
             for logged_call in finished_calls
         ]
         return [
-            Call(logged_call["at"], logged_call["texts"], failed)
-            for logged_call, failed in zip(finished_calls, failed_indexes, strict=True)
+            Call(logged_call["at"], logged_call["texts"], indexes)
+            for logged_call, indexes in zip(finished_calls, failed_indexes, strict=True)
         ]
 
     def handled(self) -> list[str]:
@@ -220,14 +222,14 @@ def judge(fleet: Functions, texts: list[str]) -> None:
     for number in map({text: number for number, text in enumerate(texts)}.__getitem__, first_dispatches):
         numbers_by_key[number % KEYS].append(number)
     assert {key: sorted(numbers) for key, numbers in numbers_by_key.items()} == numbers_by_key
-    repeated = 0
+    repeat_count = 0
     for worker in fleet.processes:
         for text in poisoned_texts:
             calls_with_text = [call for call in fleet.calls(worker) if text in call.texts]
             for former_call, next_call in pairwise(calls_with_text):
                 assert next_call.texts[0] == former_call.texts[min(former_call.failed)] == text
-                repeated += 1
-    assert repeated >= len(POISON)
+                repeat_count += 1
+    assert repeat_count >= len(POISON)
     assert fleet.letters() == sorted(poisoned_texts)
 
 

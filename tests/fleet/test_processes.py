@@ -50,14 +50,14 @@ def consuming(stream: str, store: str) -> Iterator["subprocess.Popen[str]"]:
 def until_reading(process: "subprocess.Popen[str]", *workers: str, since: float = 0.0) -> None:
     """Read events until each of these workers has started to read a shard after the Unix time `since`."""
     assert process.stdout is not None
-    missing = set(workers)
+    missing_workers = set(workers)
     for line in process.stdout:
         event: dict[str, Any] = json.loads(line)
         if event["event"] == "initialize" and event["t"] > since * 1000:
-            missing.discard(event["worker"])
-        if not missing:
+            missing_workers.discard(event["worker"])
+        if not missing_workers:
             return
-    raise AssertionError(f"it ended before {missing} began")
+    raise AssertionError(f"it ended before {missing_workers} began")
 
 
 def workers_of(process: "subprocess.Popen[str]") -> list[int]:

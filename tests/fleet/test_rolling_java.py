@@ -26,10 +26,10 @@ def built(version: str) -> None:
     java_kcl.built(version)
 
 
-def replaced(fleet: Mixed, old_worker: str, new_worker: str, *, given: bool) -> None:
+def replaced(fleet: Mixed, old_worker: str, new_worker: str, *, gives_share: bool) -> None:
     """Stop a Java worker in good order, and start another one.
 
-    If `given`, our worker gives the new worker its share. Otherwise, the new worker must not get one.
+    If `gives_share`, our worker gives the new worker its share. Otherwise, the new worker must not get one.
 
     Our worker waits until the old worker is forgotten and the new worker has reported once more. It waits longer if the
     old worker was the leader and did not release its lock in time.
@@ -41,9 +41,9 @@ def replaced(fleet: Mixed, old_worker: str, new_worker: str, *, given: bool) -> 
     assert (
         fleet.stage.until(
             lambda: fleet.stage.count_leases_of_workers()[new_worker] == 2,
-            1.5 * seconds_until_known if given else seconds_until_known,
+            1.5 * seconds_until_known if gives_share else seconds_until_known,
         )
-        == given
+        == gives_share
     )
     fleet.stage.pause(5 * LEASE_SECONDS)
     stopping_worker.wait()
@@ -88,15 +88,15 @@ def test_a_rolling_restart_of_java_leaves_no_shard_unread(
         fleet.stage.join("ours-1")
         fleet.balanced()
         since = time.time()
-        replaced(fleet, "java-1", "java-2", given=given)
-        replaced(fleet, "java-2", "java-3", given=given)
+        replaced(fleet, "java-1", "java-2", gives_share=given)
+        replaced(fleet, "java-2", "java-3", gives_share=given)
         longest_unread, leases_given = unread_seconds(fleet, since), fleet.gifts()
         print(f"unread for {longest_unread:.1f} s at most; from ours to Java: {leases_given}")  # noqa: T201  a measurement
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict
         assert longest_unread <= UNREAD_SECONDS
         assert bool(leases_given) == given
-        assert all(read for _, _, read in leases_given)
+        assert all(was_read for _, _, was_read in leases_given)
 
 
 @pytest.mark.timeout(400)
@@ -153,10 +153,10 @@ def test_a_rolling_restart_next_to_java_leaves_no_shard_unread(
             fleet.stage.join(worker)
         fleet.balanced()
         since = time.time()
-        for old, new in (("ours-1", "ours-3"), ("ours-2", "ours-4")):
-            stopping_worker = fleet.stage.drain_worker(old)
+        for old_worker, new_worker in (("ours-1", "ours-3"), ("ours-2", "ours-4")):
+            stopping_worker = fleet.stage.drain_worker(old_worker)
             fleet.stage.pause(DOWN_SECONDS)
-            fleet.stage.join(new)
+            fleet.stage.join(new_worker)
             fleet.balanced()
             assert stopping_worker.wait() == 0
         longest_unread = unread_seconds(fleet, since)

@@ -52,11 +52,11 @@ def start_two_of_each(group: Group) -> None:
     assert group.settle() == [4, 4, 4]
 
 
-def judged(group: Group, count: int) -> None:
+def check_shared_hub_run(group: Group, count: int) -> None:
     """Finish the run, print the verdict, and check it."""
     verdict = group.finish()
-    killed = [incident.subject for incident in group.stage.history.incidents if incident.what == "crash"]
-    takeover_times = {worker: group.takeover_seconds(worker) for worker in killed}
+    killed_workers = [incident.subject for incident in group.stage.history.incidents if incident.what == "crash"]
+    takeover_times = {worker: group.takeover_seconds(worker) for worker in killed_workers}
     print(takeover_times, group.doubled_seconds(), verdict)  # noqa: T201  shown if it fails
     assert (verdict.faults, verdict.produced, verdict.lost) == ((), count, 0)
     # Workers of each kind resumed checkpoints of the other kind, and repeated only records after these checkpoints.
@@ -67,7 +67,7 @@ def judged(group: Group, count: int) -> None:
 def test_two_workers_of_each_kind_share_twelve_partitions_and_a_death(hubs: LocalHubs, tmp_path: Path) -> None:
     with a_mixed_group(hubs, "shared", flights(6000), 40, tmp_path) as group:
         start_two_of_each(group)
-        judged(group, 6000)
+        check_shared_hub_run(group, 6000)
 
 
 @pytest.mark.timeout(600)
@@ -76,7 +76,7 @@ def test_a_mixed_group_reads_all_flights_despite_two_deaths(hubs: LocalHubs, tmp
         start_two_of_each(group)
         group.stage.kill("ours-2")
         assert group.settle() == [6, 6]
-        judged(group, ROWS)
+        check_shared_hub_run(group, ROWS)
         wanted_seconds = EXPIRY_SECONDS + CYCLE_SECONDS + 1
         takeover_times = {worker: round(group.takeover_seconds(worker), 1) for worker in ("official-1", "ours-2")}
         doubled_seconds = group.doubled_seconds()

@@ -49,7 +49,7 @@ def digest_of(number: int) -> str:
     return hashlib.sha1(b"%d" % number, usedforsecurity=False).hexdigest()
 
 
-def seen(path: Path) -> set[str]:
+def read_event_digests(path: Path) -> set[str]:
     """Return the digests of the records in the complete event lines of this file."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     return {line["sha1"] for line in lines if line["event"] == "record"}
@@ -69,8 +69,8 @@ def test_a_slice_with_a_split_is_read_whole_despite_a_kill(
         NewStartingHashKey=str(int(shard["HashKeyRange"]["EndingHashKey"]) // 2),
     )
     active(kinesis_client, stream)
-    for first in (60, 120):
-        put(kinesis_client, stream, first, 60)
+    for first_number in (60, 120):
+        put(kinesis_client, stream, first_number, 60)
     arrival_times = arrivals(kinesis_client, stream)
     since, end = int(arrival_times[digest_of(5)]), int(arrival_times[digest_of(130)])
     expected = {digest for digest, ms in arrival_times.items() if since <= ms < end}
@@ -85,7 +85,7 @@ def test_a_slice_with_a_split_is_read_whole_despite_a_kill(
             return subprocess.Popen([*command, "--worker", name], stdout=out, stderr=subprocess.PIPE, text=True)
 
     killed_worker = start_worker("a-1")
-    until(lambda: len(seen(tmp_path / "a-1")) > 0, "something is read")
+    until(lambda: len(read_event_digests(tmp_path / "a-1")) > 0, "something is read")
     killed_worker.kill()
     killed_worker.communicate()
     workers = [start_worker("b-1"), start_worker("c-1")]
@@ -96,7 +96,7 @@ def test_a_slice_with_a_split_is_read_whole_despite_a_kill(
             worker.kill()
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert all("the slice is read; " in output for output in outputs)
-    assert set().union(*(seen(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == expected
+    assert set().union(*(read_event_digests(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == expected
     opened_store = open_store(store)
     leases = opened_store.list().leases
     opened_store.close()

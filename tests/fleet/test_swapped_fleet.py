@@ -69,35 +69,35 @@ def open_fleet_on_two_tables(
         with run_fed_fleet(
             kinesis_url, client, joined_store, urls[FROM], settings, folder, rows=ROWS, a_tick=10
         ) as fleet:
-            ground = Ground(fleet, urls, folder / "swap.log")
+            swapped_fleet = Ground(fleet, urls, folder / "swap.log")
             try:
-                yield ground
+                yield swapped_fleet
             finally:
-                for command in ground.commands:
+                for command in swapped_fleet.commands:
                     command.kill()
                     command.wait()
 
 
-def move_there_and_back(ground: Ground) -> None:
+def move_there_and_back(swapped_fleet: Ground) -> None:
     """Move the leases, kill a worker and the command halfway, move back, split a shard, and move all leases again."""
-    stage = ground.fleet.stage
+    stage = swapped_fleet.fleet.stage
     for worker in ("ours-1", "ours-2", "ours-3"):
         stage.join(worker)
     assert stage.until(stage.is_balanced, SETTLE_SECONDS)
-    killed_command = ground.swap()
-    assert stage.until(lambda: ground.places()[TO] > 0, SETTLE_SECONDS)
+    killed_command = swapped_fleet.swap()
+    assert stage.until(lambda: swapped_fleet.places()[TO] > 0, SETTLE_SECONDS)
     stage.kill("ours-1")
     killed_command.kill()
     stage.join("ours-4")
-    ground.swap("--back").wait(SETTLE_SECONDS)
-    assert stage.until(lambda: ground.places() == [4, 0] and stage.is_balanced(), SETTLE_SECONDS)
+    swapped_fleet.swap("--back").wait(SETTLE_SECONDS)
+    assert stage.until(lambda: swapped_fleet.places() == [4, 0] and stage.is_balanced(), SETTLE_SECONDS)
     stage.split()
-    last_command = ground.swap()
-    assert stage.until(lambda: ground.places()[TO] > 0, SETTLE_SECONDS)
+    last_command = swapped_fleet.swap()
+    assert stage.until(lambda: swapped_fleet.places()[TO] > 0, SETTLE_SECONDS)
     stage.kill("ours-2")
-    ground.wait_for_success(last_command)
+    swapped_fleet.wait_for_success(last_command)
     assert stage.until(stage.is_balanced, SETTLE_SECONDS)
-    assert stage.until(lambda: ground.fleet.puts.all_seen(stage), 2 * SETTLE_SECONDS)
+    assert stage.until(lambda: swapped_fleet.fleet.puts.all_seen(stage), 2 * SETTLE_SECONDS)
     stage.end()
 
 
@@ -143,7 +143,7 @@ def test_owner_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynal
     names = (display_name(urls[FROM]), display_name(urls[TO]))
     feed = Feed(HubStream(hubs, "moving", 4), flights(ROWS), 20)
     with (
-        a_group(feed, tmp_path, urls[FROM], to=urls[TO]) as group,
+        a_group(feed, tmp_path, urls[FROM], target_store=urls[TO]) as group,
         closing(open_store(urls[FROM])) as source,
         closing(open_store(urls[TO])) as target,
     ):
@@ -170,6 +170,6 @@ def test_owner_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynal
 
 
 def _check_moves(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path) -> None:
-    with open_fleet_on_two_tables(kinesis_url, client, urls, folder) as ground:
-        move_there_and_back(ground)
-        ground.fleet.judged()
+    with open_fleet_on_two_tables(kinesis_url, client, urls, folder) as swapped_fleet:
+        move_there_and_back(swapped_fleet)
+        swapped_fleet.fleet.judged()

@@ -30,15 +30,15 @@ ITEMS, RATE, SECONDS = 23, 200, 16.0
 ROLL_SECONDS, LANES = 3.0, 3
 
 
-def written(table: TableStreams, count: int, rate: int = RATE, stopped: Event | None = None) -> None:
-    """Write this many changes, or until `stopped` is set. Items are created, changed and removed repeatedly."""
+def write_item_changes(table: TableStreams, count: int, rate: int = RATE, stop_event: Event | None = None) -> None:
+    """Write this many changes, or until `stop_event` is set. Items are created, changed and removed repeatedly."""
     started_at = time.monotonic()
     for number in range(count):
         time.sleep(max(0.0, started_at + number / rate - time.monotonic()))
-        if stopped is not None and stopped.is_set():
+        if stop_event is not None and stop_event.is_set():
             return
-        removed = number // ITEMS % 5 == 4
-        table.put(f"i-{number % ITEMS}", None if removed else {"n": {"N": str(number)}})
+        is_removed = number // ITEMS % 5 == 4
+        table.put(f"i-{number % ITEMS}", None if is_removed else {"n": {"N": str(number)}})
 
 
 def command(source: str, store: str, *more_arguments: str) -> list[str]:
@@ -62,16 +62,16 @@ def numbers(records: list[dict[str, Any]]) -> set[int]:
 
 def verdict(fleet: Fleet, table: TableStreams, changes: set[int]) -> RunVerdict:
     """Return the judge's verdict on the dispatched changes. Only the numbers of lost changes are known."""
-    dispatched = {int(each["sequence_number"]): each for each in fleet.records()}
+    events_by_number = {int(item["sequence_number"]): item for item in fleet.records()}
     history = RunHistory(
         sent=[
-            SentRecord(dispatched[number]["partition_key"], number, dispatched[number]["sha1"])
-            if number in dispatched
+            SentRecord(events_by_number[number]["partition_key"], number, events_by_number[number]["sha1"])
+            if number in events_by_number
             else SentRecord("", number, "")
             for number in sorted(changes)
         ],
-        events=[parse_event(json.dumps(each)) for worker in fleet.processes for each in fleet.events(worker)],
-        parents={each.id: (each.parent,) if each.parent else () for each in table.shards.values()},
+        events=[parse_event(json.dumps(item)) for worker in fleet.processes for item in fleet.events(worker)],
+        parents={item.id: (item.parent,) if item.parent else () for item in table.shards.values()},
         incidents=[Incident(time.time(), "end", "")],
         end=time.time(),
     )
@@ -107,7 +107,7 @@ def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
     with run_table_server(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         with a_fleet(command(source, store), tmp_path) as fleet:
-            writes = Thread(target=written, args=(table, int(SECONDS * RATE)))
+            writes = Thread(target=write_item_changes, args=(table, int(SECONDS * RATE)))
             writes.start()
             for worker in ("a-1", "b-1", "c-1"):
                 fleet.start(worker)
@@ -131,9 +131,9 @@ ADAPTER = Path(__file__).parents[1] / "java" / "table_worker" / "TableWorker.jav
 def join_java(fleet: Fleet, name: str, *addresses: str) -> None:
     """Start a worker with the Java adapter for DynamoDB Streams."""
     jars = java_kcl.compiled(ADAPTER, "table-worker")
-    words = ("java", *java_kcl.JVM, "-cp", f"{jars}:{jars}/jars/*", "TableWorker", *addresses, name, "3000")
+    java_command = ("java", *java_kcl.JVM, "-cp", f"{jars}:{jars}/jars/*", "TableWorker", *addresses, name, "3000")
     with fleet.path(name).open("wb") as out, fleet.path(name).with_suffix(".log").open("wb") as log:
-        fleet.processes[name] = Popen(words, stdout=out, stderr=log)
+        fleet.processes[name] = Popen(java_command, stdout=out, stderr=log)
 
 
 @pytest.mark.services
@@ -145,7 +145,7 @@ def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
         pytest.skip(f"JAVA'S ADAPTER FOR DYNAMODB STREAMS IS NOT RUN: no {missing_tools}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
-    written_numbers, stopped, name = set[int](), Event(), f"beside-java-{uuid4().hex[:8]}"
+    written_numbers, stop_event, name = set[int](), Event(), f"beside-java-{uuid4().hex[:8]}"
     table = TableStreams(open_shard_count=4, roll_seconds=10.0, stale_seconds=0.5, empty_every=5, kept=written_numbers)
     store = f"dynamodb://{name}?region=eu-west-1&endpoint={dynamodb_local_url}"
     with run_table_server(table) as endpoint:
@@ -155,7 +155,7 @@ def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
         # for.
         options = ("--set", "release=true", "--set", 'expected_workers=["java-1"]')
         with a_fleet(command(source, store, *options), tmp_path) as fleet:
-            writes = Thread(target=written, args=(table, 100_000, 50, stopped))
+            writes = Thread(target=write_item_changes, args=(table, 100_000, 50, stop_event))
             writes.start()
             try:
                 fleet.start("a-1")
@@ -168,7 +168,7 @@ def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
                 until(lambda: fleet.reading("c-1"), "ours reads again")
                 fleet.processes["java-1"].kill()
             finally:
-                stopped.set()
+                stop_event.set()
                 writes.join()
             drained(fleet, ["c-1"], table, lambda: written_numbers)
             assert out_of_order(fleet.records()) == []

@@ -15,8 +15,8 @@ PIECE = 65536
 class Wire:
     """Forwards connections from `port` to another local port. `name_of` maps the port of a client to its name."""
 
-    def __init__(self, to: int, name_of: Callable[[int], str] = lambda _port: "") -> None:
-        self.to, self.port, self._name_of = to, find_free_port(), name_of
+    def __init__(self, target_port: int, name_of: Callable[[int], str] = lambda _port: "") -> None:
+        self.to, self.port, self._name_of = target_port, find_free_port(), name_of
         self._ends: defaultdict[str, list[socket.socket]] = defaultdict(list)
         self._apart: set[str] = set()
         self._held: set[tuple[str, bool]] = set()

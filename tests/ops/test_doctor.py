@@ -340,7 +340,10 @@ def test_the_check_leaves_a_file_unchanged(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
     trial = sqlite_trial(str(tmp_path / "l.db"), {})
     content_before = (tmp_path / "l.db").read_bytes()
-    assert [(one.what, one.state) for one in try_rights(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
+    assert [(right_finding.what, right_finding.state) for right_finding in try_rights(trial, read_only=False)] == [
+        ("read", "ok"),
+        ("write", "ok"),
+    ]
     trial.close()
     assert (tmp_path / "l.db").read_bytes() == content_before
     (finding,) = try_rights(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)

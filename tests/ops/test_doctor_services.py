@@ -64,7 +64,7 @@ def run_doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
 def states(findings: dict[str, Any], prefix: str) -> dict[str, str]:
     """Return the states of the findings whose names start with this prefix. The prefix is removed from the keys."""
     return {
-        what.removeprefix(prefix): finding["state"] for what, finding in findings.items() if what.startswith(prefix)
+        name.removeprefix(prefix): finding["state"] for name, finding in findings.items() if name.startswith(prefix)
     }
 
 
@@ -98,10 +98,10 @@ def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
 def test_a_read_only_check_writes_nothing(source: str, dynalite_url: str) -> None:
     table = f"examined-{uuid4().hex[:8]}"
     open_store(f"dynamodb://{table}?endpoint={dynalite_url}").close()
-    with careless_line(dynalite_url) as line:
-        status, findings = run_doctor(source, "--store", f"dynamodb://{table}?endpoint={line.url}", "--read-only")
+    with careless_line(dynalite_url) as proxy:
+        status, findings = run_doctor(source, "--store", f"dynamodb://{table}?endpoint={proxy.url}", "--read-only")
     assert status == 0
-    assert set(line.requests) == {"DescribeTable", "DescribeContinuousBackups", "Scan", "BatchGetItem"}
+    assert set(proxy.requests) == {"DescribeTable", "DescribeContinuousBackups", "Scan", "BatchGetItem"}
     assert findings["conditional writes"]["state"] == "unknown"
 
 
@@ -110,8 +110,8 @@ def test_a_service_that_ignores_conditions_is_reported_and_cleaned(
 ) -> None:
     table = f"examined-{uuid4().hex[:8]}"
     open_store(f"dynamodb://{table}?endpoint={dynalite_url}").close()
-    with careless_line(dynalite_url, "PutItem", "UpdateItem") as line:
-        status, findings = run_doctor(source, "--store", f"dynamodb://{table}?endpoint={line.url}")
+    with careless_line(dynalite_url, "PutItem", "UpdateItem") as proxy:
+        status, findings = run_doctor(source, "--store", f"dynamodb://{table}?endpoint={proxy.url}")
     assert status == 1
     assert "the service ignores the conditions of writes" in findings["dynamodb:UpdateItem"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == []
@@ -163,8 +163,14 @@ def _reset_auth(moto_url: str, calls: str) -> None:
 def rights(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Create a user in moto who has only some permissions, and yield the user's secrets."""
     iam, name = boto3.client("iam", endpoint_url=moto_url), f"worker-{uuid4().hex[:8]}"
-    allowed = ["kinesis:*", "dynamodb:DescribeTable", "dynamodb:Scan", "dynamodb:PutItem", "dynamodb:DeleteItem"]
-    policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": allowed, "Resource": "*"}]}
+    allowed_actions = [
+        "kinesis:*",
+        "dynamodb:DescribeTable",
+        "dynamodb:Scan",
+        "dynamodb:PutItem",
+        "dynamodb:DeleteItem",
+    ]
+    policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": allowed_actions, "Resource": "*"}]}
     iam.create_user(UserName=name)
     iam.put_user_policy(UserName=name, PolicyName="worker", PolicyDocument=json.dumps(policy))
     key = iam.create_access_key(UserName=name)["AccessKey"]
@@ -193,7 +199,7 @@ def test_each_denied_right_is_reported(at_moto: tuple[str, str], rights: list[st
     result = CliRunner().invoke(app, [at_moto[0], "--store", at_moto[1], "--json"])
     findings = {finding["what"]: finding for finding in json.loads(result.stdout)["findings"]}
     assert result.exit_code == 1
-    assert {what for what, state in states(findings, "").items() if state == "wrong"} == {
+    assert {right for right, state in states(findings, "").items() if state == "wrong"} == {
         "dynamodb:BatchGetItem",
         "dynamodb:UpdateItem",
     }
@@ -243,17 +249,17 @@ def test_a_hub_is_examined_while_a_worker_reads_it(
         reader = worker.open(Lease("0", stream=worker.stream, epoch=3), TRIM_HORIZON)
         hubs.put("orders", "0", ["a"])
         until(lambda: reader.read().records)
-        listed, offset_finding, received = findings_on_hub(hub_path)
-        assert {listed.state, offset_finding.state, received.state} == {"ok"}
-        assert "a worker reads partition 0 undisturbed" in received.says
+        listing_finding, offset_finding, receive_finding = findings_on_hub(hub_path)
+        assert {listing_finding.state, offset_finding.state, receive_finding.state} == {"ok"}
+        assert "a worker reads partition 0 undisturbed" in receive_finding.says
         assert [item["epoch"] for item in hubs.list_partitions("orders")[0]["readers"]] == [3]
         worker.close()
         assert [item.state for item in findings_on_hub(hub_path, group="absent")] == ["ok", "ok", "wrong"]
 
 
-def findings_on_hub(place: str, **options: str) -> list[Finding]:
+def findings_on_hub(hub_path: str, **options: str) -> list[Finding]:
     """Try the permissions on this hub, and return the findings."""
-    (trial,) = hub_trials(place, options)
+    (trial,) = hub_trials(hub_path, options)
     with closing(trial):
         return list(try_rights(trial, read_only=False))
 

@@ -101,12 +101,12 @@ def test_a_dead_owner_is_not_counted_and_its_lease_is_claimed() -> None:
 )
 def test_a_lease_is_explained(lease: Lease, should: str, moves: str) -> None:
     rows = tuple(row for row in FLEET if row.key != lease.key)
-    watched = table(*rows, lease)
+    watched_table = table(*rows, lease)
     lease_story = story(
-        watched,
+        watched_table,
         CONFIG,
         lease,
-        plans(watched, CONFIG),
+        plans(watched_table, CONFIG),
     )
     assert should in lease_story.should
     assert lease_story.moves.startswith(moves)
@@ -132,9 +132,9 @@ def test_watching_distinguishes_living_from_dead_workers() -> None:
         clock_seconds[0] += seconds
         rows.append(expect_applied(store.write(RenewLease(rows[-1]))))
 
-    watched = watch_for(store, 12.0, 10.0, lambda: clock_seconds[0], wait)
-    assert [lease.idle for lease in watched.leases] == [0.0, 12.0]
-    assert (watched.seconds, dead_lease.owner) == (12.0, "b")
+    watched_table = watch_for(store, 12.0, 10.0, lambda: clock_seconds[0], wait)
+    assert [lease.idle for lease in watched_table.leases] == [0.0, 12.0]
+    assert (watched_table.seconds, dead_lease.owner) == (12.0, "b")
 
 
 def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
@@ -237,20 +237,20 @@ def test_a_lease_that_is_not_read_is_explained_with_the_reason(reach: Progress |
         FLEET[0], annotations=FLEET[0].annotations + (() if reach is None else ((PROGRESS_ANNOTATION, reach.note),))
     )
     status = Status("STALLED", "it has not moved for 61 s: asked to slow down")
-    watched = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
-    lease_story = story(watched, CONFIG, row, plans(watched, CONFIG))
+    watched_table = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
+    lease_story = story(watched_table, CONFIG, row, plans(watched_table, CONFIG))
     assert (lease_story.reading, lease_story.status) == (lines, status)
     document = lease_story.as_json()
     assert (document["reading"], document["status"], document["says"]) == (list(lines), "STALLED", status.says)
-    assert story(watched, CONFIG, FLEET[6], plans(watched, CONFIG)).reading == ()
+    assert story(watched_table, CONFIG, FLEET[6], plans(watched_table, CONFIG)).reading == ()
 
 
 def test_uneven_counts_are_explained_by_loads() -> None:
     """If counts differ because throughput is balanced, no worker is reported as having too few leases."""
     heavy_leases = [evolve(held(f"s-{number}", "a"), weight=4 * 1024 * 1024) for number in range(3)]
     light_leases = [evolve(held(f"s-{number}", "b"), weight=2 * 1024 * 1024 + 400_000) for number in range(3, 8)]
-    watched = table(*heavy_leases, *light_leases)
-    plan_a, plan_b = plans(watched, CONFIG)
+    watched_table = table(*heavy_leases, *light_leases)
+    plan_a, plan_b = plans(watched_table, CONFIG)
     by_load = "as throughput is balanced before counts (M13): its leases bring"
     assert plan_a.lines == (
         f"nothing: it holds less than its share, {by_load} 12288.0 KB/s, and the mean over all workers is 12240.6",
@@ -259,11 +259,11 @@ def test_uneven_counts_are_explained_by_loads() -> None:
         f"nothing: it holds more than its share, {by_load} 12193.1 KB/s, and the mean over all workers is 12240.6",
     )
     assert rules_of((plan_a, plan_b)) == {"M13": RULE_SENTENCES["M13"]}
-    should = story(watched, CONFIG, light_leases[0], (plan_a, plan_b)).should
-    assert should == f"b: {plan_b.idle_reason.removeprefix('nothing: it ')}, where its share is 4"
+    recommendation = story(watched_table, CONFIG, light_leases[0], (plan_a, plan_b)).should
+    assert recommendation == f"b: {plan_b.idle_reason.removeprefix('nothing: it ')}, where its share is 4"
     # M13 does not apply without measured throughput, or under rules that balance counts.
     assert [plan.loads for plan in plans(table(*FLEET), CONFIG)] == [None, None]
-    assert [plan.loads for plan in plans(watched, Config(Kcl()))] == [None, None]
+    assert [plan.loads for plan in plans(watched_table, Config(Kcl()))] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -277,12 +277,12 @@ def test_uneven_counts_are_explained_by_loads() -> None:
     ],
 )
 def test_the_age_of_a_renewal_is_described(lease: Lease, expected: str) -> None:
-    watched = table(lease)
-    assert story(watched, CONFIG, lease, ()).past[0] == expected
+    watched_table = table(lease)
+    assert story(watched_table, CONFIG, lease, ()).past[0] == expected
     unowned_outlook = "at the turn of a worker below its share, or when a worker joins"
     remaining = 10.5 - lease.idle
     owned_outlook = f"when workers join or leave; or if a renews nothing for another {remaining:.1f} s"
-    assert story(watched, CONFIG, lease, ()).moves == (
+    assert story(watched_table, CONFIG, lease, ()).moves == (
         unowned_outlook if lease.owner is None or remaining < 0 else owned_outlook
     )
 
@@ -290,8 +290,8 @@ def test_the_age_of_a_renewal_is_described(lease: Lease, expected: str) -> None:
 def test_the_explanation_of_a_moving_lease_is_complete() -> None:
     """The explanation of a move names the next owner, and does not say that the current owner is robbed."""
     lease = evolve(held("s-5", "b"), next_owner="a", held=7.0, yields=False)
-    watched = table(*FLEET[:5], lease)
-    assert story(watched, CONFIG, lease, plans(watched, CONFIG)).past == (
+    watched_table = table(*FLEET[:5], lease)
+    assert story(watched_table, CONFIG, lease, plans(watched_table, CONFIG)).past == (
         "b owns it and renewed it 1.0 s ago",
         "b took it 7 s ago, while the table was watched",
         "it is being handed off to a",
@@ -308,18 +308,18 @@ def test_a_released_failing_lease_is_explained_during_its_cooldown() -> None:
     """The worker that could not handle a lease still counts as a worker, but is not expected to take that lease now."""
     progress = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
     unowned_lease = Lease("s-0", idle=5.0, annotations=((PROGRESS_ANNOTATION, progress.note), ("process", "p/a")))
-    watched = evolve(table(unowned_lease), at=1005.0)
-    worker_plans = plans(watched, CONFIG)
+    watched_table = evolve(table(unowned_lease), at=1005.0)
+    worker_plans = plans(watched_table, CONFIG)
     assert [(plan.worker, plan.actions) for plan in worker_plans] == [("a", ())]
-    lease_story = story(watched, CONFIG, unowned_lease, worker_plans)
+    lease_story = story(watched_table, CONFIG, unowned_lease, worker_plans)
     assert lease_story.should == "any worker but a, which could not handle it and leaves it to others for now"
     assert lease_story.moves == "when a may take it again, in 45 s; or sooner, at another worker's turn"
     assert lease_story.reading[-2:] == (
         "the last fault: its handler raised ValueError",
         "a put it aside, and may take it again in 45 s",
     )
-    plans_with_b = plans(watched, CONFIG, ("b",))
+    plans_with_b = plans(watched_table, CONFIG, ("b",))
     assert [len(plan.actions) for plan in plans_with_b] == [0, 1]
-    assert story(watched, CONFIG, unowned_lease, plans_with_b).moves.startswith("at b's next turn, within 20")
-    watched_later = evolve(watched, at=1051.0)
+    assert story(watched_table, CONFIG, unowned_lease, plans_with_b).moves.startswith("at b's next turn, within 20")
+    watched_later = evolve(watched_table, at=1051.0)
     assert "a put it aside" not in str(story(watched_later, CONFIG, unowned_lease, plans(watched_later, CONFIG)))

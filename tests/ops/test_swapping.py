@@ -149,10 +149,10 @@ def test_an_ended_swap_shows_both_tables_and_its_end(tmp_path: Path) -> None:
         store = SwapStore(tables, names[TO], control_interval_seconds=0.0)
         set_direction(tables, "to")
         list(move_until_arrived(tables, store, names[TO], lambda _seconds: None))
-        began = int(time.time())
+        began_at = int(time.time())
         end_swap(tables, store, names[TO], lambda _seconds: None)
     status = json.loads(CliRunner().invoke(swap, [*urls, "--status", "--json"]).stdout)
-    assert began <= status.pop("ended_at") <= time.time() + 1
+    assert began_at <= status.pop("ended_at") <= time.time() + 1
     assert status == {"way": "over", "from": names[FROM], "to": names[TO]}
     status_text = CliRunner().invoke(swap, [*urls, "--status"]).stdout
     assert status_text.startswith(f"from {names[FROM]} to {names[TO]} (ended 20")
@@ -324,9 +324,9 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
             f'leasehold_swap_leases{{store="sqlite://from.db",place="{place}"}} 1'
             for place in ("FROM", "on their way", "TO")
         ]
-        story = watcher.explain(None, "s-1")
-    assert story is not None
-    assert "a swap is moving it from FROM to TO" in story["past"]
+        explanation = watcher.explain(None, "s-1")
+    assert explanation is not None
+    assert "a swap is moving it from FROM to TO" in explanation["past"]
 
 
 @pytest.mark.parametrize("side", [FROM, TO])

@@ -35,11 +35,11 @@ UNAVAILABLE = [("ProvisionedThroughputExceededException", 400), ("InternalFailur
 @pytest.mark.parametrize(
     ("code", "status", "kind"),
     [
-        (*each, kind)
-        for each, kind in [
-            *((each, TransientRejection) for each in TEMPORARY),
-            *((each, SourceError) for each in LASTING),
-            *((each, SourceUnavailable) for each in UNAVAILABLE),
+        (*rejection, kind)
+        for rejection, kind in [
+            *((rejection, TransientRejection) for rejection in TEMPORARY),
+            *((rejection, SourceError) for rejection in LASTING),
+            *((rejection, SourceUnavailable) for rejection in UNAVAILABLE),
         ]
     ],
 )

@@ -221,7 +221,7 @@ class SinksAndReaders(RuleBasedStateMachine):
         """Read more records of a shard, if its parents were read to their ends."""
         self._read(draw.draw(st.sampled_from(self.shards)), most)
 
-    def _read(self, shard: Shard, most: int) -> None:
+    def _read(self, shard: Shard, record_limit: int) -> None:
         if shard.done or not all(parent.done for parent in shard.parents):
             return
         if shard.seen is None:
@@ -231,7 +231,7 @@ class SinksAndReaders(RuleBasedStateMachine):
                     start, token=start.token or merge_parent_tokens([parent.lease() for parent in shard.parents])
                 )
             shard.seen = SeenRows.of(start)
-        for tag, key in shard.records[shard.read : shard.read + most]:
+        for tag, key in shard.records[shard.read : shard.read + record_limit]:
             position = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
             shard.read += 1
             self.duplicates_allowed |= any(
@@ -279,8 +279,8 @@ class SinksAndReaders(RuleBasedStateMachine):
         for shard in self.shards:  # Parents come before their children.
             self._read(shard, len(shard.records))
             self._checkpoint(shard)
-        dispatched = [candidate for shard in self.shards for candidate in shard.handed]
-        dispatch_counts = Counter((tag.batch, tag.part, tag.edition, tag.row) for tag, _ in dispatched)
+        dispatched_rows = [candidate for shard in self.shards for candidate in shard.handed]
+        dispatch_counts = Counter((tag.batch, tag.part, tag.edition, tag.row) for tag, _ in dispatched_rows)
         for (batch, part), attempt in self.whole.items():
             for tag in attempt.tags:
                 assert dispatch_counts[batch, part, tag.edition, tag.row] >= 1, f"{tag} is lost"
@@ -288,7 +288,7 @@ class SinksAndReaders(RuleBasedStateMachine):
             f"had twice: {dispatch_counts.most_common(3)}"
         )
         for key in range(KEYS if not self.duplicates_allowed else 0):
-            order = [(tag.context, tag.batch, tag.row) for tag, shard_key in dispatched if shard_key == key]
+            order = [(tag.context, tag.batch, tag.row) for tag, shard_key in dispatched_rows if shard_key == key]
             for part_context in {context.split(b".", 2)[2] for context, _, _ in order}:
                 rows = [row for context, _, row in order if context.endswith(part_context)]
                 assert rows == sorted(rows), f"key {key} out of order: {order}"
@@ -299,12 +299,12 @@ TestSinksAndReaders = SinksAndReaders.TestCase
 
 def test_short_tag_has_the_context_of_the_previous_record() -> None:
     """Within an aggregate, a record may have a short tag with only a row number."""
-    first = Tag("q", 1, 2, "0-0", "e", 7)
-    values = [b"8", first.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5.a-ff"]
-    assert parse_tags(values) == [
+    first_tag = Tag("q", 1, 2, "0-0", "e", 7)
+    tag_bytes = [b"8", first_tag.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5.a-ff"]
+    assert parse_tags(tag_bytes) == [
         None,
-        first,
-        first._replace(row=8),
+        first_tag,
+        first_tag._replace(row=8),
         None,
         None,
         Tag("x", 1, 2, "0", "e", 5, (10, 255)),
@@ -351,11 +351,11 @@ def test_possible_duplicates_are_counted_once() -> None:
     seen_rows = SeenRows()
     seen_rows.record_row(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     tags = [Tag("q", 200, batch, "0", "other", 0) for batch in (8, 8, 9, 10)]
-    repeated = [seen_rows.copy().check_duplicate(tag, lambda: 0, Position("2")) for tag in tags]
+    results_on_copies = [seen_rows.copy().check_duplicate(tag, lambda: 0, Position("2")) for tag in tags]
     duplicates = [
         seen_rows.check_duplicate(tag, lambda: 0, Position(str(number))) for number, tag in enumerate(tags, 3)
     ]
-    assert (repeated, duplicates) == ([False] * 4, [False, True, False, False])
+    assert (results_on_copies, duplicates) == ([False] * 4, [False, True, False, False])
     assert (
         seen_rows.copy().take_possible_duplicates(),
         seen_rows.take_possible_duplicates(),
@@ -373,10 +373,10 @@ LIVE = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_
 def test_rows_of_concurrent_runs_are_all_kept(steps: list[tuple[int, bool, bool]]) -> None:
     """A row is dropped only if the same row of the same batch was read before."""
     history, batches, rows, seen_rows = SeenRows(), [3, 3, 4], [0, 0, 0], set[tuple[int, str, int]]()
-    for number, (run, begins, shared) in enumerate(steps, 1):
-        if begins:
+    for number, (run, starts_batch, is_shared) in enumerate(steps, 1):
+        if starts_batch:
             batches[run], rows[run] = batches[run] + 1, 0
-        edition = "shared" if shared else f"of {run}"
+        edition = "shared" if is_shared else f"of {run}"
         tag = Tag("q", run, batches[run], "0", edition, rows[run])
         rows[run] += 1
         if history.check_duplicate(tag, lambda: 0, Position(str(number))):
@@ -388,14 +388,14 @@ def test_rows_of_concurrent_runs_are_all_kept(steps: list[tuple[int, bool, bool]
 
 def test_rows_of_a_former_run_are_dropped_once_rewritten() -> None:
     """The rows of a task that outlives its run are dropped, even after the next run has begun another batch."""
-    seen_rows, former, later = SeenRows(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
-    assert not seen_rows.check_duplicate(former, lambda: 0, Position("1"))
-    assert seen_rows.check_duplicate(later, lambda: 0, Position("2"))
-    assert not seen_rows.check_duplicate(later._replace(row=1), lambda: 0, Position("3"))
-    assert not seen_rows.check_duplicate(later._replace(batch=5), lambda: 0, Position("4"))
+    seen_rows, former_tag, later_tag = SeenRows(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
+    assert not seen_rows.check_duplicate(former_tag, lambda: 0, Position("1"))
+    assert seen_rows.check_duplicate(later_tag, lambda: 0, Position("2"))
+    assert not seen_rows.check_duplicate(later_tag._replace(row=1), lambda: 0, Position("3"))
+    assert not seen_rows.check_duplicate(later_tag._replace(batch=5), lambda: 0, Position("4"))
     seen_rows = SeenRows.of(Position("4", token=seen_rows.token))
-    assert seen_rows.check_duplicate(former._replace(row=1), lambda: 0, Position("5"))
-    assert not seen_rows.check_duplicate(former._replace(row=2), lambda: 0, Position("6"))
+    assert seen_rows.check_duplicate(former_tag._replace(row=1), lambda: 0, Position("5"))
+    assert not seen_rows.check_duplicate(former_tag._replace(row=2), lambda: 0, Position("6"))
 
 
 def test_run_keeps_its_highest_row_when_another_run_begins_a_batch() -> None:
@@ -423,10 +423,10 @@ def test_batch_killed_more_often_than_runs_are_remembered_repeats_nothing(first:
     machine.merges(cast("st.DataObject", ScriptedDraw(machine.shards[0])))
     other_part = "1" if first == "0" else "0"
     # Each run writes some rows, and is killed before it gets the response.
-    for part, most in ((first, 1), *((other_part, most) for most in range(1, MAX_RUNS + 1))):
+    for part, row_count in ((first, 1), *((other_part, row_count) for row_count in range(1, MAX_RUNS + 1))):
         machine.another_run()
         attempt = next(candidate for candidate in reversed(machine.attempts) if candidate.tags[0].part == part)
-        machine.sends(cast("st.DataObject", ScriptedDraw(attempt, machine.shards[-1])), most, "unknown")
+        machine.sends(cast("st.DataObject", ScriptedDraw(attempt, machine.shards[-1])), row_count, "unknown")
     machine.teardown()
     assert not machine.duplicates_allowed
     assert sum(len(shard.handed) for shard in machine.shards) == PARTS_PER_BATCH * ROWS

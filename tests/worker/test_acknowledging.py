@@ -255,10 +255,10 @@ def test_consumer_that_raises_releases_its_shard(step: str, monkeypatch: pytest.
     scene = Scene()
     scene.steps(2)
 
-    def fails(*_args: object) -> None:
+    def raise_error(*_args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(ManualConsumer, step, fails)
+    monkeypatch.setattr(ManualConsumer, step, raise_error)
     if step == "withdraw":
         scene.harness.holding.ask_release()
     scene.steps(8)

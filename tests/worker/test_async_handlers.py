@@ -173,16 +173,16 @@ def test_dead_letter_that_returns_a_value_fails(answer: str) -> None:
     """A batch counts as dead-lettered only if the `dead_letter` function returned None."""
     get_return_value, _ = ANSWERS[answer]
 
-    def fails(_delivery: Delivery) -> None:
+    def raise_os_error(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(on_batch=fails)
+    harness = ReaderHarness(on_batch=raise_os_error)
     harness.run_until_done(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: get_return_value()))
     assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
 def test_awaited_handler_must_return_none() -> None:
-    store, attempts_made, stopped = FaultyStore(), list[int](), Event()
+    store, attempts_made, shard_stopped = FaultyStore(), list[int](), Event()
 
     async def inner(_delivery: Delivery) -> None:
         raise AssertionError("nobody awaits it")
@@ -196,12 +196,12 @@ def test_awaited_handler_must_return_none() -> None:
         attempts=2,
         least_wait_seconds=0,
         most_wait_seconds=0,
-        observer=lambda happening, _holding: stopped.set() if happening == "stopped" else None,
+        observer=lambda happening, _holding: shard_stopped.set() if happening == "stopped" else None,
     )
     with running(
         Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})), handling)
     ):
-        assert stopped.wait(WAIT)
+        assert shard_stopped.wait(WAIT)
     assert (len(attempts_made), store.row("s-0").checkpoint) == (2, TRIM_HORIZON)
 
 

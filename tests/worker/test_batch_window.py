@@ -121,11 +121,11 @@ def test_checkpoint_is_written_while_records_wait() -> None:
 
 def test_repeated_batch_does_not_wait_for_more_records() -> None:
     """The rest of a partly failed batch is repeated when its retry is due, although it is not full."""
-    failed: list[int] = []
+    failures: list[int] = []
 
     def on_batch(batch: Delivery) -> None:
-        if not failed:
-            failed.append(1)
+        if not failures:
+            failures.append(1)
             batch.checkpoint(batch.records[1])
             raise ValueError("once")
 
@@ -145,13 +145,13 @@ def test_failed_read_does_not_restart_the_window(monkeypatch: pytest.MonkeyPatch
     reader = shard.reading(budget, linger_seconds=WINDOW_SECONDS)
     run_for(shard, reader, 0.5)
 
-    def fails(_reader: ListReader) -> Batch:
+    def raise_unavailable(_reader: ListReader) -> Batch:
         raise SourceUnavailable("no answer")
 
     logging.disable(logging.CRITICAL)
     try:
         with monkeypatch.context() as patch_context:
-            patch_context.setattr(ListReader, "read", fails)
+            patch_context.setattr(ListReader, "read", raise_unavailable)
             run_for(shard, reader, 2.5)
     finally:
         logging.disable(logging.NOTSET)
@@ -248,7 +248,7 @@ def test_records_are_handled_in_order_and_acknowledged_afterwards(
 ) -> None:
     """The order is kept whatever arrives, fails or is dropped, and no batch exceeds `max_records`."""
     arrivals, size, max_records, faults, batch_is_dropped = case
-    remaining_faults, handled = set(faults), list[bytes]()
+    remaining_faults, handled_data = set(faults), list[bytes]()
 
     def on_batch(batch: Delivery) -> None:
         numbers = {int(record.data) for record in batch.records}
@@ -256,7 +256,7 @@ def test_records_are_handled_in_order_and_acknowledged_afterwards(
         if failing_numbers := remaining_faults & numbers:
             remaining_faults.difference_update(failing_numbers)
             raise ValueError("once")
-        handled.extend(record.data for record in batch.records)
+        handled_data.extend(record.data for record in batch.records)
 
     shard, budget = shard_of(0, size, on_batch), MemoryBudget()
     reader = shard.reading(budget, linger_seconds=WINDOW_SECONDS, max_records=max_records, attempts=100)
@@ -269,13 +269,13 @@ def test_records_are_handled_in_order_and_acknowledged_afterwards(
                 share.drop()
             run_for(shard, reader, wait)
             checkpoint = shard.store.row("s-0").checkpoint
-            assert not checkpoint.numbered or int(checkpoint.sequence) - 99 <= len(handled)
+            assert not checkpoint.numbered or int(checkpoint.sequence) - 99 <= len(handled_data)
         for _ in range(100):
-            if len(handled) < len(shard.shard_log.records):
+            if len(handled_data) < len(shard.shard_log.records):
                 run_for(shard, reader, 10.0)
     finally:
         logging.disable(logging.NOTSET)
-    assert handled == data(len(shard.shard_log.records))
+    assert handled_data == data(len(shard.shard_log.records))
 
 
 def test_linger_is_rejected_for_a_handler_that_checkpoints() -> None:

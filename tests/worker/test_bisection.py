@@ -123,11 +123,11 @@ def test_record_that_cannot_be_dead_lettered_stops_the_shard() -> None:
     """The checkpoint stays before the record that could not be dead-lettered."""
     handler = poisoned(2)
 
-    def fails(_delivery: Delivery, _error: Exception) -> None:
+    def raise_os_error(_delivery: Delivery, _error: Exception) -> None:
         raise OSError("disk full")
 
     harness = ReaderHarness(ShardRecords(create_records(4)), on_batch=handler)
-    harness.run_until_done(harness.reading(attempts=1, dead_letter=fails))
+    harness.run_until_done(harness.reading(attempts=1, dead_letter=raise_os_error))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happenings) == (None, Position("101"), ["initialize", "stopped"])
 
@@ -145,8 +145,8 @@ def test_half_of_a_columnar_batch_has_columns() -> None:
     attempts = Attempts(Handling(harness.handle, attempts=1, dead_letter=lambda *_: None), harness.holding, uniform)
     batch = Batch(KinesisRecords.of(create_records(4)), None, 0.0, 0.0)
     assert attempts.after_failure(attempts.next_piece(batch), ValueError()) == TryAgain(0.0)
-    half = attempts.next_piece(batch).records
-    assert (type(half), [record.data for record in half]) == (KinesisRecords, data(2))
+    half_records = attempts.next_piece(batch).records
+    assert (type(half_records), [record.data for record in half_records]) == (KinesisRecords, data(2))
 
 
 CASES = st.tuples(
@@ -167,8 +167,8 @@ def test_all_records_but_the_poisoned_are_handled_in_order(
     case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float, int | None],
 ) -> None:
     """No record is skipped, even if a dropped batch is read again with a different end."""
-    count, batch_size, numbers, step_choices, attempts, one_by_one, seconds, max_records = case
-    handler = poisoned(*numbers)
+    count, batch_size, poisoned_numbers, step_choices, attempts, one_by_one, seconds, max_records = case
+    handler = poisoned(*poisoned_numbers)
     handler.one_by_one = one_by_one
     harness = ReaderHarness(ShardRecords(create_records(count), size=batch_size), on_batch=handler)
     budget = MemoryBudget()

@@ -50,13 +50,13 @@ class KeyRecordingHandler:
 @given(st.lists(st.sampled_from(("a", "b", "c", "d", None)), min_size=1, max_size=20), st.integers(1, 5))
 def test_keys_are_processed_in_order_up_to_the_concurrency_limit(keys: list[str | None], concurrency: int) -> None:
     handler, records = KeyRecordingHandler(), keyed(*keys)
-    asyncio.run(awaited(by_key(handler, concurrency), delivery(records)))
+    asyncio.run(await_handler(by_key(handler, concurrency), delivery(records)))
     expected_order = {key: [100 + index for index, record_key in enumerate(keys) if record_key == key] for key in keys}
     assert handler.order == expected_order
     assert handler.max_running_keys == min(concurrency, len(set(keys)))
 
 
-async def awaited(handler: object, batch: Delivery) -> None:
+async def await_handler(handler: object, batch: Delivery) -> None:
     assert callable(handler)
     await handler(batch)
 
@@ -76,7 +76,7 @@ def test_failed_key_waits_for_running_keys_and_starts_no_other() -> None:
 
     async def outcome() -> BaseException | None:
         try:
-            await awaited(by_key(handle, 2), delivery(keyed("a", "b", "c")))
+            await await_handler(by_key(handle, 2), delivery(keyed("a", "b", "c")))
         except BaseException as error:  # noqa: BLE001  the error is what is tested
             return error
         return None
@@ -99,7 +99,7 @@ def test_key_whose_handler_cancels_itself_waits_for_running_keys() -> None:
 
     async def outcome() -> list[str]:
         with pytest.raises(Exception, match="it raised CancelledError"):
-            await awaited(by_key(handle, 2), delivery(keyed("a", "b")))
+            await await_handler(by_key(handle, 2), delivery(keyed("a", "b")))
         return ended_keys.copy()
 
     assert asyncio.run(outcome()) == ["b"]
@@ -115,7 +115,7 @@ def test_key_whose_handler_returns_a_value_fails_the_batch(answer: str) -> None:
         return False
 
     with pytest.raises(Exception, match=r"it raised CancelledError|it returned a value"):
-        asyncio.run(awaited(by_key(handle, 2), delivery(keyed("a", "b"))))
+        asyncio.run(await_handler(by_key(handle, 2), delivery(keyed("a", "b"))))
 
 
 def test_abandoned_batch_cancels_its_keys() -> None:
@@ -128,7 +128,7 @@ def test_abandoned_batch_cancels_its_keys() -> None:
             cancelled_keys.append(str(batch.records[0].partition_key))
 
     async def cancel_running_batch() -> None:
-        task = asyncio.ensure_future(awaited(by_key(handle, 2), delivery(keyed("a", "b", "c"))))
+        task = asyncio.ensure_future(await_handler(by_key(handle, 2), delivery(keyed("a", "b", "c"))))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
@@ -151,7 +151,7 @@ def test_part_cannot_be_checkpointed() -> None:
             error_messages.append(str(error.value))
 
     whole_batch = Delivery(harness.shard_log.records, Position("102"), None, harness.holding)
-    asyncio.run(awaited(by_key(handle, 2), whole_batch))
+    asyncio.run(await_handler(by_key(handle, 2), whole_batch))
     assert len(error_messages) == 4
     assert not harness.store.row("s-0").checkpoint.numbered
 
@@ -165,7 +165,9 @@ def test_part_of_a_columnar_batch_has_columns() -> None:
     records = keyed("a", "b", "a")
     batch = Batch(records, None, None, 0.0, in_columns=len)
     asyncio.run(
-        awaited(by_key(handle, 1), Delivery(records, Position("102"), None, ReaderHarness().holding, batch.in_columns))
+        await_handler(
+            by_key(handle, 1), Delivery(records, Position("102"), None, ReaderHarness().holding, batch.in_columns)
+        )
     )
     assert counts == [2, 1]
 

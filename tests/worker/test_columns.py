@@ -24,22 +24,22 @@ def in_columns(batch: Batch) -> Batch:
 
 
 def test_handler_gets_the_columns_of_its_source() -> None:
-    received: list[object] = []
+    received_columns: list[object] = []
     harness = ReaderHarness(
         ShardRecords(create_records(3)),
         source=FaultySource(on_read=in_columns),
-        on_batch=lambda batch: received.append(batch.to_arrow()),
+        on_batch=lambda batch: received_columns.append(batch.to_arrow()),
     )
     harness.steps(harness.reading(), 2)
-    assert received == [data(3)[::-1]]
+    assert received_columns == [data(3)[::-1]]
 
 
 def test_columns_leave_out_checkpointed_records() -> None:
-    received: list[object] = []
+    received_columns: list[object] = []
 
     def fail_once(batch: Delivery) -> None:
-        received.append(batch.to_arrow())
-        if len(received) == 1:
+        received_columns.append(batch.to_arrow())
+        if len(received_columns) == 1:
             batch.checkpoint(batch.records[0])
             raise ValueError
 
@@ -47,7 +47,7 @@ def test_columns_leave_out_checkpointed_records() -> None:
         ShardRecords(create_records(3)), source=FaultySource(on_read=in_columns), on_batch=fail_once
     )
     harness.steps(harness.reading(), 4)
-    assert received == [data(3)[::-1], data(2, 1)[::-1]]
+    assert received_columns == [data(3)[::-1], data(2, 1)[::-1]]
 
 
 def test_source_without_columns_raises_a_clear_error() -> None:

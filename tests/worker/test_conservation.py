@@ -173,9 +173,9 @@ class Conservation(RuleBasedStateMachine):
 
     def _work(self, index: int) -> None:
         work = self.executor.waiting.pop(index)
-        calls = dict(self.dispatcher._running)  # noqa: SLF001  the test waits for these calls
+        running_calls = dict(self.dispatcher._running)  # noqa: SLF001  the test waits for these calls
         work()
-        for call in calls.values():
+        for call in running_calls.values():
             self._wait(call)
 
     def _wait(self, call: Any) -> None:  # noqa: ANN401  a private class of the dispatcher
@@ -199,10 +199,10 @@ class Conservation(RuleBasedStateMachine):
         """The first law holds throughout: no checkpoint covers a record that was not handled."""
         if hasattr(self, "budget"):
             for row in [self.store.row(f"s-{number}") for number in range(SHARDS)]:
-                handled = self.handled.get(row.key, [])
+                handled_numbers = self.handled.get(row.key, [])
                 if row.checkpoint.numbered and not self.letters:
                     checkpointed_numbers = [str(number) for number in range(100, int(row.checkpoint.sequence) + 1)]
-                    assert set(checkpointed_numbers) <= set(handled)
+                    assert set(checkpointed_numbers) <= set(handled_numbers)
 
     @property
     def letters(self) -> bool:

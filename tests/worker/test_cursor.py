@@ -65,11 +65,11 @@ class StreamReader:
 
     def read(self) -> Batch:
         """Advance, and then raise an error if the stream is broken."""
-        first = self.index + 1
+        first_number = self.index + 1
         self.index = min(self.index + 3, RECORDS)
         if self.stream.broken == "reading":
             raise SourceUnavailable("it raised behind its advance")
-        records = tuple(Record(b"", str(number)) for number in range(first, self.index + 1))
+        records = tuple(Record(b"", str(number)) for number in range(first_number, self.index + 1))
         return Batch(records, records[-1].position if records else None, None, 0.0, ended=self.index == RECORDS)
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ def test_hole_seen_by_all_workers_is_listed_by_a_few_in_turn() -> None:
     workers = fleet(100)
     listing = Listing(tuple(Lease(f"s-{n}", owner=me.worker) for n, (me, *_) in enumerate(workers)))
 
-    def listed(now: float, history: History = History()) -> set[str]:  # noqa: B008  frozen
+    def names_of_listing_workers(now: float, history: History = History()) -> set[str]:  # noqa: B008  frozen
         listings_before = [source.listings for *_, source in workers]
         for me, discovery, _ in workers:
             discovery.shards(now, listing, evolve(me, history=history))
@@ -112,9 +112,9 @@ def test_hole_seen_by_all_workers_is_listed_by_a_few_in_turn() -> None:
             if source.listings > number
         }
 
-    workers_of_safety_listings = [listed(301.0 * number) for number in range(1, 11)]
+    workers_of_safety_listings = [names_of_listing_workers(301.0 * number) for number in range(1, 11)]
     workers_of_hole_listings = [
-        listed(3011.0 + number, History(holes=(Hole("", 0, 9, number),))) for number in range(1, 31)
+        names_of_listing_workers(3011.0 + number, History(holes=(Hole("", 0, 9, number),))) for number in range(1, 31)
     ]
     assert [len(worker_ids) for worker_ids in workers_of_hole_listings if worker_ids] == [3] * 10
     assert [len(worker_ids) for worker_ids in workers_of_safety_listings] == [3] * 10
@@ -391,13 +391,13 @@ def test_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Writ
 def test_lease_restarted_at_latest_has_no_position_of_the_former_stream() -> None:
     """The next owner resolves LATEST again, because the numbers of the new stream start again."""
     store, source, clock = FaultyStore(), Named(four_shards()), Clock()
-    driven = member(store, source, clock, if_recreated="LATEST")
-    driven.run(30)
+    driven_worker = member(store, source, clock, if_recreated="LATEST")
+    driven_worker.run(30)
     pins = latest_annotations(Position("77", 0, "4520"))
     store.rewrite("s-0", lambda row: evolve(row, checkpoint=LATEST, annotations=(*row.annotations, *pins)))
     source.name = "2"
-    driven.worker.hurry()
-    driven.turn_due = clock.now
-    driven.run(60)
+    driven_worker.worker.hurry()
+    driven_worker.turn_due = clock.now
+    driven_worker.run(60)
     row = store.row("s-0")
     assert (row.annotation(INCARNATION), row.checkpoint, pinned_latest(row)) == ("2", LATEST, None)

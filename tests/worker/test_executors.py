@@ -153,13 +153,13 @@ def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(
     thread_limit, stuck_states = max(usual, max_threads), list[bool]()
 
     def slow_work(number: int) -> Callable[[], None]:
-        def slow() -> None:
+        def run_slowly() -> None:
             executor.replace_slow_thread(works[number])
             stuck_states.append(executor.stuck)
             if manual_threads.waiting:
                 manual_threads.run()
 
-        return slow
+        return run_slowly
 
     works = [manual_threads.work(str(number), slow_work(number)) for number in range(thread_limit)]
     for work in works:
@@ -238,15 +238,15 @@ def test_work_is_rejected_if_no_thread_can_start(manual_threads: ManualThreads) 
 
 
 def test_single_thread_runs_batches_in_order_and_ends_on_close() -> None:
-    executor, threads, done = ThreadExecutor(1), set[Thread](), SimpleQueue[None]()
+    executor, threads, finished_calls = ThreadExecutor(1), set[Thread](), SimpleQueue[None]()
 
     def work() -> None:
         threads.add(current_thread())
-        done.put(None)
+        finished_calls.put(None)
 
     for _ in range(100):
         executor.start(work)
-        done.get(timeout=WAIT)
+        finished_calls.get(timeout=WAIT)
     executor.close()
     (thread,) = threads
     thread.join(WAIT)
@@ -305,6 +305,6 @@ def test_idle_thread_does_not_keep_its_last_batch(monkeypatch: pytest.MonkeyPatc
 
 
 def test_inline_call_is_over_once_started() -> None:
-    executor, done = InlineExecutor(), list[str]()
-    executor.start(lambda: done.append("a"))
-    assert (done, executor.stuck, executor.withdraw(done.clear)) == (["a"], False, False)
+    executor, finished_calls = InlineExecutor(), list[str]()
+    executor.start(lambda: finished_calls.append("a"))
+    assert (finished_calls, executor.stuck, executor.withdraw(finished_calls.clear)) == (["a"], False, False)

@@ -73,7 +73,7 @@ class HandledRecords:
         self.at_once(delivery)
 
 
-def started(store: Store, handled: HandledRecords, refusal: Refusal) -> str:
+def run_until_all_handled(store: Store, handled_records: HandledRecords, refusal: Refusal) -> str:
     """Run a worker until all records are handled or it ends by itself.
 
     Return why it ended, or "" if the test stopped it.
@@ -88,9 +88,9 @@ def started(store: Store, handled: HandledRecords, refusal: Refusal) -> str:
             try:
                 worker = Worker(store=store, source=source, me="a-1", config=config)
                 handling = Handling(
-                    handled.handler,
+                    handled_records.handler,
                     attempts=3,
-                    dead_letter=dead_letters(f"file://{handled.folder}"),
+                    dead_letter=dead_letters(f"file://{handled_records.folder}"),
                     cooldown_seconds=0.05,
                     most_wait_seconds=0.02,
                 )
@@ -103,7 +103,7 @@ def started(store: Store, handled: HandledRecords, refusal: Refusal) -> str:
     thread = threading.Thread(target=program, daemon=True)
     thread.start()
     deadline = time.monotonic() + WAIT
-    while thread.is_alive() and not handled.all.wait(0.01) and time.monotonic() < deadline:
+    while thread.is_alive() and not handled_records.all.wait(0.01) and time.monotonic() < deadline:
         pass
     if runner_created.is_set():
         runners[0].stop()
@@ -112,7 +112,7 @@ def started(store: Store, handled: HandledRecords, refusal: Refusal) -> str:
     return end_reasons[0] if end_reasons else ""
 
 
-def run_with_refusals(handled: HandledRecords, kind: str, first: int, count: int) -> int:
+def run_with_refusals(handled_records: HandledRecords, kind: str, first: int, count: int) -> int:
     """Run a worker while these requests are refused, and restart it as a supervisor would.
 
     Return the number of requests.
@@ -120,19 +120,19 @@ def run_with_refusals(handled: HandledRecords, kind: str, first: int, count: int
     store, refusal, end_reasons = MemoryStore(), Refusal(kind, first, count), list[str]()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
-    while not handled.all.is_set():
-        end_reasons.append(started(store, handled, refusal))
-        assert end_reasons[-1] or handled.all.is_set(), "it has ended without a reason"
+    while not handled_records.all.is_set():
+        end_reasons.append(run_until_all_handled(store, handled_records, refusal))
+        assert end_reasons[-1] or handled_records.all.is_set(), "it has ended without a reason"
         assert len(end_reasons) <= MAX_STARTS, end_reasons
     assert refusal.refused > 0 or first >= refusal.requests
     rows = {lease.key: (lease.owner, lease.checkpoint) for lease in store.list().leases}
     assert {owner for owner, _ in rows.values()} == {None}, end_reasons
-    for key, numbers in handled.by_shard.items():
+    for key, numbers in handled_records.by_shard.items():
         assert sorted(set(numbers)) == list(range(100, 100 + RECORDS)), "a record is missing"
         assert rows[key][1] in {TRIM_HORIZON, Position("102"), Position("105")}
         first_deliveries = [number for index, number in enumerate(numbers) if number not in numbers[:index]]
         assert first_deliveries == sorted(first_deliveries), "out of order"
-    assert list(handled.folder.glob("*.json")) == [], "what the system refuses is no fault of a record"
+    assert list(handled_records.folder.glob("*.json")) == [], "what the system refuses is no fault of a record"
     return refusal.requests
 
 
@@ -163,5 +163,5 @@ def test_reading_continues_after_temporary_resource_exhaustion(
     """Work resumes once the system accepts requests again, and every record is handled."""
     requests = run_with_refusals(HandledRecords(tmp_path, asynchronous), kind, 10**6, 0)
     assert requests > 0 or (kind, asynchronous) == (DESCRIPTOR, False), "the refusal is one in name alone"
-    for first in range(requests):
-        run_with_refusals(HandledRecords(tmp_path, asynchronous), kind, first, count)
+    for first_refused in range(requests):
+        run_with_refusals(HandledRecords(tmp_path, asynchronous), kind, first_refused, count)

@@ -51,7 +51,7 @@ def test_command_tells_an_event_hub_from_a_stream() -> None:
     assert config_for_source("kinesis://orders", {}) == Config()
 
 
-def settled(clock: Clock, store: FaultyStore) -> DrivenWorker:
+def worker_with_frequent_looks(clock: Clock, store: FaultyStore) -> DrivenWorker:
     """Return a worker that holds all four leases, has just renewed them, and reads the table often."""
     driven_worker = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
     driven_worker.run(3)
@@ -61,7 +61,7 @@ def settled(clock: Clock, store: FaultyStore) -> DrivenWorker:
 def test_steal_shown_by_a_reading_is_trusted_before_the_next_renewal() -> None:
     """Official workers steal without a request. Until our next renewal, up to 20 s, two workers would read a shard."""
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_frequent_looks(clock, store)
     holding = driven_worker.worker.holdings[0]
     store.write(StealLease(store.row("s-0"), "sdk-1"))
     driven_worker.worker.hurry()
@@ -72,7 +72,7 @@ def test_steal_shown_by_a_reading_is_trusted_before_the_next_renewal() -> None:
 def test_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
     """Workers that disagree about when a lease expires steal from each other forever. The warning names the setting."""
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_frequent_looks(clock, store)
     store.write(StealLease(store.row("s-0"), "sdk-1"))
     with caplog.at_level(logging.WARNING, "leasehold.worker"):
         for _ in range(4):

@@ -268,7 +268,7 @@ def test_new_loop_leaves_out_a_batch_whose_lease_was_lost() -> None:
         thread = batches._iteration.worker_thread  # noqa: SLF001  the public API does not show the worker
         assert thread is not None
         assert thread._runner is not None  # noqa: SLF001  likewise
-        (holding,) = [held for held in thread._runner.worker.holdings if held.key == first_batch.lease]  # noqa: SLF001  likewise
+        (holding,) = [candidate for candidate in thread._runner.worker.holdings if candidate.key == first_batch.lease]  # noqa: SLF001  likewise
         holding.drop("taken")
         assert (first_batch.lost, _first(batches).lost) == (True, False)
 

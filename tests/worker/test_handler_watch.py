@@ -39,14 +39,14 @@ class WatchedHandler:
     handler_call: HandlerCall = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        def slow(holding: Holding, seconds: float) -> None:
+        def record_slow_call(holding: Holding, seconds: float) -> None:
             assert self.executor.replaced, "others wait for its thread, and an observer may take its time"
             self.slow.append((holding.key, seconds))
 
         self.dispatcher = Dispatcher(
             self.executor, wake=self.woken_keys.append, end_worker=lambda reason: self.reasons.append(repr(reason))
         )
-        self.handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
+        self.handling = Handling(lambda _batch: None, slow=record_slow_call, **self.policy)  # type: ignore[arg-type]
 
     @property
     def clock(self) -> Clock:
@@ -97,10 +97,10 @@ def test_failed_call_is_reported_once_with_its_error() -> None:
 
     fault = OSError("disk full")
 
-    def fails() -> None:
+    def raise_fault() -> None:
         raise fault
 
-    watched_handler.begin(fails)
+    watched_handler.begin(raise_fault)
     watched_handler.work()
     assert watched_handler.check_after(3.0) == CallEnded(fault)
 

@@ -23,12 +23,12 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
     """A KCL 3.x worker starts at our last checkpoint as soon as our worker has stopped, without waiting 30 s."""
-    handled: list[str] = []
+    handled_numbers: list[str] = []
     happenings: list[tuple[str, str]] = []
     given_leases: list[Lease | None] = []
 
     def handle(delivery: Delivery) -> None:
-        handled.extend(record.sequence_number for record in delivery.records)
+        handled_numbers.extend(record.sequence_number for record in delivery.records)
 
     def observe(happening: ShardEvent, holding: Holding) -> None:
         happenings.append((happening, holding.key))
@@ -46,9 +46,9 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     runner = Runner(Worker(store=store, source=source, me="ours", config=config), handling)
     with running(runner):
         key = {"leaseKey": {"S": "s-0"}}
-        until(lambda: len(handled) == 20)
+        until(lambda: len(handled_numbers) == 20)
         source.shard_logs["s-0"].records += create_records(5, 10)
-        until(lambda: len(handled) == 25)
+        until(lambda: len(handled_numbers) == 25)
         # This is the leader's write: it keeps the counter, and moves the old owner to `checkpointOwner`.
         dynalite_client.update_item(
             TableName=TABLE,
@@ -66,7 +66,7 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
             "leaseOwner": "java-1",
             "checkpointOwner": None,
             "handoffOwner": None,
-            "checkpoint": handled[-1],
+            "checkpoint": handled_numbers[-1],
         }
         assert row["ownerSwitchesSinceCheckpoint"] == {"N": "0"}
         # The Java worker sees the lease at its next poll, up to a whole lease duration later, so our worker must not

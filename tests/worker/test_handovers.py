@@ -101,8 +101,8 @@ def test_task_ending_exception_is_not_a_handler_failure() -> None:
     assert harness.woken_keys == []
 
 
-async def _waits(done: Event) -> None:
-    done.set()
+async def _waits(call_began: Event) -> None:
+    call_began.set()
 
 
 async def _raises() -> None:

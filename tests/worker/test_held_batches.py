@@ -87,7 +87,7 @@ def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -
 @given(seed=st.randoms(use_true_random=False), size=st.integers(1, 4), every=st.sampled_from([0.0, 2.0]))
 def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every: float) -> None:
     """No checkpoint passes an unhandled record, whatever the source, the handler and the observer raise."""
-    handled: set[bytes] = set()
+    handled_data: set[bytes] = set()
 
     faults_ended: list[bool] = []
 
@@ -97,7 +97,7 @@ def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every
 
     def handle(delivery: Delivery) -> None:
         raise_sometimes()
-        handled.update(record.data for record in delivery.records)
+        handled_data.update(record.data for record in delivery.records)
 
     harness = ReaderHarness(
         ShardRecords(create_records(9), (create_shard("c-0", 0, 9, "s-0"),), ended=True, size=size), on_batch=handle
@@ -108,8 +108,8 @@ def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every
         faults_ended += [True] * (step == 30)
         stubborn(harness, reader, 1)
         order = harness.store.row("s-0").checkpoint.order
-        assert {record.data for record in create_records(9) if record.position.order <= order} <= handled
-    assert (handled, harness.store.row("s-0").ended) == (set(data(9)), True)
+        assert {record.data for record in create_records(9) if record.position.order <= order} <= handled_data
+    assert (handled_data, harness.store.row("s-0").ended) == (set(data(9)), True)
 
 
 def let_lease_expire(harness: ReaderHarness) -> None:
@@ -144,10 +144,10 @@ def test_batch_read_as_the_lease_expires_is_not_dispatched() -> None:
 def test_due_attempt_is_skipped_after_the_lease_expired() -> None:
     """After the process was suspended, another worker may have the shard."""
 
-    def fails(_delivery: Delivery) -> None:
+    def raise_os_error(_delivery: Delivery) -> None:
         raise OSError("passing")
 
-    harness = ReaderHarness(on_batch=fails)
+    harness = ReaderHarness(on_batch=raise_os_error)
     reader = harness.reading()
     harness.steps(reader, 2)
     let_lease_expire(harness)

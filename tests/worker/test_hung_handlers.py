@@ -229,21 +229,21 @@ def test_waiting_batch_is_withdrawn_when_its_lease_is_wanted(wanted: str) -> Non
 
 
 def test_abandoned_handler_does_not_keep_the_worker() -> None:
-    store, finish, stopped = FaultyStore(), Event(), Event()
+    store, may_finish, shard_stopped = FaultyStore(), Event(), Event()
 
     def hang(_delivery: Delivery) -> None:
-        assert finish.wait(WAIT)
+        assert may_finish.wait(WAIT)
 
     handling = Handling(
         hang,
         handler_seconds=0.05,
-        observer=lambda happening, _holding: stopped.set() if happening == "stopped" else None,
+        observer=lambda happening, _holding: shard_stopped.set() if happening == "stopped" else None,
     )
     with running(
         Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})), handling)
     ):
-        assert stopped.wait(WAIT)
-    finish.set()
+        assert shard_stopped.wait(WAIT)
+    may_finish.set()
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
 
 

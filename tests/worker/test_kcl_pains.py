@@ -34,12 +34,12 @@ def fleet(names: str) -> tuple[Clock, FaultyStore, list[DrivenWorker]]:
     return clock, store, workers
 
 
-def held(owner: str, *keys: str) -> list[Lease]:
+def leases_of_live_owner(owner: str, *keys: str) -> list[Lease]:
     """Return the leases of a worker that renews them and responds to requests."""
     return [Lease(key, owner=owner, checkpoint=Position("7"), yields=True) for key in keys]
 
 
-def planned(leases: list[Lease], me: str, rules: RuleSet = MINIMAL.rules) -> tuple[Action, ...]:
+def actions_planned_by(leases: list[Lease], me: str, rules: RuleSet = MINIMAL.rules) -> tuple[Action, ...]:
     """Return the actions that a worker plans for these leases."""
     return plan(leases, None, Me(me), Config(rules=rules, lease_seconds=10.0))
 
@@ -68,30 +68,38 @@ def test_death_of_any_worker_makes_no_lease_wait_for_a_leader(victim: str) -> No
 def test_newcomer_takes_from_several_owners_in_one_turn() -> None:
     """Thread 708: KCL 2 takes one lease from one worker every 20 s."""
     leases = [
-        *(lease for owner in "abcd" for lease in held(owner, *(f"{owner}-{n}" for n in range(5)))),
-        *held("me", "one"),
+        *(lease for owner in "abcd" for lease in leases_of_live_owner(owner, *(f"{owner}-{n}" for n in range(5)))),
+        *leases_of_live_owner("me", "one"),
     ]
-    owners = [action.from_owner for action in planned(leases, "me") if isinstance(action, RequestHandoff)]
+    owners = [action.from_owner for action in actions_planned_by(leases, "me") if isinstance(action, RequestHandoff)]
     assert len(set(owners)) == len(owners) == 3
 
 
 def test_newcomer_counts_before_it_owns_a_lease() -> None:
     """The KCL counts only owners. If workers start together, the first ones take leases that the others take back."""
-    leases_of_full_worker = held("full", *(f"f-{n}" for n in range(6)))
-    leases_without_newcomer = [*leases_of_full_worker, *held("me", "mine")]
-    leases_with_request = [*held("full", *(f"f-{n}" for n in range(5))), *held("me", "mine")]
+    leases_of_full_worker = leases_of_live_owner("full", *(f"f-{n}" for n in range(6)))
+    leases_without_newcomer = [*leases_of_full_worker, *leases_of_live_owner("me", "mine")]
+    leases_with_request = [
+        *leases_of_live_owner("full", *(f"f-{n}" for n in range(5))),
+        *leases_of_live_owner("me", "mine"),
+    ]
     leases_with_request.append(
         Lease("f-5", owner="full", checkpoint=Position("7"), yields=True, next_owner="newcomer", next_owner_idle=1.0)
     )
-    assert [len(planned(leases, "me")) for leases in (leases_without_newcomer, leases_with_request)] == [2, 1]
+    assert [len(actions_planned_by(leases, "me")) for leases in (leases_without_newcomer, leases_with_request)] == [
+        2,
+        1,
+    ]
 
 
 def test_finished_shards_count_as_no_load() -> None:
     """Thread 1247: finished parents counted as load, so their owners were left with one or two shards to read."""
-    finished = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
-    leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *finished]
-    kcl_actions = [action for action in planned(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)]
-    minimal_actions = planned(leases, "me")
+    finished_leases = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
+    leases = [*leases_of_live_owner("full", "f-0", "f-1", "f-2"), *leases_of_live_owner("me", "mine"), *finished_leases]
+    kcl_actions = [
+        action for action in actions_planned_by(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)
+    ]
+    minimal_actions = actions_planned_by(leases, "me")
     assert (kcl_actions, [action.from_owner for action in minimal_actions if isinstance(action, RequestHandoff)]) == (
         [],
         ["full"],
@@ -101,15 +109,17 @@ def test_finished_shards_count_as_no_load() -> None:
 def test_children_spread_at_once_after_a_reshard() -> None:
     """Threads 54 and 50: the first worker that saw the children took them all, and then lost most one by one."""
     children = [Lease(f"c-{n}", idle=math.inf) for n in range(8)]
-    leases = [*children, *held("a", "a-0", "a-1"), *held("b", "b-0", "b-1")]
+    leases = [*children, *leases_of_live_owner("a", "a-0", "a-1"), *leases_of_live_owner("b", "b-0", "b-1")]
 
-    def claimed(worker_id: str, rules: RuleSet) -> set[str]:
-        return {action.lease.key for action in planned(leases, worker_id, rules) if isinstance(action, Claim)}
+    def claimed_keys(worker_id: str, rules: RuleSet) -> set[str]:
+        return {
+            action.lease.key for action in actions_planned_by(leases, worker_id, rules) if isinstance(action, Claim)
+        }
 
-    claims_by_worker = [claimed(worker_id, MINIMAL.rules) for worker_id in "ab"]
+    claims_by_worker = [claimed_keys(worker_id, MINIMAL.rules) for worker_id in "ab"]
     assert [len(keys) for keys in claims_by_worker] == [4, 4]
     assert claims_by_worker[0].isdisjoint(claims_by_worker[1])
-    assert len(claimed("a", Kcl())) == 8
+    assert len(claimed_keys("a", Kcl())) == 8
 
 
 def test_new_shard_does_not_wait_for_a_deployment() -> None:
@@ -145,7 +155,7 @@ def test_restart_under_the_same_id_moves_nothing() -> None:
 def test_worker_with_all_leases_frees_one_for_a_peer_without_requests() -> None:
     """A KCL 3 leader takes no lease from an owner without worker metrics, so its workers get only what we release."""
     rules = Minimal(release=True, expected_workers=("me", "java"))
-    leases = held("me", "s-0", "s-1", "s-2", "s-3")
+    leases = leases_of_live_owner("me", "s-0", "s-1", "s-2", "s-3")
     settled_worker = Me("me", 0, History(owners_still=1000.0))
     actions = plan(leases, None, settled_worker, Config(rules=rules, lease_seconds=10.0))
     assert [(type(action), action.rule) for action in actions] == [(Release, "M11")]

@@ -194,8 +194,8 @@ def handled_by(
 
 def test_partial_failure_is_repeated_from_the_failed_record() -> None:
     """The checkpoint moves to just before the lowest failed record. That record and all later ones are repeated."""
-    answers = iter([reported(4, 2), reported(4), None])
-    function = Function(lambda _records: next(answers))
+    responses = iter([reported(4, 2), reported(4), None])
+    function = Function(lambda _records: next(responses))
     harness = handled_by(function)
     reader = harness.reading()
     harness.steps(reader, 2)
@@ -248,12 +248,12 @@ def test_attempts_restart_when_a_function_gets_further() -> None:
 @settings(max_examples=60)
 def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]) -> None:
     """Whatever the responses, each call begins with the first record that is not done."""
-    handled_count, answers = 0, iter(reports)
+    handled_count, remaining_reports = 0, iter(reports)
 
-    def answer(batch_data: list[bytes]) -> object:
+    def respond(batch_data: list[bytes]) -> object:
         nonlocal handled_count
         assert batch_data == data(count - handled_count, handled_count)
-        match next(answers, None):
+        match next(remaining_reports, None):
             case None:
                 handled_count = count
                 return None
@@ -264,7 +264,7 @@ def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]
                     handled_count = min(numbers)
                 return reported(*numbers)
 
-    harness = handled_by(Function(answer), count=count)
+    harness = handled_by(Function(respond), count=count)
     reader = harness.reading(attempts=1000)
     for _ in range(100):
         assert harness.holding.renew()
@@ -281,11 +281,11 @@ def test_exception_fails_the_batch_and_not_the_worker(raised: BaseException) -> 
     """On Lambda, an exit ends only one invocation. Here, it must not end a worker that also reads other shards."""
     faults = [raised]
 
-    def answer(_records: list[bytes]) -> None:
+    def raise_once(_records: list[bytes]) -> None:
         if faults:
             raise faults.pop()
 
-    function = Function(answer)
+    function = Function(raise_once)
     harness = handled_by(function)
     harness.steps(harness.reading(), 4)
     assert function.calls == [data(6), data(6)]
@@ -296,8 +296,8 @@ def test_coroutine_is_not_a_response() -> None:
     async def later() -> None:
         raise AssertionError
 
-    answers = iter([later(), None])
-    function = Function(lambda _records: next(answers))
+    responses = iter([later(), None])
+    function = Function(lambda _records: next(responses))
     harness = handled_by(function, PLAIN)
     harness.steps(harness.reading(), 4)
     assert function.calls == [data(6), data(6)]
@@ -338,12 +338,12 @@ def test_function_finds_one_event_loop_in_every_call() -> None:
     """A client that was created in the event loop of the first call still works in the second call."""
     loops: list[asyncio.AbstractEventLoop] = []
 
-    def answer(_records: list[bytes]) -> None:
+    def record_event_loop(_records: list[bytes]) -> None:
         loop = asyncio.get_event_loop()
         loop.run_until_complete(asyncio.sleep(0))
         loops.append(loop)
 
-    function = LambdaFunction(Function(answer), PLAIN, 30.0)
+    function = LambdaFunction(Function(record_event_loop), PLAIN, 30.0)
     for _ in range(2):
         harness = ReaderHarness(ShardRecords(create_records(2)), on_batch=function)
         thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # Workers call handlers in other threads.

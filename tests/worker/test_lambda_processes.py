@@ -73,7 +73,7 @@ class FailingFunction(ParallelFunction):
         return replies
 
 
-def judged(concurrency: int, faults: Mapping[int, int]) -> FailingFunction:
+def create_failing_function(concurrency: int, faults: Mapping[int, int]) -> FailingFunction:
     """Return a function that fails at some records. `faults` maps the number of a record to its number of failures."""
     return FailingFunction(
         lambda _event, _context: None,
@@ -86,7 +86,7 @@ def judged(concurrency: int, faults: Mapping[int, int]) -> FailingFunction:
 
 def test_only_failed_records_are_repeated() -> None:
     """The checkpoint stops before the first failed record. Later records that another process has handled stay done."""
-    function = judged(2, {2: 1})
+    function = create_failing_function(2, {2: 1})
     keys = KEYS_OF_DIFFERENT_PROCESSES * 3
     harness = ReaderHarness(ShardRecords(keyed(keys)), on_batch=function)
     reader = harness.reading()
@@ -116,7 +116,7 @@ class Held:
 
 def test_returning_lease_is_handled_from_its_checkpoint() -> None:
     """All records after the checkpoint are handled again, because the lease may have been reset meanwhile."""
-    function = judged(2, {0: 100})
+    function = create_failing_function(2, {0: 100})
     records = keyed(KEYS_OF_DIFFERENT_PROCESSES)
     for epoch in (1, 2):
         with pytest.raises(ReportedFailure):
@@ -138,7 +138,7 @@ def test_every_record_succeeds_once_in_order_of_its_key(
     case: tuple[list[int], int, dict[int, int], int | None, bool],
 ) -> None:
     keys, concurrency, faults, max_records, has_dead_letter = case
-    function, dead_lettered = judged(concurrency, faults), list[bytes]()
+    function, dead_lettered = create_failing_function(concurrency, faults), list[bytes]()
 
     def record_dead_letter(delivery: Delivery, _error: Exception) -> None:
         (record,) = delivery.records
@@ -195,9 +195,9 @@ class App:
     folder: Path
     name: str
 
-    def set_action(self, key: int, what: str) -> None:
-        """Let the next call with this key execute the code `what` first."""
-        (self.folder / f"k-{key}").write_text(what)
+    def set_action(self, key: int, code: str) -> None:
+        """Let the next call with this key execute the code `code` first."""
+        (self.folder / f"k-{key}").write_text(code)
 
     def calls(self) -> list[tuple[int, list[str], str]]:
         path = self.folder / "calls"
@@ -288,12 +288,14 @@ def test_hung_call_costs_an_attempt_and_its_process(
     with worker:
         until(lambda: {*app.handled(), *dead_lettered} == all_records, "everything is handled or dead-lettered")
     assert dead_lettered == dead
-    handled = app.handled()
-    assert sorted(handled) == sorted(all_records - {*dead})  # No record is repeated that another process has handled.
+    handled_records = app.handled()
+    assert sorted(handled_records) == sorted(
+        all_records - {*dead}
+    )  # No record is repeated that another process has handled.
     for shard, number in all_records:
         records_of_key = [
             handled_record
-            for handled_record in handled
+            for handled_record in handled_records
             if handled_record[0] == shard and handled_record[1] % 2 == number % 2
         ]
         assert records_of_key == sorted(records_of_key)

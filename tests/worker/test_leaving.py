@@ -110,13 +110,13 @@ def test_turn_that_raises_system_exit_ends_the_run() -> None:
 
 
 def test_failing_schedule_dispatcher_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, handled, has_failed = FaultyStore(), Event(), Event()
-    runner = Runner(joined(store, stream_with_five_records()), lambda _delivery: handled.set())
+    store, batch_handled, has_failed = FaultyStore(), Event(), Event()
+    runner = Runner(joined(store, stream_with_five_records()), lambda _delivery: batch_handled.set())
     schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing public makes it fail
     original_wait = schedule._wait_for_step  # noqa: SLF001  likewise
 
     def fail_once(task: ScheduleTask) -> ScheduledStep | None:
-        if handled.is_set() and not has_failed.is_set():
+        if batch_handled.is_set() and not has_failed.is_set():
             has_failed.set()
             raise MemoryError
         return original_wait(task)
@@ -218,10 +218,10 @@ class Leaving:
         self.releasing = True
 
     def release(self) -> bool:
-        answer = self.answers.pop(0)
-        if isinstance(answer, StoreError):
-            raise answer
-        return answer
+        outcome = self.answers.pop(0)
+        if isinstance(outcome, StoreError):
+            raise outcome
+        return outcome
 
 
 @define

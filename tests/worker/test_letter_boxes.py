@@ -28,15 +28,15 @@ LETTERS = "leasehold.adapters.consumer.dead_letters"
 
 def test_dead_letter_is_stored_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{LETTERS}.sinks.time", SimpleNamespace(time=lambda: 0.008))
-    stored_letters, closed = list[object](), list[bool]()
-    sink: Any = SimpleNamespace(put=stored_letters.append, close=lambda: closed.append(True))
+    stored_dead_letters, close_calls = list[object](), list[bool]()
+    sink: Any = SimpleNamespace(put=stored_dead_letters.append, close=lambda: close_calls.append(True))
     handler = DeadLetterHandler(sink, stream="orders", table="t", source="kinesis://orders")
     handler(batch(""), ValueError("poison"))
     DeadLetterHandler(sink)(batch(""), ValueError("poison"))
     handler.close()
-    expected_letter = evolve(FULL, attempts=3, source="kinesis://orders")
-    assert (stored_letters, closed) == (
-        [expected_letter, evolve(expected_letter, stream="", table="", source="")],
+    expected_dead_letter = evolve(FULL, attempts=3, source="kinesis://orders")
+    assert (stored_dead_letters, close_calls) == (
+        [expected_dead_letter, evolve(expected_dead_letter, stream="", table="", source="")],
         [True],
     )
 
@@ -199,15 +199,15 @@ def kinesis(monkeypatch: pytest.MonkeyPatch) -> Kinesis:
 def test_dead_letters_and_records_keep_their_partition_keys(kinesis: Kinesis) -> None:
     """A dead letter keeps the partition key of its record, so that a replay puts the record into its original shard."""
     sink = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
-    letter_without_key = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
-    for entry in (FULL, letter_without_key):
+    dead_letter_without_key = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
+    for entry in (FULL, dead_letter_without_key):
         sink.put(entry)
         sink.put_back(entry)
     stream_name = {"StreamName": "orders"}
     assert kinesis.puts == [
         {**stream_name, "Data": FULL.line, "PartitionKey": "k"},
         {**stream_name, "Data": b"d", "PartitionKey": "k", "ExplicitHashKey": "9"},
-        {**stream_name, "Data": letter_without_key.line, "PartitionKey": "l-0"},
+        {**stream_name, "Data": dead_letter_without_key.line, "PartitionKey": "l-0"},
         {**stream_name, "Data": b"d", "PartitionKey": "l-0"},
     ]
     sink.close()

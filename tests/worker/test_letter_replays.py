@@ -44,42 +44,44 @@ class Folder:
         self.did.append(f"deliver {entry.name}")
         return self.failing.get(entry.name)
 
-    def tell(self, name: str, why: str) -> None:
-        self.did.append(f"{name}: {why}")
+    def tell(self, name: str, reason: str) -> None:
+        self.did.append(f"{name}: {reason}")
 
 
 def test_dead_letter_is_replayed_in_order_and_removed_once_handled() -> None:
-    first_letter, second_letter, third_letter, missing_letter = (dead_letter(number) for number in (7, 20, 100, 30))
+    first_dead_letter, second_dead_letter, third_dead_letter, missing_dead_letter = (
+        dead_letter(number) for number in (7, 20, 100, 30)
+    )
     stored_lines: dict[str, bytes | None] = {
-        entry.name: entry.line for entry in (third_letter, first_letter, second_letter)
+        entry.name: entry.line for entry in (third_dead_letter, first_dead_letter, second_dead_letter)
     }
     folder = Folder(
         {
             "z.txt": b"",
             **stored_lines,
-            missing_letter.name: None,
+            missing_dead_letter.name: None,
             "a.txt": b"",
             "1-0-x-y.json": b"{",
             "2-0-x-y.json": b"[",
         }
     )
-    folder.failing = {second_letter.name: ValueError("again")}
+    folder.failing = {second_dead_letter.name: ValueError("again")}
     assert replay(folder, folder.deliver, folder.tell) == ReplayVerdict(done=2, failed=1, strange=4)
     assert folder.did == [
         "a.txt: its name is not that of a dead letter",
         "z.txt: its name is not that of a dead letter",
         "1-0-x-y.json: it is not a dead letter: it is not JSON",
         "2-0-x-y.json: it is not a dead letter: it is not JSON",
-        f"deliver {first_letter.name}",
-        f"remove {first_letter.name}",
-        f"deliver {second_letter.name}",
-        f"{second_letter.name}: ValueError: again",
-        f"deliver {third_letter.name}",
-        f"remove {third_letter.name}",
+        f"deliver {first_dead_letter.name}",
+        f"remove {first_dead_letter.name}",
+        f"deliver {second_dead_letter.name}",
+        f"{second_dead_letter.name}: ValueError: again",
+        f"deliver {third_dead_letter.name}",
+        f"remove {third_dead_letter.name}",
     ]
 
 
-def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
+def replay_error(handler: Callable[[Delivery], Any]) -> Exception | None:
     """Return the error that a replay with this handler reports, or None."""
     with HandlerCaller(handler) as handler_calls:
         return handler_calls.deliver(FULL)
@@ -88,7 +90,7 @@ def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
 def test_replay_handler_gets_a_batch_that_cannot_be_lost() -> None:
     """During a replay, a handler may still checkpoint its batch, and read the attributes of the batch."""
     batches = list[Delivery]()
-    assert delivered(batches.append) is None
+    assert replay_error(batches.append) is None
     (batch,) = batches
     assert (batch.records, batch.read_to, batch.behind_seconds, batch.attempts) == (
         (RECORD,),
@@ -118,15 +120,15 @@ def test_replay_handler_result_decides_whether_the_dead_letter_failed() -> None:
     async def return_none(_batch: Delivery) -> None:
         return None
 
-    assert delivered(raises(error)) is error
-    cancelled_fault = delivered(raises(CancelledError("x")))
+    assert replay_error(raises(error)) is error
+    cancelled_fault = replay_error(raises(CancelledError("x")))
     assert (type(cancelled_fault), str(cancelled_fault)) == (RuntimeError, "CancelledError: x")
     for value_handler in (return_false, lambda _batch: False):
-        fault = delivered(value_handler)
+        fault = replay_error(value_handler)
         assert (type(fault), str(fault).partition(":")[0]) == (Unhandled, "it returned a value (bool)")
-    assert delivered(return_none) is None
+    assert replay_error(return_none) is None
     with pytest.raises(SystemExit):
-        delivered(raises(SystemExit(3)))
+        replay_error(raises(SystemExit(3)))
 
 
 def test_all_dead_letters_of_a_replay_share_one_event_loop() -> None:
@@ -135,8 +137,8 @@ def test_all_dead_letters_of_a_replay_share_one_event_loop() -> None:
     async def handle(_batch: Delivery) -> None:
         loops.append(asyncio.get_running_loop())
 
-    with HandlerCaller(handle) as calls:
-        assert [calls.deliver(FULL) for _ in range(2)] == [None, None]
+    with HandlerCaller(handle) as handler_caller:
+        assert [handler_caller.deliver(FULL) for _ in range(2)] == [None, None]
         assert loops[0] is loops[1]
         assert not loops[0].is_closed()
     assert loops[0].is_closed()

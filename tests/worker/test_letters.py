@@ -77,18 +77,18 @@ def url(folder: Path) -> str:
 
 def poison(*numbers: int) -> tuple[ReaderHarness, list[bytes]]:
     """Return a worker whose handler fails on these records, and the list to which the handler adds all other data."""
-    handled: list[bytes] = []
+    handled_data: list[bytes] = []
 
     def handle(delivery: Delivery) -> None:
         if poisoned_data := [record.data for record in delivery.records if int(record.data) in numbers]:
             raise ValueError(f"{poisoned_data[0]!r} is poison")
-        handled.extend(record.data for record in delivery.records)
+        handled_data.extend(record.data for record in delivery.records)
 
-    return ReaderHarness(ShardRecords(create_records(6)), on_batch=handle), handled
+    return ReaderHarness(ShardRecords(create_records(6)), on_batch=handle), handled_data
 
 
 def test_failing_record_becomes_a_dead_letter_with_its_origin_and_error(tmp_path: Path) -> None:
-    harness, handled = poison(4)
+    harness, handled_data = poison(4)
     dead_letter = dead_letters(url(tmp_path / "letters"), stream="orders", table="memory://orders-app")
     harness.steps(harness.reading(attempts=2, dead_letter=dead_letter), 12)
     (file,) = (tmp_path / "letters").iterdir()
@@ -113,7 +113,7 @@ def test_failing_record_becomes_a_dead_letter_with_its_origin_and_error(tmp_path
         "worker": "a-1",
         "data": "NA==",
     }
-    assert handled == [b"0", b"1", b"2", b"3", b"5"]
+    assert handled_data == [b"0", b"1", b"2", b"3", b"5"]
     assert harness.store.row("s-0").checkpoint == Position("105")
 
 
@@ -264,23 +264,23 @@ def without_attempt_fields(dead_letter: DeadLetterEntry) -> DeadLetterEntry:
 def stored_in_a_folder(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Write all dead letters to a folder, and return those stored there."""
     with TemporaryDirectory() as folder:
-        return stored(FolderSink(Path(folder)), entries)
+        return write_each_letter_twice(FolderSink(Path(folder)), entries)
 
 
 def stored_in_a_folder_without_links(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Write all dead letters to a folder of a file system without hard links, and return those stored there."""
     no_links_error = OSError(errno.EPERM, "no links")
     with TemporaryDirectory() as folder, patch.object(Path, "hardlink_to", side_effect=no_links_error):
-        return stored(FolderSink(Path(folder)), entries)
+        return write_each_letter_twice(FolderSink(Path(folder)), entries)
 
 
 def stored_in_a_bucket(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Write all dead letters to a bucket, and return those stored there."""
     bucket: Any = Bucket()
-    return stored(ObjectSink(bucket, "dead/"), entries)
+    return write_each_letter_twice(ObjectSink(bucket, "dead/"), entries)
 
 
-def stored(sink: FolderSink | ObjectSink, entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
+def write_each_letter_twice(sink: FolderSink | ObjectSink, entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Write all dead letters, write each again as another worker, and return those stored in the sink."""
     for entry in (*entries, *(evolve(entry, worker="w-3", attempts=11, text="again") for entry in entries)):
         sink.put(entry)
@@ -313,8 +313,8 @@ def test_groups_that_differ_by_a_url_option_have_separate_dead_letters(
 ) -> None:
     for source, store in (one, one, other):
         open_dead_letter(url(tmp_path), source, store)(delivery(), ValueError("poison"))
-    stored_letters = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
-    assert sorted((entry.source, entry.table) for entry in stored_letters) == sorted([one, other])
+    stored_dead_letters = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
+    assert sorted((entry.source, entry.table) for entry in stored_dead_letters) == sorted([one, other])
 
 
 def test_url_options_that_name_no_place_do_not_duplicate_dead_letters(
@@ -328,9 +328,9 @@ def test_url_options_that_name_no_place_do_not_duplicate_dead_letters(
     ):
         open_dead_letter("file://dead", source, store)(delivery(), ValueError("poison"))
     (file,) = (tmp_path / "dead").iterdir()
-    stored_letter = dead_letter_from(file.read_bytes())
-    assert stored_letter.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
-    assert stored_letter.table == f"sqlite://{tmp_path}/leases.db"
+    stored_dead_letter = dead_letter_from(file.read_bytes())
+    assert stored_dead_letter.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
+    assert stored_dead_letter.table == f"sqlite://{tmp_path}/leases.db"
 
 
 def delivery() -> Delivery:

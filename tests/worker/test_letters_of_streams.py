@@ -81,15 +81,15 @@ class Stream:
             self.handling = handling
             return self
 
-        def run_until(run: object, over: Callable[[], bool], *, look_seconds: float) -> bool:
+        def run_until(run: object, is_over: Callable[[], bool], *, look_seconds: float) -> bool:
             assert run is self
             self.seconds.append(look_seconds)
-            self.looks.append(over)
+            self.looks.append(is_over)
             return self.runs(self)
 
-        def is_read(worker: object, finished: Callable[[Lease], bool]) -> bool:
+        def is_read(worker: object, is_finished: Callable[[Lease], bool]) -> bool:
             assert worker is self.worker
-            self.finished.append(finished)
+            self.finished.append(is_finished)
             return True
 
         monkeypatch.setattr(f"{STREAM_REPLAY}.Runner", runner)
@@ -194,8 +194,8 @@ def test_shard_is_over_if_its_owner_wrote_so_since_the_replay_began(
 ) -> None:
     stream = Stream(lambda stream: stream.looks[0]())
     stream.replay(monkeypatch, now=9.0)
-    (finished,) = stream.finished
-    assert finished(row) is over
+    (is_finished,) = stream.finished
+    assert is_finished(row) is over
 
 
 @pytest.mark.parametrize("read", [None, 0.5])
@@ -240,26 +240,26 @@ def reader(*answers: Batch) -> tuple[DeadLetterReader, Script]:
 
 def test_reading_ends_before_the_first_dead_letter_put_back_by_this_replay() -> None:
     records = rows("w-1", "", "w-2", "r-1", "w-1", "r-1")
-    letter_reader, scripted_source = reader(Batch(records, Position("9"), 4.0, 0.2, ended=True, in_columns=tuple))
+    dead_letter_reader, scripted_source = reader(Batch(records, Position("9"), 4.0, 0.2, ended=True, in_columns=tuple))
     assert scripted_source.opened == [(Lease("p"), TRIM_HORIZON)]
-    batch = letter_reader.read()
+    batch = dead_letter_reader.read()
     assert batch == Batch(records[:3], Position("3"), 0.0, 0.2, size=batch.size)
     assert batch.in_columns is None
-    assert [letter_reader.read() for _ in range(2)] == [Batch((), None, 0.0, OVER_PAUSE_SECONDS)] * 2
-    letter_reader.close()
+    assert [dead_letter_reader.read() for _ in range(2)] == [Batch((), None, 0.0, OVER_PAUSE_SECONDS)] * 2
+    dead_letter_reader.close()
     assert scripted_source.closed
 
 
 def test_read_that_begins_with_our_own_dead_letter_returns_nothing() -> None:
     """The checkpoint stays before a dead letter that this replay has put back."""
-    letter_reader, _ = reader(Batch(rows("r-1", "w-1"), None, 4.0, 0.2))
-    batch = letter_reader.read()
+    dead_letter_reader, _ = reader(Batch(rows("r-1", "w-1"), None, 4.0, 0.2))
+    batch = dead_letter_reader.read()
     assert (batch.records, batch.read_to, batch.behind_seconds) == ((), None, 0.0)
 
 
 @pytest.mark.parametrize(("behind", "expected"), [(0.0, UNKNOWN_LAG_SECONDS), (None, UNKNOWN_LAG_SECONDS), (4.0, 4.0)])
 def test_read_with_dead_letters_does_not_show_the_end(behind: float | None, expected: float) -> None:
     batch, empty_batch = Batch(rows("w-1", "w-2"), None, behind, 0.2, ended=True), Batch((), Position("9"), behind, 0.2)
-    letter_reader, _ = reader(batch, empty_batch)
-    assert letter_reader.read() == evolve(batch, behind_seconds=expected)
-    assert letter_reader.read() is empty_batch
+    dead_letter_reader, _ = reader(batch, empty_batch)
+    assert dead_letter_reader.read() == evolve(batch, behind_seconds=expected)
+    assert dead_letter_reader.read() is empty_batch

@@ -120,8 +120,8 @@ def test_memory_stays_within_the_bound_and_every_reader_gets_its_turn(draw: Rand
 
 
 def test_batch_larger_than_the_bound_is_admitted_alone() -> None:
-    woken: list[str] = []
-    budget = MemoryBudget(LIMIT, woken.append)
+    woken_readers: list[str] = []
+    budget = MemoryBudget(LIMIT, woken_readers.append)
     small_share, large_share, later_share = (
         share_with_expected_bytes(budget, key, size) for key, size in (("a", 1), ("b", 2 * LIMIT), ("c", 1))
     )
@@ -129,9 +129,9 @@ def test_batch_larger_than_the_bound_is_admitted_alone() -> None:
         "in the order in which they ask"
     )
     small_share.clear()
-    assert (woken, large_share.request(), later_share.request()) == (["b"], True, False)
+    assert (woken_readers, large_share.request(), later_share.request()) == (["b"], True, False)
     large_share.clear()
-    assert (woken, later_share.request()) == (["b", "c"], True)
+    assert (woken_readers, later_share.request()) == (["b", "c"], True)
 
 
 def test_batch_that_would_wait_longest_is_dropped_first() -> None:
@@ -140,10 +140,10 @@ def test_batch_that_would_wait_longest_is_dropped_first() -> None:
     share_due_soon, share_due_late, other_share = (
         share_with_expected_bytes(budget, key, 2 * MIN_BYTES) for key in "abc"
     )
-    for share, due in ((share_due_soon, 1.0), (share_due_late, 9.0)):
+    for share, due_time in ((share_due_soon, 1.0), (share_due_late, 9.0)):
         assert share.request()
         share.hold(batch(2 * MIN_BYTES))
-        share.allow_drop(due)
+        share.allow_drop(due_time)
     assert other_share.request()
     assert (share_due_soon.protect(), share_due_late.protect()) == (batch(2 * MIN_BYTES), None)
     assert (share_due_soon.dropped, share_due_late.dropped) == (False, True)
@@ -161,22 +161,22 @@ def test_batch_that_is_in_use_again_is_not_dropped() -> None:
 
 
 def test_smaller_batch_than_requested_admits_waiting_readers() -> None:
-    woken: list[str] = []
-    budget = MemoryBudget(LIMIT, woken.append)
+    woken_readers: list[str] = []
+    budget = MemoryBudget(LIMIT, woken_readers.append)
     share, other_share = (share_with_expected_bytes(budget, key, LIMIT) for key in "ab")
     assert [requesting_share.request() for requesting_share in (share, other_share)] == [True, False]
     share.hold(batch(0))
-    assert (woken, budget.used_bytes) == (["b"], LIMIT)
+    assert (woken_readers, budget.used_bytes) == (["b"], LIMIT)
 
 
 def test_reader_that_leaves_the_queue_is_not_admitted_later() -> None:
-    woken: list[str] = []
-    budget = MemoryBudget(LIMIT, woken.append)
+    woken_readers: list[str] = []
+    budget = MemoryBudget(LIMIT, woken_readers.append)
     share, other_share = (share_with_expected_bytes(budget, key, LIMIT) for key in "ab")
     assert [requesting_share.request() for requesting_share in (share, other_share)] == [True, False]
     other_share.clear()
     share.clear()
-    assert (woken, budget.used_bytes) == ([], 0)
+    assert (woken_readers, budget.used_bytes) == ([], 0)
 
 
 @define
@@ -256,10 +256,10 @@ class ReaderWithEmptyFirstRead:
 
 
 def test_dropped_batch_keeps_its_remaining_attempts() -> None:
-    def fails(_delivery: Delivery) -> None:
+    def raise_os_error(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(source=StreamWithEmptyFirstRead(), on_batch=fails)
+    harness = ReaderHarness(source=StreamWithEmptyFirstRead(), on_batch=raise_os_error)
     budget, handling = MemoryBudget(1), Handling(harness.handle, attempts=3)
     reader, other_share = handler_reader(harness.worker, harness.holding, handling, budget), budget.share("other")
     while not harness.holding.lost.is_set():

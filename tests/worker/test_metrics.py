@@ -98,9 +98,9 @@ def test_application_lag_is_computed_from_all_rows() -> None:
     for holding in driven_worker.worker.holdings[1:3]:
         holding.drop("it is another's now")
     driven_worker.run(driven_worker.turn_due - driven_worker.clock.now)
-    values = exported_values(reader)
+    metric_values = exported_values(reader)
     # Rows store times with a precision of a millisecond.
-    assert (values["lag_max", "a-1"], values["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
+    assert (metric_values["lag_max", "a-1"], metric_values["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
     assert worker_metrics is not None
 
 
@@ -117,9 +117,9 @@ def test_hung_handler_of_the_exporting_worker_is_exported() -> None:
         holding.progress.read(Batch((), None, 0.0, 0.2), driven_worker.clock.now)
         holding.progress.done(driven_worker.clock.now)
     driven_worker.run(driven_worker.turn_due - driven_worker.clock.now)
-    values = exported_values(reader)
-    assert (values["group_status", "a-1"], 100 <= values["lag_max", "a-1"] < 120) == (6, True)
-    assert [values["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
+    metric_values = exported_values(reader)
+    assert (metric_values["group_status", "a-1"], 100 <= metric_values["lag_max", "a-1"] < 120) == (6, True)
+    assert [metric_values["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
     assert metrics is not None
 
 
@@ -135,8 +135,10 @@ def test_lease_that_changes_owner_is_counted_once() -> None:
     metrics = WorkerMetrics(driven_worker.worker, MeterProvider([reader]).get_meter("test"))
     for holding in 2 * driven_worker.worker.holdings:
         metrics.read(holding, Batch((), None, 0.0, 0.2))
-    values = exported_values(reader)
-    assert {key: value for key, value in values.items() if key[0] == "owner_switches"} == {("owner_switches", "s-0"): 1}
+    metric_values = exported_values(reader)
+    assert {key: value for key, value in metric_values.items() if key[0] == "owner_switches"} == {
+        ("owner_switches", "s-0"): 1
+    }
 
 
 def test_outdated_table_reading_is_not_exported() -> None:
@@ -158,15 +160,19 @@ def test_moved_lease_is_exported_by_its_new_owner() -> None:
             Batch((), None, None, 0.2, fault="throttled"), driven_worker.clock.now
         )  # A failed read does not know the distance to the tip.
     driven_worker.worker.holdings[0].drop("stolen")
-    values = exported_values(reader)
-    lag_by_lease = {key: value for (name, key), value in values.items() if name == "millis_behind_latest"}
+    metric_values = exported_values(reader)
+    lag_by_lease = {key: value for (name, key), value in metric_values.items() if name == "millis_behind_latest"}
     assert lag_by_lease == {"s-1": 1500, "s-2": 59_000, "s-3": 59_000}, "two leases were never read"
-    is_bound_by_lease = {key: value for (name, key), value in values.items() if name == "lease_lag_is_lower_bound"}
+    is_bound_by_lease = {
+        key: value for (name, key), value in metric_values.items() if name == "lease_lag_is_lower_bound"
+    }
     assert is_bound_by_lease == {"s-1": 0, "s-2": 1, "s-3": 1}
     driven_worker.clock.now += 60
-    values = exported_values(reader)
-    assert values["millis_behind_latest", "s-1"] == 61500, "what nobody has read for a minute may be a minute old"
-    assert values["lease_lag_is_lower_bound", "s-1"] == 1
+    metric_values = exported_values(reader)
+    assert metric_values["millis_behind_latest", "s-1"] == 61500, (
+        "what nobody has read for a minute may be a minute old"
+    )
+    assert metric_values["lease_lag_is_lower_bound", "s-1"] == 1
     assert metrics is not None
 
 

@@ -96,10 +96,12 @@ def test_any_dead_letter_exception_stops_the_shard(error: BaseException) -> None
 def test_callable_that_asks_the_process_to_end_stops_the_worker_cleanly(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, letters = FaultyStore(), list[Delivery]()
+    store, dead_lettered = FaultyStore(), list[Delivery]()
     end_process = raising(error)
     handling = {
-        "handler": Handling(end_process, attempts=1, dead_letter=lambda delivery, _error: letters.append(delivery)),
+        "handler": Handling(
+            end_process, attempts=1, dead_letter=lambda delivery, _error: dead_lettered.append(delivery)
+        ),
         "dead_letter": Handling(raising(OSError()), attempts=1, dead_letter=end_process),
         "observer": Handling(lambda _delivery: None, observer=end_process),
         "measure": Handling(lambda _delivery: None, measure=end_process),
@@ -108,7 +110,7 @@ def test_callable_that_asks_the_process_to_end_stops_the_worker_cleanly(
         run_to_its_end(Runner(joined(store, stream_with_five_records()), handling))
     assert exc_info.value is error
     assert [lease.owner for lease in store.list().leases] == [None] * 4
-    assert letters == [], "what ends the worker is no poison"
+    assert dead_lettered == [], "what ends the worker is no poison"
     messages = [
         record for record in caplog.records if record.getMessage() == f"the worker ends: {error_summary(error)}"
     ]

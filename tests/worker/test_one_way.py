@@ -33,8 +33,8 @@ class OneWay:
     By default, no messages are lost.
     """
 
-    def __init__(self, target: Any, lost: Lost, clock: Clock, reads: frozenset[str]) -> None:  # noqa: ANN401  a store, or objects
-        self._wrapped_target, self._lost, self._clock, self._reads = target, lost, clock, reads
+    def __init__(self, target: Any, lost_messages: Lost, clock: Clock, reads: frozenset[str]) -> None:  # noqa: ANN401  a store, or objects
+        self._wrapped_target, self._lost, self._clock, self._reads = target, lost_messages, clock, reads
         self.since = float("inf")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the target
@@ -54,20 +54,26 @@ class OneWay:
         return call
 
 
-def make_healthy_and_sick_stores(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
+def make_healthy_and_sick_stores(layout: str, lost_messages: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
     """Return the store of a healthy worker, the store of a sick worker on the same table, and the faulty connection."""
     if layout == "rows":
         table = FaultyStore()
-        line = OneWay(table, lost, clock, frozenset({"list", "get"}))
-        return table, line, line
+        faulty_connection = OneWay(table, lost_messages, clock, frozenset({"list", "get"}))
+        return table, faulty_connection, faulty_connection
     if layout == "objects":
         objects = ObjectMemory()
-        line = OneWay(objects, lost, clock, frozenset({"list", "get"}))
-        return EtagStore(objects, ObjectLayout("fleet")), EtagStore(line, ObjectLayout("fleet")), line
+        faulty_connection = OneWay(objects, lost_messages, clock, frozenset({"list", "get"}))
+        return (
+            EtagStore(objects, ObjectLayout("fleet")),
+            EtagStore(faulty_connection, ObjectLayout("fleet")),
+            faulty_connection,
+        )
     cells = MemoryStore().cells()
-    line = OneWay(cells, lost, clock, frozenset({"list", "read"}))
-    healthy, sick = (SessionStore(connection, gather_seconds=0.0) for connection in (cells, line))
-    return healthy, sick, line
+    faulty_connection = OneWay(cells, lost_messages, clock, frozenset({"list", "read"}))
+    healthy_store, sick_store = (
+        SessionStore(connection, gather_seconds=0.0) for connection in (cells, faulty_connection)
+    )
+    return healthy_store, sick_store, faulty_connection
 
 
 CONFIGS = {

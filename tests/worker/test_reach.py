@@ -40,7 +40,7 @@ def meter(lease: Lease | None = None) -> ProgressMeter:
 moment = [0.0]
 
 
-def noted(progress_meter: ProgressMeter, now: float) -> Progress:
+def progress_at(progress_meter: ProgressMeter, now: float) -> Progress:
     """Return the progress that the meter would write to the row at this time."""
     moment[0] = now
     progress = progress_of(Lease("s-0", annotations=progress_meter.annotations(now)))
@@ -60,17 +60,17 @@ class Columns(Batch):
 def test_columnar_batch_is_measured_like_any_other() -> None:
     progress_meter = meter()
     progress_meter.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
-    assert noted(progress_meter, 10.0).behind == 14.0
+    assert progress_at(progress_meter, 10.0).behind == 14.0
     progress_meter.done(moment[0])
-    assert noted(progress_meter, 10.0).behind == 4.0
+    assert progress_at(progress_meter, 10.0).behind == 4.0
 
 
 def test_running_batch_counts_as_unread_until_done() -> None:
     progress_meter = meter()
     progress_meter.read(BATCH, 0.0)
-    assert noted(progress_meter, 10.0).behind == 15.0
+    assert progress_at(progress_meter, 10.0).behind == 15.0
     progress_meter.done(moment[0])
-    progress_when_done = noted(progress_meter, 10.0)
+    progress_when_done = progress_at(progress_meter, 10.0)
     assert (
         progress_when_done.behind,
         progress_when_done.end,
@@ -85,7 +85,7 @@ def test_running_batch_counts_as_unread_until_done() -> None:
         "vm-7",
     )
     progress_meter.read(EMPTY, 11.0)
-    progress_at_tip = noted(progress_meter, 12.0)
+    progress_at_tip = progress_at(progress_meter, 12.0)
     assert (progress_at_tip.behind, progress_at_tip.end, progress_at_tip.arrived) == (0.0, True, NOW - 5)
 
 
@@ -112,7 +112,7 @@ def test_age_of_the_first_record_lasts_until_it_is_handled() -> None:
     first_meter.read(evolve(EMPTY, behind_seconds=3.0), 31.0)
     first_meter.done(31.0)
     first_meter.read(evolve(EMPTY, behind_seconds=None, fault="throttled"), 32.0)
-    progress_at_release = noted(first_meter, 40.0)
+    progress_at_release = progress_at(first_meter, 40.0)
     assert (progress_at_release.behind, progress_at_release.oldest, progress_at_release.fault) == (
         45.0,
         NOW - 5,
@@ -139,20 +139,20 @@ def test_response_at_the_tip_ends_an_age_inherited_from_an_earlier_owner() -> No
     assert progress_meter.progress(0.0, NOW).behind == 60.0
     progress_meter.read(EMPTY, 1.0)
     progress_meter.done(1.0)
-    progress = noted(progress_meter, 1.0)
+    progress = progress_at(progress_meter, 1.0)
     assert (progress.behind, progress.oldest, progress.fault) == (0.0, None, "")
 
 
 def test_response_that_does_not_end_is_a_fault() -> None:
     progress_meter = meter()
     progress_meter.call_began(0.0)
-    assert noted(progress_meter, SILENT_SECONDS).fault == ""
-    assert noted(progress_meter, SILENT_SECONDS + 1).fault == STUCK_READ_FAULT
+    assert progress_at(progress_meter, SILENT_SECONDS).fault == ""
+    assert progress_at(progress_meter, SILENT_SECONDS + 1).fault == STUCK_READ_FAULT
     progress_meter.read(EMPTY, SILENT_SECONDS + 2)
-    assert noted(progress_meter, 100.0).fault == ""
+    assert progress_at(progress_meter, 100.0).fault == ""
     progress_meter.call_began(100.0)
     progress_meter.failed("throttled", 101.0)
-    assert noted(progress_meter, 200.0).fault == "throttled"
+    assert progress_at(progress_meter, 200.0).fault == "throttled"
 
 
 def test_request_under_way_is_not_a_read() -> None:
@@ -161,15 +161,15 @@ def test_request_under_way_is_not_a_read() -> None:
     progress_meter.done(0.0)
     progress_meter.read(evolve(EMPTY, behind_seconds=None, answered=False), 50.0)
     progress_meter.done(50.0)
-    progress = noted(progress_meter, 50.0)
+    progress = progress_at(progress_meter, 50.0)
     assert (progress.read, progress.done, progress.behind) == (NOW, NOW, 50.0)
 
 
 def test_unread_shard_falls_behind() -> None:
     progress_meter = meter()
     progress_meter.read(EMPTY, 0.0)
-    assert noted(progress_meter, SILENT_SECONDS - 1).behind == 0.0
-    assert noted(progress_meter, 100.0).behind == 100.0
+    assert progress_at(progress_meter, SILENT_SECONDS - 1).behind == 0.0
+    assert progress_at(progress_meter, 100.0).behind == 100.0
 
 
 def test_no_time_is_written_unless_requested() -> None:
@@ -184,7 +184,7 @@ def test_no_time_is_written_unless_requested() -> None:
         False,
         True,
     )
-    noted(progress_meter, FIRST_ANNOTATION_SECONDS)
+    progress_at(progress_meter, FIRST_ANNOTATION_SECONDS)
     next_due = FIRST_ANNOTATION_SECONDS + ANNOTATE_SECONDS
     assert (progress_meter.annotation_due(next_due - 1), progress_meter.annotation_due(next_due)) == (False, True)
 
@@ -193,9 +193,9 @@ def test_finished_handler_is_no_longer_at_work() -> None:
     for end_work in (ProgressMeter.handler_ended, lambda finished_meter: finished_meter.done(2.0)):
         progress_meter = meter()
         progress_meter.handler_began(1.0)
-        assert noted(progress_meter, 2.0).work == NOW + 1.0
+        assert progress_at(progress_meter, 2.0).work == NOW + 1.0
         end_work(progress_meter)
-        assert noted(progress_meter, 3.0).work is None
+        assert progress_at(progress_meter, 3.0).work is None
 
 
 def test_moves_are_counted_across_owners() -> None:
@@ -205,7 +205,7 @@ def test_moves_are_counted_across_owners() -> None:
         progress_meter = ProgressMeter(row, worker)
         progress_meter.enable_annotations("vm", lambda: NOW, 0.0)
         progress_meter.read(EMPTY, 0.0)
-        assert noted(progress_meter, 0.0).moves == moves
+        assert progress_at(progress_meter, 0.0).moves == moves
     assert lag_of(evolve(row, owner="a"), NOW, 10.0).moves == 3
 
 
@@ -349,7 +349,7 @@ def test_lag_grows_if_a_stream_falls_silent_before_its_tip(read: bool) -> None:
         progress_meter.read(Batch((), None, None, 0.2), 0.0)
         progress_meter.done(0.0)
     progress_meter.failed("throttled", 20.0)
-    annotation = noted(progress_meter, 60.0)
+    annotation = progress_at(progress_meter, 60.0)
     lag = lag_of(row("a", annotation), NOW + 60, 10.0)
     assert (annotation.behind, lag.seconds, lag.at_least) == (60.0, 60.0, True)
 
@@ -358,12 +358,12 @@ def test_record_without_lag_has_its_age() -> None:
     """If a response contains no lag, the lag is the age of its first record."""
     progress_meter = meter()
     progress_meter.read(evolve(BATCH, behind_seconds=None), 0.0)
-    annotation = noted(progress_meter, 10.0)
+    annotation = progress_at(progress_meter, 10.0)
     assert (annotation.behind, lag_of(row("a", annotation), NOW + 10, 10.0).at_least) == (15.0, False)
 
 
 def test_lag_of_an_owner_that_never_read_counts_from_its_claim() -> None:
-    first_progress = noted(meter(), 10.0)
+    first_progress = progress_at(meter(), 10.0)
     assert first_progress.behind is None
     released_lease = row(None, first_progress)
     assert [lag_of(released_lease, NOW + seconds, 10.0).seconds for seconds in (SILENT_SECONDS, 50.0)] == [None, 50.0]
@@ -377,7 +377,7 @@ def test_shard_that_waits_for_its_parents_has_no_lag() -> None:
     """The records of the shard must not be read before those of its parents, so they do not count as unread."""
     progress_meter = meter()
     progress_meter.excused("its parents are not done", 0.0)
-    annotation = noted(progress_meter, 500.0)
+    annotation = progress_at(progress_meter, 500.0)
     assert (annotation.behind, lag_of(row(None, annotation), NOW + 900, 10.0).seconds) == (None, None)
     progress_meter.failed("throttled", 520.0)
-    assert noted(progress_meter, 520.0).behind == 520.0
+    assert progress_at(progress_meter, 520.0).behind == 520.0

@@ -99,14 +99,14 @@ def test_latest_is_pinned_before_the_first_read() -> None:
 
 @pytest.mark.parametrize("noted", [False, True])
 def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
-    source, latest = FaultySource(), Position("101", 0, "101")
-    source.present = latest
-    annotations = latest_annotations(latest) if noted else ()
+    source, latest_position = FaultySource(), Position("101", 0, "101")
+    source.present = latest_position
+    annotations = latest_annotations(latest_position) if noted else ()
     harness = ReaderHarness(
         ShardRecords(create_records(5)), lease=Lease("s-0", checkpoint=LATEST, annotations=annotations), source=source
     )
     harness.steps(harness.reading(), 2)
-    assert harness.source.opened == [("s-0", latest)]
+    assert harness.source.opened == [("s-0", latest_position)]
     assert harness.dispatched == [data(3, 2)]
 
 
@@ -166,13 +166,13 @@ def test_shard_that_opens_at_the_second_try_is_reported_then() -> None:
 
 
 def test_connection_is_closed_before_the_lease_is_reported_as_left() -> None:
-    source, closed = FaultySource(), list[bool]()
+    source, closed_states = FaultySource(), list[bool]()
     harness = ReaderHarness(source=source)
-    reader = harness.reading(observer=lambda _happening, _holding: closed.append(source.readers[0].closed))
+    reader = harness.reading(observer=lambda _happening, _holding: closed_states.append(source.readers[0].closed))
     harness.steps(reader, 2)
     harness.holding.ask_release()
     harness.run_until_done(reader)
-    assert closed == [False, True]
+    assert closed_states == [False, True]
 
 
 @define(frozen=True)
@@ -250,10 +250,10 @@ def test_woken_reader_still_waits_until_its_due_time() -> None:
 
 
 def test_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(_delivery: Delivery) -> None:
+    def raise_os_error(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(on_batch=fails)
+    harness = ReaderHarness(on_batch=raise_os_error)
     harness.run_until_done(harness.reading(attempts=3))
     row = harness.store.row("s-0")
     assert (harness.dispatched, harness.happenings) == ([data(5)] * 3, ["initialize", "stopped"])
@@ -320,11 +320,11 @@ def test_shard_ends_after_its_last_record_and_child_leases() -> None:
 
 
 def test_failed_last_batch_keeps_the_shard_open() -> None:
-    def fails(_delivery: Delivery) -> None:
+    def raise_os_error(_delivery: Delivery) -> None:
         raise OSError("for good")
 
     harness = ReaderHarness(
-        ShardRecords(create_records(3), (create_shard("c-0", 0, 9, "s-0"),), ended=True), on_batch=fails
+        ShardRecords(create_records(3), (create_shard("c-0", 0, 9, "s-0"),), ended=True), on_batch=raise_os_error
     )
     harness.run_until_done(harness.reading(attempts=2))
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
@@ -452,15 +452,15 @@ def test_late_checkpoint_stays_between_the_stored_and_the_handled_position(
             checkpoints_at_steal.append(harness.store.row("s-0").checkpoint)
         if call == fails:
             raise ValueError(delivery)
-        handled.extend(record.position for record in delivery.records)
+        handled_positions.extend(record.position for record in delivery.records)
 
-    handled: list[Position] = []
+    handled_positions: list[Position] = []
     harness = ReaderHarness(ShardRecords(create_records(12), size=sizes[0] if sizes else 3), on_batch=steals_lease)
     reader = harness.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
     harness.steps(reader, 20)
     row = harness.store.row("s-0").checkpoint
     if checkpoints_at_steal:
-        expected = max([*checkpoints_at_steal, *handled], key=lambda position: position.order)
+        expected = max([*checkpoints_at_steal, *handled_positions], key=lambda position: position.order)
         assert checkpoints_at_steal[0].order <= row.order <= expected.order
 
 

@@ -139,11 +139,11 @@ def test_exception_that_ends_the_process_releases_the_lease_at_once(
     def interrupted(_delivery: Delivery, _error: Exception | None = None) -> None:
         raise KeyboardInterrupt
 
-    def fails(_delivery: Delivery) -> None:
+    def raise_value_error(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
     harness = ReaderHarness(
-        ShardRecords(create_records(1)), on_batch=interrupted if source_of_error == "handler" else fails
+        ShardRecords(create_records(1)), on_batch=interrupted if source_of_error == "handler" else raise_value_error
     )
     reader = harness.reading(attempts=2 if source_of_error == "handler" else 1, dead_letter=interrupted)
     for _ in range(10):
@@ -157,26 +157,26 @@ def test_exception_that_ends_the_process_releases_the_lease_at_once(
 
 
 def test_log_names_the_skipped_record_and_the_error(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(_delivery: Delivery) -> None:
+    def raise_value_error(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
-    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=fails)
+    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=raise_value_error)
     with caplog.at_level(logging.WARNING):
         harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None), 4)
     assert "shard s-0: record 100.0 went to the dead letter: ValueError" in caplog.text
 
 
 def test_log_names_the_record_that_stops_the_shard(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(*_args: object) -> None:
+    def raise_os_error(*_args: object) -> None:
         raise OSError("disk full")
 
-    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=fails)
-    harness.run_until_done(harness.reading(attempts=1, dead_letter=fails))
+    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=raise_os_error)
+    harness.run_until_done(harness.reading(attempts=1, dead_letter=raise_os_error))
     assert "neither its handler nor the dead letter accepted record 100.0: OSError: disk full" in caplog.text
     # The row contains only the class of the exception, because its message may contain data of a record.
-    raised = "its handler raised OSError (attempt 1 of 1)"
+    handler_fault = "its handler raised OSError (attempt 1 of 1)"
     cause = harness.holding.progress.progress(harness.clock.now, 0.0).cause
-    assert cause == f"{raised}; the dead letter did not accept the record: it raised OSError"
+    assert cause == f"{handler_fault}; the dead letter did not accept the record: it raised OSError"
 
 
 def test_lease_stolen_before_the_shard_end_is_lost_and_not_ended() -> None:
@@ -245,11 +245,11 @@ def test_expired_lease_is_not_read_until_it_is_renewed() -> None:
 
 
 def test_failing_observer_is_named_as_an_observer(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(*_args: object) -> None:
+    def raise_os_error(*_args: object) -> None:
         raise OSError("no such file")
 
     harness = ReaderHarness()
-    harness.steps(harness.reading(observer=fails), 2)
+    harness.steps(harness.reading(observer=raise_os_error), 2)
     assert "the observer failed; this is said once, and reading goes on" in caplog.text
     assert harness.dispatched == [data(5)]
 

@@ -94,12 +94,12 @@ def test_batch_of_only_old_records_skips_the_handler() -> None:
 def test_record_that_grows_too_old_between_attempts_is_not_retried() -> None:
     """The dead letter contains the number of attempts that were made before the record was too old."""
 
-    def fails(delivery: Delivery) -> None:
+    def age_and_fail(delivery: Delivery) -> None:
         shard.wall += 20
         if b"0" in (record.data for record in delivery.records):
             raise ValueError("poison")
 
-    shard = shard_of(30, 0, 0, on_batch=fails)
+    shard = shard_of(30, 0, 0, on_batch=age_and_fail)
     shard.harness.steps(shard.reading(attempts=100), 5)
     assert (shard.dead_lettered, shard.attempts) == (data(1), [(2, 0)])
     assert shard.harness.dispatched == [data(3), data(3), data(2, 1)]
@@ -152,11 +152,11 @@ def test_each_record_is_handled_or_dead_lettered_in_order(
     first_numbers: list[int] = []
 
     def handle(delivery: Delivery) -> None:
-        values = [record.data for record in delivery.records]
-        first_numbers.append(int(values[0]))
-        if poison & set(map(int, values)):
+        batch_data = [record.data for record in delivery.records]
+        first_numbers.append(int(batch_data[0]))
+        if poison & set(map(int, batch_data)):
             raise ValueError("poison")
-        settled_records.extend(values)
+        settled_records.extend(batch_data)
 
     shard = ShardWithAges(ReaderHarness(ShardRecords(records_with_ages(*ages), size=size), on_batch=handle))
     budget = MemoryBudget()

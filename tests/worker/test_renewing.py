@@ -124,14 +124,14 @@ def test_lease_is_checked_when_due_and_at_every_beat() -> None:
     clock, store = Clock(), FaultyStore()
     leases = [Lease(f"s-{number}", owner="a", version=Version("1")) for number in range(3)]
     identity = Identity("a", "p", lambda: "")
-    first_holding, second_holding, third_holding = held = tuple(
+    first_holding, second_holding, third_holding = all_holdings = tuple(
         Holding(store, lease, identity=identity, clock=lambda: clock.now, write_began=0.0, lease_seconds=10.0)
         for lease in leases
     )
-    released: list[Holding] = []
-    renewing = Renewing(Config(lease_seconds=10.0), released.append)
+    released_holdings: list[Holding] = []
+    renewing = Renewing(Config(lease_seconds=10.0), released_holdings.append)
 
-    def renewed_at(now: float, holdings: tuple[Holding, ...] = held) -> list[Holding]:
+    def renewed_at(now: float, holdings: tuple[Holding, ...] = all_holdings) -> list[Holding]:
         clock.now = now
         return renewing.begin(holdings, now, Me("a"), Look(0.0), map, pause=1.5)
 
@@ -140,7 +140,7 @@ def test_lease_is_checked_when_due_and_at_every_beat() -> None:
     assert renewing.due(1.4) == pytest.approx(1.6)
     second_holding.ask_release()
     assert renewed_at(1.6) == [first_holding, second_holding, third_holding]
-    assert released == [second_holding]
+    assert released_holdings == [second_holding]
     assert renewed_at(1.7, (first_holding, third_holding)) == []
     fourth_holding = Holding(
         store,
@@ -155,11 +155,11 @@ def test_lease_is_checked_when_due_and_at_every_beat() -> None:
     assert {lease.key for lease in renewed_at(3.4, remaining_holdings)} == {"s-0", "s-2", "s-4"}
 
 
-def claimed(store: FaultyStore, key: str) -> Lease:
+def create_lease_of_a(store: FaultyStore, key: str) -> Lease:
     """Create a lease, claim it for worker a, and return its row."""
-    created = store.write(CreateLease(Lease(key)))
-    assert isinstance(created, Done)
-    outcome = store.write(ClaimLease(created.lease, "a"))
+    creation = store.write(CreateLease(Lease(key)))
+    assert isinstance(creation, Done)
+    outcome = store.write(ClaimLease(creation.lease, "a"))
     assert isinstance(outcome, Done)
     return outcome.lease
 
@@ -170,7 +170,7 @@ def held_since(clock: Clock, *claim_times: float) -> tuple[Holding, ...]:
     return tuple(
         Holding(
             store,
-            claimed(store, f"s-{number}"),
+            create_lease_of_a(store, f"s-{number}"),
             identity=identity,
             clock=lambda: clock.now,
             write_began=held_since_time,

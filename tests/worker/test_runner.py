@@ -54,7 +54,7 @@ def schedule() -> Iterator[Schedule]:
     thread_schedule.close(time.monotonic() + WAIT)
 
 
-def joined(store: FaultyStore, source: ListSource) -> Worker:
+def worker_at_oldest_records(store: FaultyStore, source: ListSource) -> Worker:
     """Return a worker that starts reading each shard at its oldest record."""
     config = Config(lease_seconds=10.0, initial_position=Position("TRIM_HORIZON"))
     return Worker(store=store, source=source, me="a-1", config=config)
@@ -78,17 +78,17 @@ def test_steps_of_a_shard_never_overlap(schedule: Schedule) -> None:
 
 
 def test_stop_finishes_the_running_batch_checkpoints_and_releases() -> None:
-    store, started, finish = FaultyStore(), Event(), Event()
+    store, handler_started, may_finish = FaultyStore(), Event(), Event()
 
     def handle(_delivery: Delivery) -> None:
-        started.set()
-        assert finish.wait(WAIT)
+        handler_started.set()
+        assert may_finish.wait(WAIT)
 
-    runner = Runner(joined(store, stream_with_five_records()), handle)
+    runner = Runner(worker_at_oldest_records(store, stream_with_five_records()), handle)
     with running(runner):
-        assert started.wait(WAIT)
+        assert handler_started.wait(WAIT)
         runner.stop()
-        finish.set()
+        may_finish.set()
     leases = store.list().leases
     assert [lease.owner for lease in leases] == [None] * 4
     checkpoints = [lease.checkpoint for lease in leases if lease.checkpoint.numbered]
@@ -98,7 +98,7 @@ def test_stop_finishes_the_running_batch_checkpoints_and_releases() -> None:
 
 def test_worker_can_be_stopped_before_its_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore()
-    runner = Runner(joined(store, stream_with_five_records()), lambda _delivery: None)
+    runner = Runner(worker_at_oldest_records(store, stream_with_five_records()), lambda _delivery: None)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 1e6)
     with running(runner):
         runner.stop()
@@ -106,26 +106,26 @@ def test_worker_can_be_stopped_before_its_first_look(monkeypatch: pytest.MonkeyP
 
 
 def test_renewals_continue_while_a_handler_is_slow() -> None:
-    store, started, finish = FaultyStore(), Event(), Event()
+    store, handler_started, may_finish = FaultyStore(), Event(), Event()
     config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
 
     def handle(_delivery: Delivery) -> None:
-        started.set()
-        assert finish.wait(2 * WAIT)
+        handler_started.set()
+        assert may_finish.wait(2 * WAIT)
 
     runner = Runner(Worker(store=store, source=stream_with_five_records(), me="a-1", config=config), handle)
     with running(runner):
-        assert started.wait(WAIT)
+        assert handler_started.wait(WAIT)
         epochs_before = {lease.key: lease.epoch for lease in store.list().leases}
         deadline = time.monotonic() + WAIT
         while any(lease.epoch < epochs_before[lease.key] + 5 for lease in store.list().leases):
             assert time.monotonic() < deadline, f"{store.list().leases} since {epochs_before}"
             time.sleep(0.02)
-        finish.set()
+        may_finish.set()
 
 
 def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
-    store, was_read, lost = FaultyStore(), Event(), Event()
+    store, was_read, lease_lost = FaultyStore(), Event(), Event()
     # Leases last an hour, so that the worker does not take the lost lease again. That would also wake the reader.
     config = Config(rules=Kcl(), lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
@@ -133,14 +133,14 @@ def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
 
     def observe(event: str, _holding: Holding) -> None:
         if event == "lease-lost":
-            lost.set()
+            lease_lost.set()
 
     handling = Handling(lambda _delivery: None, observer=observe, measure=lambda _holding, _batch: was_read.set())
     with running(Runner(worker, handling)):
         assert was_read.wait(WAIT)
         while not isinstance(store.write(StealLease(store.row("s-0"), "b-1")), Done):
             pass  # A renewal changed the version first, so try again.
-        assert lost.wait(WAIT)
+        assert lease_lost.wait(WAIT)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
@@ -158,7 +158,7 @@ def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
     try:
         run(
             Runner(
-                joined(store, stream_with_five_records()),
+                worker_at_oldest_records(store, stream_with_five_records()),
                 Handling(handle, observer=lambda event, _: events.append(event)),
             )
         )
@@ -195,19 +195,19 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
 
 def test_worker_under_nohup_survives_a_closed_terminal() -> None:
     original_handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    calls: list[str] = []
+    handled_leases: list[str] = []
 
     def handle(delivery: Delivery) -> None:
-        calls.append(delivery.lease)
-        if len(calls) in {1, 4}:
-            os.kill(os.getpid(), signal.SIGHUP if len(calls) == 1 else signal.SIGTERM)
+        handled_leases.append(delivery.lease)
+        if len(handled_leases) in {1, 4}:
+            os.kill(os.getpid(), signal.SIGHUP if len(handled_leases) == 1 else signal.SIGTERM)
 
     try:
-        run(Runner(joined(FaultyStore(), stream_with_five_records()), Handling(handle)))
+        run(Runner(worker_at_oldest_records(FaultyStore(), stream_with_five_records()), Handling(handle)))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, original_handler)
-    assert sorted(set(calls)) == ["s-0", "s-1", "s-2", "s-3"]
+    assert sorted(set(handled_leases)) == ["s-0", "s-1", "s-2", "s-3"]
 
 
 def test_user_measure_is_called_besides_the_metrics() -> None:
@@ -220,7 +220,8 @@ def test_user_measure_is_called_besides_the_metrics() -> None:
             all_measured.set()
 
     runner = Runner(
-        joined(FaultyStore(), stream_with_five_records()), Handling(lambda _delivery: None, measure=measure)
+        worker_at_oldest_records(FaultyStore(), stream_with_five_records()),
+        Handling(lambda _delivery: None, measure=measure),
     )
     with running(runner):
         assert all_measured.wait(WAIT)
@@ -229,7 +230,7 @@ def test_user_measure_is_called_besides_the_metrics() -> None:
 def test_missing_stream_ends_the_run_with_its_reason() -> None:
     missing_stream = FaultySource(faults=[SourceError("stream 'orders': it does not exist")])
     with pytest.raises(SourceError, match="it does not exist"):
-        run(Runner(joined(FaultyStore(), missing_stream), lambda _delivery: None))
+        run(Runner(worker_at_oldest_records(FaultyStore(), missing_stream), lambda _delivery: None))
 
 
 class Counted(Worker):
@@ -258,7 +259,7 @@ class Counted(Worker):
             raise RuntimeError(fault)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Counted:
+def recording_worker(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Counted:
     """Return a recording worker that starts immediately and retries after short waits."""
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 0.0)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.RETRY_SECONDS", 0.25)
@@ -271,7 +272,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Coun
 def test_failing_renewals_end_the_run_before_the_leases_expire(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = counted(monkeypatch)
+    worker = recording_worker(monkeypatch)
     worker.failing["renew"] = 100
     with pytest.raises(WorkerError, match=r"^the worker cannot continue: RuntimeError: no renewal$"):
         run_to_its_end(Runner(worker, lambda _delivery: None))
@@ -285,17 +286,17 @@ def test_failing_renewals_end_the_run_before_the_leases_expire(
 def test_failed_turn_is_retried_and_a_good_run_logs_no_problem(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker, thread_names, shards, handled = counted(monkeypatch, 3600.0), set[str](), set[str](), Event()
+    worker, thread_names, shards, all_handled = recording_worker(monkeypatch, 3600.0), set[str](), set[str](), Event()
     worker.failing["turn"] = 1
 
     def handle(delivery: Delivery) -> None:
         thread_names.add(current_thread().name.rpartition("-")[0])
         shards.add(delivery.shard)
         if len(shards) == 4:
-            handled.set()
+            all_handled.set()
 
     with running(Runner(worker, handle, memory_bytes=1)):  # Only one batch fits into memory; other readers wait.
-        assert handled.wait(WAIT)
+        assert all_handled.wait(WAIT)
     assert thread_names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
     assert {name for event, name in worker.calls if event == "turn"} == {"leasehold-turn"}
     messages = [record.getMessage() for record in caplog.records if record.name == "leasehold.runner"]
@@ -305,7 +306,9 @@ def test_failed_turn_is_retried_and_a_good_run_logs_no_problem(
 def test_reader_is_called_once_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     woken_keys = list[str]()
     monkeypatch.setattr(Schedule, "wake", lambda _self, key: woken_keys.append(key))
-    runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None, memory_bytes=1)
+    runner = Runner(
+        worker_at_oldest_records(FaultyStore(), stream_with_five_records()), lambda _delivery: None, memory_bytes=1
+    )
     budget = runner._lease_readers.memory  # noqa: SLF001  no reader is needed
     first_share, second_share = budget.share("first"), budget.share("second")
     assert [first_share.request(), second_share.request()] == [True, False]
@@ -314,7 +317,7 @@ def test_reader_is_called_once_memory_is_free(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_turn_woken_at_the_end_of_a_run_sees_that_the_run_is_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
+    runner = Runner(worker_at_oldest_records(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
     lease_readers, was_ending = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
     def record_state_when_woken(name: str, target: object, method: str, is_ending: Callable[[], bool]) -> None:
@@ -335,7 +338,7 @@ def test_turn_woken_at_the_end_of_a_run_sees_that_the_run_is_ending(monkeypatch:
 @pytest.fixture
 def holding_all() -> Iterator[Runner]:
     """Return a runner that is not running yet. Its worker holds all leases."""
-    worker = joined(FaultyStore(), stream_with_five_records())
+    worker = worker_at_oldest_records(FaultyStore(), stream_with_five_records())
     while len(worker.holdings) < 4:
         worker.turn(time.monotonic())
     runner = Runner(worker, lambda _delivery: None)
@@ -364,19 +367,19 @@ def test_release_request_is_set_before_its_reader_is_woken(
 
 
 def test_drain_releases_held_leases_while_a_turn_is_still_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, handled, turn_is_slow, turn_may_finish = counted(monkeypatch), Event(), Event(), Event()
-    runner = Runner(worker, lambda _delivery: handled.set(), drain_seconds=4 * WAIT)
+    worker, batch_handled, turn_is_slow, turn_may_finish = recording_worker(monkeypatch), Event(), Event(), Event()
+    runner = Runner(worker, lambda _delivery: batch_handled.set(), drain_seconds=4 * WAIT)
     original_turn = worker.turn
 
     def slow_turn(now: float, each: ParallelMap = map) -> float:
-        if handled.is_set():
+        if batch_handled.is_set():
             turn_is_slow.set()
             assert turn_may_finish.wait(WAIT)
         return original_turn(now, each=each)
 
     monkeypatch.setattr(worker, "turn", slow_turn)
     with running(runner):
-        assert handled.wait(WAIT)
+        assert batch_handled.wait(WAIT)
         worker.wake_runner()
         assert turn_is_slow.wait(WAIT)
         runner.stop()
@@ -386,7 +389,7 @@ def test_drain_releases_held_leases_while_a_turn_is_still_running(monkeypatch: p
 
 def test_run_ends_with_its_first_reason(caplog: pytest.LogCaptureFixture) -> None:
     """The first fault is reported, because later faults often follow from it."""
-    runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
+    runner = Runner(worker_at_oldest_records(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
         runner._fail(fault)  # noqa: SLF001  as if two tasks failed
     with pytest.raises(WorkerError, match=r"^the worker cannot continue: OSError: first$"):
@@ -396,7 +399,7 @@ def test_run_ends_with_its_first_reason(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_overloaded_worker_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
+    runner = Runner(worker_at_oldest_records(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
     monkeypatch.setattr(Worker, "renewers", 1000)
     for _ in range(2):
         runner._renew(time.monotonic())  # noqa: SLF001  as its task does
@@ -407,17 +410,17 @@ def test_overloaded_worker_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 
 def test_worker_with_its_own_consumer_is_rejected() -> None:
-    worker = joined(FaultyStore(), stream_with_five_records())
+    worker = worker_at_oldest_records(FaultyStore(), stream_with_five_records())
     worker.consumer = RecordingConsumer()
     with pytest.raises(ValueError, match=r"^worker: it has a consumer of its own$"):
         Runner(worker, lambda _delivery: None)
 
 
 def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads_before, handled = {*enumerate_threads()}, Event()
-    runner = Runner(counted(monkeypatch, 3600.0), lambda _delivery: handled.set())
+    threads_before, batch_handled = {*enumerate_threads()}, Event()
+    runner = Runner(recording_worker(monkeypatch, 3600.0), lambda _delivery: batch_handled.set())
     with running(runner):
-        assert handled.wait(WAIT)
+        assert batch_handled.wait(WAIT)
     until(lambda: {*enumerate_threads()} <= threads_before, "all threads have ended", seconds=10.0)
 
 

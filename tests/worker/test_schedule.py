@@ -174,7 +174,10 @@ def test_step_that_raises_is_logged_and_called_again(calendar: ScheduleHarness) 
 
     calendar.schedule.add("a", step_that_fails_once)
     calendar.tasks.run(20.0)
-    assert [(round(when, 3), name) for when, name in calendar.calls] == [(0.0, "a"), (STEP_FAULT_WAITS[0], "a")]
+    assert [(round(call_time, 3), name) for call_time, name in calendar.calls] == [
+        (0.0, "a"),
+        (STEP_FAULT_WAITS[0], "a"),
+    ]
     assert calendar.process.faults == [("a", "MemoryError('too much')")]
 
 
@@ -298,12 +301,14 @@ def test_steps_are_called_when_due_with_fewer_tasks_than_steps(calendar: Schedul
 
 
 def test_woken_step_takes_the_task_of_the_step_that_is_due_last(calendar: ScheduleHarness) -> None:
-    for name, due in {"a": 4.0, "b": 9.0, "c": 12.0}.items():
-        calendar.schedule.add(name, calendar.step(name, due))
+    for name, due_time in {"a": 4.0, "b": 9.0, "c": 12.0}.items():
+        calendar.schedule.add(name, calendar.step(name, due_time))
     calendar.schedule.add("d", calendar.step("d", 12.0, step_seconds=2.0))
     calendar.call_at(3.5, lambda: calendar.schedule.wake("d"))
     calendar.tasks.run(20.0)
-    calls_by_step = {name: [when for when, other in calendar.calls if other == name] for name in "abcd"}
+    calls_by_step = {
+        name: [call_time for call_time, called_step in calendar.calls if called_step == name] for name in "abcd"
+    }
     assert calls_by_step == {"a": [0.0, 4.0], "b": [0.0, 9.0], "c": [0.0, 12.0], "d": [0.0, 3.5]}
 
 
@@ -320,19 +325,23 @@ def test_short_steps_are_called_exactly_when_due_or_woken(
     wake_times = {number + 0.5: str(key) for number, key in wakes.items()}
     for key, gaps in enumerate(intervals):
         new_harness.schedule.add(str(key), new_harness.step_with_gaps(str(key), gaps))
-    for when, woken_key in wake_times.items():
-        new_harness.call_at(when, partial(new_harness.schedule.wake, woken_key))
+    for wake_time, woken_key in wake_times.items():
+        new_harness.call_at(wake_time, partial(new_harness.schedule.wake, woken_key))
     new_harness.tasks.run(100.0)
     new_harness.tasks.close()
     expected_calls = list[tuple[float, str]]()
     for key, gaps in enumerate(intervals):
-        due, gaps_left = 0.0, [*gaps]
-        while due < math.inf:
-            expected_calls.append((due, str(key)))
-            next_due = due + gaps_left.pop(0) if gaps_left else math.inf
+        due_time, gaps_left = 0.0, [*gaps]
+        while due_time < math.inf:
+            expected_calls.append((due_time, str(key)))
+            next_due = due_time + gaps_left.pop(0) if gaps_left else math.inf
             # A step that has returned infinity has ended, so it cannot be woken.
-            next_wakes = [when for when, woken in wake_times.items() if woken == str(key) and due < when < next_due]
-            due = math.inf if next_due == math.inf else min([next_due, *next_wakes])
+            next_wakes = [
+                wake_time
+                for wake_time, woken_step in wake_times.items()
+                if woken_step == str(key) and due_time < wake_time < next_due
+            ]
+            due_time = math.inf if next_due == math.inf else min([next_due, *next_wakes])
     assert sorted(new_harness.calls) == sorted(expected_calls)
     assert new_harness.failed == []
 

@@ -150,10 +150,12 @@ class ScriptedSource:
         self.answers.clear()
 
 
-def ends(settled: SettledShard | None, *read: Batch, start: Position = TRIM_HORIZON) -> list[bool]:
+def reads_that_ended_shard(
+    settled_shard: SettledShard | None, *read: Batch, start: Position = TRIM_HORIZON
+) -> list[bool]:
     """Return for each of these reads whether it ended the shard."""
-    scripted = ScriptedSource(list(read), [settled] * len(read), [])
-    reader = SliceReader(scripted, scripted, Lease("s-0"), TEST_SLICE, start)
+    scripted_source = ScriptedSource(list(read), [settled_shard] * len(read), [])
+    reader = SliceReader(scripted_source, scripted_source, Lease("s-0"), TEST_SLICE, start)
     return [reader.read().ended for _ in read]
 
 
@@ -185,7 +187,7 @@ SETTLED_AT_SEVEN = SettledShard(Position("7"))
 def test_shard_ends_once_all_records_of_the_slice_are_read(
     settled: SettledShard | None, read: Batch, ended: bool
 ) -> None:
-    assert ends(settled, read) == [ended]
+    assert reads_that_ended_shard(settled, read) == [ended]
 
 
 def test_earlier_read_counts_toward_the_end() -> None:

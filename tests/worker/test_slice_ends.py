@@ -59,7 +59,7 @@ def until_looked(check_started: threading.Event) -> Run:
     return Run(wait)
 
 
-def ran(run: Run, is_over: Callable[[], bool], **seconds: float) -> bool:
+def check_succeeded_before_end(run: Run, is_over: Callable[[], bool], **seconds: float) -> bool:
     """Run `run_until`, and return whether the check succeeded before the run ended."""
     runner: Any = run
     return run_until(runner, is_over, **{"look_seconds": SOON, **seconds})
@@ -72,12 +72,12 @@ def test_run_is_stopped_once_by_the_first_check_that_finds_it_over() -> None:
         check_threads.add((threading.current_thread().name, threading.current_thread().daemon))
         return check_results.pop(0)
 
-    assert ran(run, record_check) is True
+    assert check_succeeded_before_end(run, record_check) is True
     assert (check_results, run.stops, check_threads) == ([], 1, {("leasehold-slice", True)})
 
 
 def test_run_that_ends_before_the_check_is_not_over() -> None:
-    assert ran(Run(), lambda: True, look_seconds=WAIT) is False
+    assert check_succeeded_before_end(Run(), lambda: True, look_seconds=WAIT) is False
 
 
 def test_hung_check_does_not_keep_the_worker() -> None:
@@ -89,7 +89,7 @@ def test_hung_check_does_not_keep_the_worker() -> None:
         check_ended.set()
         return False
 
-    assert ran(until_looked(check_started), hang, drain_seconds=SOON) is False
+    assert check_succeeded_before_end(until_looked(check_started), hang, drain_seconds=SOON) is False
     assert not check_ended.is_set()
     check_may_end.set()
     assert check_ended.wait(WAIT)
@@ -102,7 +102,7 @@ def test_failing_check_ends_the_run_with_its_reason() -> None:
         raise ValueError("a row of another form")
 
     with pytest.raises(ValueError, match="a row of another form"):
-        ran(run, raise_value_error)
+        check_succeeded_before_end(run, raise_value_error)
     assert run.stops == 1
 
 
@@ -110,11 +110,11 @@ def test_check_under_way_may_still_find_the_slice_read() -> None:
     """If a run ends by itself during a check, the result of that check still counts."""
     check_started = threading.Event()
 
-    def over() -> bool:
+    def report_over() -> bool:
         check_started.set()
         return True
 
-    assert ran(until_looked(check_started), over) is True
+    assert check_succeeded_before_end(until_looked(check_started), report_over) is True
 
 
 def batch_of(count: int) -> Any:  # noqa: ANN401  only its records are counted
@@ -140,30 +140,30 @@ def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, use_callables: Callab
 
 
 def test_verdict_counts_only_handled_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    received, answers = list[object](), [None, False, None]
+    deliveries, return_values = list[object](), [None, False, None]
 
     def handle(delivery: object) -> Any:  # noqa: ANN401  user handlers return anything
-        received.append(delivery)
-        return answers.pop(0)
+        deliveries.append(delivery)
+        return return_values.pop(0)
 
     batches = [batch_of(2), batch_of(10), batch_of(3)]
-    replies = list[object]()
+    reported_values = list[object]()
 
     def use_callables(handling: Handling) -> None:
         assert handling.dead_letter is None
-        replies.extend(handling.handler(batch) for batch in batches)
+        reported_values.extend(handling.handler(batch) for batch in batches)
 
     assert sliced(monkeypatch, handle, use_callables) == SliceVerdict(True, 5, 0, 0)
-    assert (received, replies) == (batches, [None, False, None])
+    assert (deliveries, reported_values) == (batches, [None, False, None])
 
 
 def test_awaited_batch_counts_once_it_returned_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [None, False, None]
+    return_values = [None, False, None]
 
     async def handle(_delivery: object) -> Any:  # noqa: ANN401  user handlers return anything
-        if not answers:
+        if not return_values:
             raise ZeroDivisionError
-        return answers.pop(0)
+        return return_values.pop(0)
 
     replies = list[object]()
 
@@ -201,7 +201,7 @@ def test_verdict_counts_dead_letters_and_shards_and_the_observer_is_called(monke
     assert sliced(monkeypatch, handling, use_callables) == SliceVerdict(True, 0, 2, 3)
     assert dead_lettered == [(batch, error) for batch in batches]
     assert {subject for _, subject in reported} == {holding}
-    assert [what for what, _ in reported] == ["initialize", *["shard-ended"] * 3, "stopped"]
+    assert [event for event, _ in reported] == ["initialize", *["shard-ended"] * 3, "stopped"]
 
 
 def test_slice_runs_with_the_limits_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,10 +217,10 @@ def test_slice_runs_with_the_limits_of_the_user(monkeypatch: pytest.MonkeyPatch)
         checked_workers.append(subject)
         return True
 
-    def until(runner: Any, over: Callable[[], bool], *, drain_seconds: float, look_seconds: float) -> bool:  # noqa: ANN401
+    def until(runner: Any, is_over: Callable[[], bool], *, drain_seconds: float, look_seconds: float) -> bool:  # noqa: ANN401
         assert runner is run
         limits_used.extend((drain_seconds, look_seconds))
-        return over()
+        return is_over()
 
     monkeypatch.setattr(f"{RUNNING}.Runner", run)
     monkeypatch.setattr(f"{RUNNING}.is_read", is_over)
@@ -297,7 +297,7 @@ def test_unreadable_row_counts_as_unfinished() -> None:
 
 def test_signal_stops_the_run_before_the_slice_is_over() -> None:
     run = Run(lambda _run: signal.raise_signal(signal.SIGTERM))
-    assert ran(run, lambda: True, look_seconds=WAIT) is False
+    assert check_succeeded_before_end(run, lambda: True, look_seconds=WAIT) is False
     assert run.stops == 1
 
 

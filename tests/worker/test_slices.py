@@ -28,11 +28,16 @@ from leasehold_lab.simulator.world.world import ShardRecords, create_shard
 
 pytestmark = pytest.mark.slow
 
-late = st.floats(0, ARRIVAL_MARGIN_SECONDS / 2)
-near = st.integers(-3, 3) | st.floats(-100, 200)
+arrival_delays = st.floats(0, ARRIVAL_MARGIN_SECONDS / 2)
+seconds_near_bounds = st.integers(-3, 3) | st.floats(-100, 200)
 
 
-@given(st.lists(st.tuples(near, late), max_size=30), st.integers(1, 10), st.booleans(), st.booleans())
+@given(
+    st.lists(st.tuples(seconds_near_bounds, arrival_delays), max_size=30),
+    st.integers(1, 10),
+    st.booleans(),
+    st.booleans(),
+)
 def test_reader_returns_only_records_that_arrived_in_time(
     gaps: list[tuple[float, float]], size: int, tells_last: bool, ended: bool
 ) -> None:
@@ -147,7 +152,7 @@ def test_async_handlers_and_dead_letters_are_counted() -> None:
 def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check lists the whole table. Without pauses, the checks would cost more than reading the slice."""
     waits: list[float] = []
-    is_read_results, stopped = iter([False, True]), threading.Event()
+    is_read_results, stop_event = iter([False, True]), threading.Event()
 
     class RecordingEvent(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -158,10 +163,10 @@ def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> 
 
     class IdleRunner:
         def run(self) -> None:
-            stopped.wait()
+            stop_event.wait()
 
         def stop(self) -> None:
-            stopped.set()
+            stop_event.set()
 
     monkeypatch.setattr(threading, "Event", RecordingEvent)
     assert run_until(cast("Runner", IdleRunner()), lambda: next(is_read_results))

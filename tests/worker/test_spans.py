@@ -47,11 +47,11 @@ def attributes_of(span: ReadableSpan) -> dict[str, object]:
 
 def worked(recording_tracer: RecordingTracer, make: Callable[[Event], Handler]) -> None:
     """Run a worker on one shard of three records until its handler has been called."""
-    source, called = ListSource(create_even_shards(("s-0",))), Event()
+    source, handler_called = ListSource(create_even_shards(("s-0",))), Event()
     source.shard_logs["s-0"] = ShardRecords(create_records(3), size=3)
     worker = Worker(store=MemoryStore(), source=source, me="a-1", config=CONFIG, tracer=recording_tracer.tracer)
-    with running(Runner(worker, Handling(make(called)))):
-        assert called.wait(WAIT)
+    with running(Runner(worker, Handling(make(handler_called)))):
+        assert handler_called.wait(WAIT)
 
 
 def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
@@ -82,27 +82,27 @@ def test_read_span_shows_what_it_returned() -> None:
     assert attributes_of(first_read).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
 
 
-def plain(recording_tracer: RecordingTracer, called: Event) -> Handler:
+def plain(recording_tracer: RecordingTracer, called_event: Event) -> Handler:
     """Return a handler that creates a span and sets the event."""
 
     def handle(_batch: Delivery) -> None:
         with recording_tracer.tracer.start_as_current_span("own"):
-            called.set()
+            called_event.set()
 
     return handle
 
 
-def awaited(recording_tracer: RecordingTracer, called: Event) -> Handler:
+def async_span_handler(recording_tracer: RecordingTracer, called_event: Event) -> Handler:
     """Return an async handler that creates a span and sets the event."""
 
     async def handle(_batch: Delivery) -> None:
         with recording_tracer.tracer.start_as_current_span("own"):
-            called.set()
+            called_event.set()
 
     return handle
 
 
-@pytest.mark.parametrize("kind", [plain, awaited])
+@pytest.mark.parametrize("kind", [plain, async_span_handler])
 def test_handler_span_is_a_child_of_ours(kind: Callable[[RecordingTracer, Event], Handler]) -> None:
     recording_tracer = RecordingTracer()
     worked(recording_tracer, lambda called: kind(recording_tracer, called))
@@ -115,9 +115,9 @@ def test_handler_span_is_a_child_of_ours(kind: Callable[[RecordingTracer, Event]
 def test_handler_that_raises_is_a_failed_span() -> None:
     recording_tracer = RecordingTracer()
 
-    def make(called: Event) -> Handler:
+    def make(called_event: Event) -> Handler:
         def handle(_batch: Delivery) -> None:
-            called.set()
+            called_event.set()
             raise ValueError("a bad record")
 
         return handle
@@ -205,7 +205,7 @@ class Raising(SpanProcessor):
 def test_failing_tracer_costs_spans_and_no_lease_or_record(
     error: Exception, at_start: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    provider, store, source, handled = (
+    provider, store, source, batch_handled = (
         TracerProvider(),
         MemoryStore(),
         ListSource(create_even_shards(("s-0",))),
@@ -217,11 +217,11 @@ def test_failing_tracer_costs_spans_and_no_lease_or_record(
     dead_lettered = list[Delivery]()
 
     async def handle(_batch: Delivery) -> None:
-        handled.set()
+        batch_handled.set()
 
     handling = Handling(handle, attempts=1, dead_letter=lambda delivery, _error: dead_lettered.append(delivery))
     with running(Runner(worker, handling)):
-        assert handled.wait(WAIT)
+        assert batch_handled.wait(WAIT)
     assert dead_lettered == []
     (row,) = store.list().leases
     assert (row.owner, row.checkpoint.sequence) == (None, "102")

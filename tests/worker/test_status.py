@@ -165,7 +165,7 @@ def test_contradiction_and_wait_for_parents_come_first() -> None:
     assert statuses_of([child, evolve(parent, checkpoint=SHARD_END)], lags, NOW, 10.0)["s-0"].word == "UNREAD"
 
 
-def looks(lags: list[LeaseLag], checkpoint_moves: bool, seconds: float = 10.0) -> list[Status]:
+def statuses_at_looks(lags: list[LeaseLag], checkpoint_moves: bool, seconds: float = 10.0) -> list[Status]:
     """Return the status at each look at a lease that a worker of another library renews.
 
     `seconds` is the time between looks.
@@ -179,21 +179,23 @@ def looks(lags: list[LeaseLag], checkpoint_moves: bool, seconds: float = 10.0) -
 
 
 def test_status_of_a_foreign_lease_is_found_by_watching() -> None:
-    statuses_without_lag = looks([LeaseLag()] * 8, checkpoint_moves=False)
+    statuses_without_lag = statuses_at_looks([LeaseLag()] * 8, checkpoint_moves=False)
     assert [status.word for status in statuses_without_lag] == ["UNKNOWN"] * 8
     assert (
         statuses_without_lag[3].says
         == "its checkpoint has not moved in 30 s; use --source to check the stream for waiting records"
     )
-    assert looks([LeaseLag()] * 2, checkpoint_moves=True)[1] == Status("OK", "its checkpoint moves")
-    assert looks([LeaseLag(events=7)] * 2, checkpoint_moves=True)[1] == Status(
+    assert statuses_at_looks([LeaseLag()] * 2, checkpoint_moves=True)[1] == Status("OK", "its checkpoint moves")
+    assert statuses_at_looks([LeaseLag(events=7)] * 2, checkpoint_moves=True)[1] == Status(
         "OK", "its checkpoint moves; 7 events behind"
     )
-    assert looks([LeaseLag(0.0, events=0)], checkpoint_moves=False) == [Status("OK", "read to the tip")]
-    statuses_while_stuck = looks([LeaseLag(events=7)] * 7, checkpoint_moves=False)
+    assert statuses_at_looks([LeaseLag(0.0, events=0)], checkpoint_moves=False) == [Status("OK", "read to the tip")]
+    statuses_while_stuck = statuses_at_looks([LeaseLag(events=7)] * 7, checkpoint_moves=False)
     assert [status.word for status in statuses_while_stuck] == ["UNKNOWN"] * 6 + ["STALLED"]
     assert statuses_while_stuck[-1].says == "7 events behind, and its checkpoint has not moved for 60 s"
-    statuses_while_lagging = looks([LeaseLag(float(10 + number)) for number in range(13)], checkpoint_moves=True)
+    statuses_while_lagging = statuses_at_looks(
+        [LeaseLag(float(10 + number)) for number in range(13)], checkpoint_moves=True
+    )
     assert {status.word for status in statuses_while_lagging[1:10]} == {"OK"}
     assert statuses_while_lagging[-1] == Status("BEHIND", "22.0 s behind, and falling further behind for two minutes")
 
@@ -211,12 +213,12 @@ def test_old_annotation_is_not_attributed_to_the_present_owner() -> None:
     progress = Progress(
         NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError"
     )
-    watch, words = GroupWatch(), []
+    watch, status_words = GroupWatch(), []
     for seconds, owner in ((0.0, "a"), (10.0, None), (75.0, "a")):
         lease = row(progress, owner)
         watch = watch.after(seconds, [lease], {"s-0": LeaseLag(2.0)})
-        words.append(statuses_of([lease], {"s-0": LeaseLag(2.0)}, NOW + seconds, 10.0, watch)["s-0"].word)
-    assert words == ["OK", "OK", "STALLED"]
+        status_words.append(statuses_of([lease], {"s-0": LeaseLag(2.0)}, NOW + seconds, 10.0, watch)["s-0"].word)
+    assert status_words == ["OK", "OK", "STALLED"]
 
 
 def test_frequent_looks_take_no_more_memory() -> None:
@@ -342,7 +344,7 @@ def test_status_numbers_are_those_documented() -> None:
 
 def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
     """After a worker is killed, the lag of its leases grows with the clock from the first missed renewal."""
-    for idle, seconds, end, word, message in (
+    for idle, seconds, end, status_word, message in (
         (5.0, 0.0, True, "OK", "read to the tip"),
         (7.0, 5.0, False, "OK", "read to the tip 5 s ago; a should have renewed it since"),
         (8.5, 5.0, False, "UNKNOWN", "a owns it and has not renewed it for 8 s; a living owner does within 8 s"),
@@ -351,7 +353,7 @@ def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
         lease = row(TIP, idle=idle)
         lag = lag_of(lease, NOW, 50.0)
         assert (lag.seconds, lag.end) == (seconds, end)
-        assert status_of(lease, lag, NOW, 10.0, watched_seconds=7.0) == Status(word, message)
+        assert status_of(lease, lag, NOW, 10.0, watched_seconds=7.0) == Status(status_word, message)
 
 
 @pytest.mark.parametrize(

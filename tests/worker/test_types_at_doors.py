@@ -33,8 +33,8 @@ FLAG_OPTIONS = {"create", "late_checkpoints", "wait"}
 def strange(name: str) -> list[Any]:
     """Return the values that this option must reject. None is left out, because it stands for the default."""
     valid_types = bool if name in FLAG_OPTIONS else int if name in COUNTS else VALID_TYPES.get(name, ())
-    values = [value for value in ODD_VALUES[1:] if not isinstance(value, valid_types)]
-    return values if name in FLAG_OPTIONS else [*values, True]
+    wrong_values = [value for value in ODD_VALUES[1:] if not isinstance(value, valid_types)]
+    return wrong_values if name in FLAG_OPTIONS else [*wrong_values, True]
 
 
 @pytest.mark.parametrize("value", ODD_VALUES, ids=lambda value: type(value).__name__)
@@ -58,7 +58,9 @@ def test_option_of_the_wrong_type_is_rejected_by_name(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "handler", [each for each in ODD_VALUES if not isinstance(each, str)], ids=lambda each: type(each).__name__
+    "handler",
+    [odd_value for odd_value in ODD_VALUES if not isinstance(odd_value, str)],
+    ids=lambda odd_value: type(odd_value).__name__,
 )
 def test_handler_that_cannot_be_called_is_rejected(handler: Any) -> None:  # noqa: ANN401  anything
     with pytest.raises((ValueError, TypeError)):
@@ -66,7 +68,7 @@ def test_handler_that_cannot_be_called_is_rejected(handler: Any) -> None:  # noq
 
 
 @pytest.mark.parametrize(
-    "value", [each for each in ODD_VALUES if not isinstance(each, str)], ids=lambda v: type(v).__name__
+    "value", [odd_value for odd_value in ODD_VALUES if not isinstance(odd_value, str)], ids=lambda v: type(v).__name__
 )
 def test_position_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa: ANN401  anything
     with pytest.raises((ValueError, TypeError), match="checkpoint"):
@@ -79,7 +81,7 @@ def test_position_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa:
 
 
 @pytest.mark.parametrize(
-    "value", [each for each in ODD_VALUES if not isinstance(each, str)], ids=lambda v: type(v).__name__
+    "value", [odd_value for odd_value in ODD_VALUES if not isinstance(odd_value, str)], ids=lambda v: type(v).__name__
 )
 def test_write_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa: ANN401  anything
     store = open_store(f"memory://types-{id(value)}")

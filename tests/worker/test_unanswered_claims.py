@@ -69,11 +69,11 @@ def test_pause_ends_once_the_table_shows_that_no_claim_was_applied() -> None:
     clock, store = Clock(), FullStore()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
-    driven = member(store, ListSource(four_shards()), clock)
-    holdings = driven.worker._book.holdings  # noqa: SLF001  what a turn uses
+    driven_worker = member(store, ListSource(four_shards()), clock)
+    holdings = driven_worker.worker._book.holdings  # noqa: SLF001  what a turn uses
     store.full = OutcomeUnknown
     while not holdings.takes_paused:
-        driven.run(1)
+        driven_worker.run(1)
     store.full = None
-    driven.run(2 * KCL.cycle_seconds)
-    assert len(driven.held) == 4
+    driven_worker.run(2 * KCL.cycle_seconds)
+    assert len(driven_worker.held) == 4

@@ -34,7 +34,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 pytestmark = pytest.mark.slow
 
 BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0, lease_seconds=3)
-NUMBERS = [each.sequence_number for each in create_records(8)]
+NUMBERS = [created_record.sequence_number for created_record in create_records(8)]
 
 
 def stream(count: int = 8) -> ListSource:
@@ -53,7 +53,7 @@ def worker_threads() -> list[threading.Thread]:
     ]
 
 
-def settled(store: FaultyStore) -> str:
+def wait_for_final_checkpoint(store: FaultyStore) -> str:
     """Wait until no worker thread is left. Check that the lease has no owner, and return its checkpoint."""
     for thread in worker_threads():
         thread.join(WAIT)
@@ -115,7 +115,7 @@ def test_closed_or_collected_arun_drains(end: Callable[[Any], None]) -> None:
     coroutines: list[Any] = []
     loop.run_until_complete(main())
     end(coroutines.pop())
-    assert settled(store) == recorder.numbers[-1]
+    assert wait_for_final_checkpoint(store) == recorder.numbers[-1]
     loop.close()
 
 
@@ -125,13 +125,13 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
     store, recorder, dead_lettered = FaultyStore(), RecordingHandler(), list[str]()
     may_finish, second_batch_started = threading.Event(), threading.Event()
 
-    def plain(batch: leasehold.Delivery) -> None:
+    def handle_sync(batch: leasehold.Delivery) -> None:
         if recorder.first.is_set():
             second_batch_started.set()
             may_finish.wait(WAIT)
         recorder(batch)
 
-    async def awaited(batch: leasehold.Delivery) -> None:
+    async def handle_async(batch: leasehold.Delivery) -> None:
         if recorder.first.is_set():
             second_batch_started.set()
             await asyncio.Event().wait()
@@ -141,7 +141,7 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        handler = plain if kind == "plain" else awaited
+        handler = handle_sync if kind == "plain" else handle_async
         options = BEGINNING | Options(dead_letter=dead_letter)
         held_tasks.append(loop.create_task(leasehold.arun(stream(), handler, leases=store, **options)))
         await asyncio.to_thread(second_batch_started.wait, WAIT)
@@ -150,7 +150,7 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
     loop.run_until_complete(main())
     loop.close()
     may_finish.set()
-    assert settled(store) == recorder.numbers[-1]
+    assert wait_for_final_checkpoint(store) == recorder.numbers[-1]
     assert dead_lettered == []
     assert "the event loop that it belongs to is closed" in caplog.text
     _close(held_tasks[0].get_coro())
@@ -181,7 +181,7 @@ def test_call_in_a_closed_loop_dead_letters_no_record() -> None:
     loop.run_until_complete(main())
     loop.close()
     loop_closed.set()
-    assert (settled(store), dead_lettered) == (NUMBERS[0], [])
+    assert (wait_for_final_checkpoint(store), dead_lettered) == (NUMBERS[0], [])
     _close(held_tasks[0].get_coro())
 
 
@@ -256,7 +256,7 @@ def test_worker_block_that_ends_early_has_drained(end: Callable[[Any], None] | N
         del suspended
         end(only_reference.pop())
     assert blocks[0].wait(0)
-    assert settled(store) == recorder.numbers[-1]
+    assert wait_for_final_checkpoint(store) == recorder.numbers[-1]
 
 
 @pytest.mark.parametrize("way", ["break", "raise", "close", "collect", "stop", "thread"])
@@ -286,7 +286,7 @@ def test_read_that_ends_releases(way: str) -> None:
         with suppress(LookupError):
             iterate()
     gc.collect()
-    assert settled(store) == (processed_records[-1] if way == "stop" else processed_records[0])
+    assert wait_for_final_checkpoint(store) == (processed_records[-1] if way == "stop" else processed_records[0])
 
 
 @pytest.mark.parametrize("way", ["cancel", "close", "loop"])
@@ -326,7 +326,7 @@ def test_async_read_that_ends_releases(way: str) -> None:
     loop.close()
     left_open.clear()
     gc.collect()
-    assert settled(store) == "TRIM_HORIZON"
+    assert wait_for_final_checkpoint(store) == "TRIM_HORIZON"
 
 
 @pytest.mark.parametrize("door", ["run", "arun", "worker"])
@@ -341,7 +341,7 @@ def test_handler_that_ends_the_program_drains(door: str, fault: type[BaseExcepti
 
     with pytest.raises(fault):
         _run_by(door, handle, store)
-    assert settled(store) == NUMBERS[0]
+    assert wait_for_final_checkpoint(store) == NUMBERS[0]
 
 
 def _run_by(door: str, handle: Handler, store: FaultyStore) -> None:
@@ -378,7 +378,7 @@ def test_read_from_several_tasks_is_rejected() -> None:
     asyncio.run(main())
     assert processed_records == NUMBERS[:3]
     assert ["another thread or task" in message for message in rejections] == [True, True]
-    assert settled(store) == NUMBERS[2]
+    assert wait_for_final_checkpoint(store) == NUMBERS[2]
 
 
 def test_step_of_another_thread_acknowledges_nothing() -> None:
@@ -402,7 +402,7 @@ def test_step_of_another_thread_acknowledges_nothing() -> None:
         step_in_new_thread()
         (lease,) = store.list().leases
         assert (len(faults), processed_records, lease.checkpoint.sequence <= NUMBERS[0]) == (1, NUMBERS[:2], True)
-    assert settled(store) == NUMBERS[0]
+    assert wait_for_final_checkpoint(store) == NUMBERS[0]
 
 
 def test_steps_with_time_limits_are_one_consumer() -> None:
@@ -677,8 +677,10 @@ tell()
 @pytest.mark.parametrize(
     "door",
     [
-        each if each in {"worker-block", "read", "checkpoint"} else pytest.param(each, marks=pytest.mark.more)
-        for each in LEFT_IN_CHILD
+        door_name
+        if door_name in {"worker-block", "read", "checkpoint"}
+        else pytest.param(door_name, marks=pytest.mark.more)
+        for door_name in LEFT_IN_CHILD
     ],
 )
 def test_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
@@ -730,7 +732,11 @@ leasehold.run(source, handle, **options)
 
 
 @pytest.mark.parametrize(
-    "door", [each if each == "arun-loop-closed" else pytest.param(each, marks=pytest.mark.more) for each in EXITS]
+    "door",
+    [
+        door_name if door_name == "arun-loop-closed" else pytest.param(door_name, marks=pytest.mark.more)
+        for door_name in EXITS
+    ],
 )
 def test_program_that_exits_releases(door: str, tmp_path: Path) -> None:
     """When a program exits, its worker has released its leases, and the exit status is that of the program."""

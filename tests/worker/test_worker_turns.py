@@ -26,12 +26,12 @@ from leasehold_lab.simulator.world.world import FIRST_MS, ListSource, ShardRecor
 ALL = ["s-0", "s-1", "s-2", "s-3"]
 
 
-def settled(clock: Clock, store: FaultyStore, me: str = "a-1", process: str = "p-1") -> DrivenWorker:
+def worker_with_all_leases(clock: Clock, store: FaultyStore, me: str = "a-1", process: str = "p-1") -> DrivenWorker:
     """Return a worker that holds all four leases."""
-    driven = member(store, ListSource(four_shards()), clock, me, process)
-    driven.run(3)
-    assert driven.held == ALL
-    return driven
+    driven_worker = member(store, ListSource(four_shards()), clock, me, process)
+    driven_worker.run(3)
+    assert driven_worker.held == ALL
+    return driven_worker
 
 
 def owners(store: FaultyStore) -> dict[str, str | None]:
@@ -40,7 +40,7 @@ def owners(store: FaultyStore) -> dict[str, str | None]:
 
 def test_lone_worker_creates_takes_and_keeps_every_lease() -> None:
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     epochs_before = {lease.key: lease.epoch for lease in store.list().leases}
     driven_worker.run(60)
     epochs_after = {lease.key: lease.epoch for lease in store.list().leases}
@@ -164,7 +164,7 @@ def test_lasting_hole_is_listed_for_and_filled() -> None:
 
 def test_lost_reply_keeps_the_same_holdings() -> None:
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     holdings = driven_worker.worker.holdings
     store.lose_replies = 1
     driven_worker.run(30)
@@ -183,7 +183,7 @@ def test_claim_with_a_lost_reply_is_taken_up_at_the_next_look() -> None:
 
 def test_stolen_lease_is_lost_within_one_renewal() -> None:
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     holding = driven_worker.worker.holdings[0]
     store.write(StealLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
     driven_worker.run(KCL.renew_seconds + 0.1)
@@ -193,7 +193,7 @@ def test_stolen_lease_is_lost_within_one_renewal() -> None:
 def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.LogCaptureFixture) -> None:
     """The owner recreates the row at its own position, so that the shard does not start at the initial position."""
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     holding = driven_worker.worker.holdings[0]
     assert holding.checkpoint(Position("17"))
     store.write(DeleteLease(store.row("s-0")))
@@ -213,7 +213,7 @@ def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.L
 def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
     """If the table is emptied, owners recreate their rows before other workers can."""
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     epochs_before = {row.key: row.epoch for row in store.list().leases}
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     driven_worker.worker.hurry()
@@ -332,7 +332,10 @@ def test_wait_for_owners_restarts_after_a_table_outage() -> None:
 def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
     """A child that has not been read yet waits for a parent without a row, because the parent may be unfinished."""
     clock, store = Clock(), FaultyStore()
-    driven_worker, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
+    driven_worker, child = (
+        worker_with_all_leases(clock, store),
+        Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON),
+    )
     store.write(DeleteLease(store.row("s-0")))
     started_child = evolve(child, checkpoint=Position("17"))
     assert ([*driven_worker.worker.parents(child)], [*driven_worker.worker.parents(started_child)]) == (["s-0"], [])
@@ -343,7 +346,7 @@ def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
 def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
     """The owner knows the position of the deleted row, whereas a joining worker would start at LATEST."""
     clock, store = Clock(), FaultyStore()
-    settled(clock, store)  # The owner, which does nothing after this.
+    worker_with_all_leases(clock, store)  # The owner, which does nothing after this.
     del store._table.rows["s-3"]  # noqa: SLF001  without any worker's knowledge
     joining_worker = member(
         store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST), me="b-1", process="p-2"
@@ -356,7 +359,7 @@ def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
 
 def test_version_changed_by_our_own_annotation_is_adopted() -> None:
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     holding = driven_worker.worker.holdings[0]
     store.rewrite("s-0", lambda lease: evolve(lease, version=Version("etag-after-request"), next_owner="b-1"))
     driven_worker.run(KCL.renew_seconds + 0.1)
@@ -365,7 +368,7 @@ def test_version_changed_by_our_own_annotation_is_adopted() -> None:
 
 def test_holdings_survive_a_short_store_outage() -> None:
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     holdings = driven_worker.worker.holdings
     store.down = True
     driven_worker.run(6)
@@ -376,7 +379,7 @@ def test_holdings_survive_a_short_store_outage() -> None:
 
 def test_holdings_end_in_a_long_store_outage_and_return_afterwards() -> None:
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     old_holdings = driven_worker.worker.holdings
     store.down = True
     driven_worker.run(3 * KCL.cycle_seconds)
@@ -392,7 +395,7 @@ def test_holdings_end_in_a_long_store_outage_and_return_afterwards() -> None:
 
 def test_restarted_worker_takes_its_leases_at_once_without_a_move() -> None:
     clock, store = Clock(), FaultyStore()
-    settled(clock, store)
+    worker_with_all_leases(clock, store)
     clock.now += 500
     restarted = member(store, ListSource(four_shards()), clock, process="p-2")
     restarted.step()
@@ -402,7 +405,7 @@ def test_restarted_worker_takes_its_leases_at_once_without_a_move() -> None:
 
 def test_younger_of_two_processes_with_one_id_is_rejected() -> None:
     clock, store = Clock(), FaultyStore()
-    elder = settled(clock, store)
+    elder = worker_with_all_leases(clock, store)
     younger = member(store, ListSource(four_shards()), clock, process="p-2")
     with pytest.raises(WorkerError, match=r"worker id 'a-1' is used by another living process: stop one of the two"):
         together([elder, younger], 2 * KCL.renew_seconds + 1)
@@ -413,7 +416,7 @@ def test_younger_of_two_processes_with_one_id_is_rejected() -> None:
 
 def test_process_that_slept_through_its_leases_leaves_them_to_its_successor() -> None:
     clock, store = Clock(), FaultyStore()
-    sleeping_process = settled(clock, store)
+    sleeping_process = worker_with_all_leases(clock, store)
     clock.now += 60
     successor = member(store, ListSource(four_shards()), clock, process="p-2")
     successor.run(20)
@@ -496,7 +499,7 @@ def test_deletion_of_a_missing_shards_row_is_retried_if_it_changed() -> None:
 
 def test_lease_in_cooldown_is_left_to_others() -> None:
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     holding = driven_worker.worker.holdings[0]
     driven_worker.worker.exclude("s-0", 60)
     holding.ask_release()
@@ -509,7 +512,7 @@ def test_lease_in_cooldown_is_left_to_others() -> None:
 
 def test_two_workers_settle_on_half_each() -> None:
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     second_worker = member(store, ListSource(four_shards()), clock, "b-1", "p-2")
     together([driven_worker, second_worker], 60)
     shares = (driven_worker.held, second_worker.held)
@@ -520,7 +523,7 @@ def test_two_workers_settle_on_half_each() -> None:
 
 def test_source_outage_does_not_stop_sharing() -> None:
     clock, store = Clock(), FaultyStore()
-    settled(clock, store)
+    worker_with_all_leases(clock, store)
     source = ListSource(four_shards(), down=True)
     second_worker = member(store, source, clock, "b-1", "p-2")
     second_worker.run(90)
@@ -613,20 +616,20 @@ def test_hurried_worker_finds_the_hurry_when_woken() -> None:
 def test_hurry_during_a_look_leads_to_another_look() -> None:
     """A shard may end while the worker lists the shards."""
     clock, source = Clock(), BusySource(four_shards())
-    driven = member(FaultyStore(), source, clock)
-    driven.run(30)
-    listings_before, source.meanwhile = source.listings, driven.worker.hurry
-    driven.worker.hurry()
-    assert driven.worker.turn(clock.now) == clock.now
-    driven.worker.turn(clock.now)
+    driven_worker = member(FaultyStore(), source, clock)
+    driven_worker.run(30)
+    listings_before, source.meanwhile = source.listings, driven_worker.worker.hurry
+    driven_worker.worker.hurry()
+    assert driven_worker.worker.turn(clock.now) == clock.now
+    driven_worker.worker.turn(clock.now)
     assert source.listings == listings_before + 2
 
 
 class CountingSource:
     """A stream that counts its listings."""
 
-    def __init__(self, shards: Any, listed: list[int]) -> None:  # noqa: ANN401  a method of the source
-        self._shards, self._listed = shards, listed
+    def __init__(self, shards: Any, listing_sizes: list[int]) -> None:  # noqa: ANN401  a method of the source
+        self._shards, self._listed = shards, listing_sizes
 
     def shards(self) -> Any:  # noqa: ANN401  the source's return type
         """Return the listing, and record the number of shards."""
@@ -638,7 +641,7 @@ class CountingSource:
 def test_former_holding_is_remembered_with_its_possible_owner() -> None:
     """A lease whose row is deleted starts at the remembered position, after a wait if another worker may own it."""
     clock, store = Clock(), FaultyStore()
-    holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
+    holdings = worker_with_all_leases(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
     stolen_holding, expired_holding, *_ = holdings.all
     assert stolen_holding.checkpoint(Position("17"))
     stolen_holding.drop("taken")
@@ -655,7 +658,7 @@ def test_former_holding_is_remembered_with_its_possible_owner() -> None:
 
 def test_late_end_of_a_former_holding_leaves_the_new_one_held() -> None:
     clock, store = Clock(), FaultyStore()
-    holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
+    holdings = worker_with_all_leases(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
     former_holding = holdings.all[0]
     holdings.hold(store.row("s-0"), clock.now)
     former_holding.drop("not renewed")
@@ -685,7 +688,7 @@ def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
 def test_lease_that_expired_here_and_was_deleted_is_recreated_at_once() -> None:
     """There is no wait, because no other worker has owned the lease since, and none knows a later position."""
     clock, store = Clock(), FaultyStore()
-    driven_worker = settled(clock, store)
+    driven_worker = worker_with_all_leases(clock, store)
     store.down = True
     driven_worker.run(KCL.lease_seconds + 5.0)
     assert driven_worker.held == []

@@ -20,10 +20,10 @@ TABLE, WAIT, SHARDS = "beside-a-leader", 20.0, ("s-0", "s-1", "s-2", "s-3")
 
 def test_free_lease_is_given_to_a_worker_of_the_leader(dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
     """A KCL 3.5 leader takes no lease from a running worker, so its workers get only leases that ours releases."""
-    handled: list[str] = []
+    handled_numbers: list[str] = []
 
     def handle(delivery: Delivery) -> None:
-        handled.extend(record.sequence_number for record in delivery.records)
+        handled_numbers.extend(record.sequence_number for record in delivery.records)
 
     source = ListSource(create_even_shards(SHARDS), {shard: ShardRecords(create_records(3)) for shard in SHARDS})
     store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
@@ -31,7 +31,7 @@ def test_free_lease_is_given_to_a_worker_of_the_leader(dynalite_url: str, dynali
     worker = Worker(store=store, source=source, me="ours", config=config)
     runner = Runner(worker, handle)
     with running(runner):
-        until(lambda: len(handled) == 12)
+        until(lambda: len(handled_numbers) == 12)
         rows = (
             {"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}, "ownerName": {"S": "java"}},
             {"leaseKey": {"S": "java"}, "entityType": {"S": "WORKER_METRIC_STATS"}, "lut": {"N": "1"}},

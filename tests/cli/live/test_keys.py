@@ -55,7 +55,7 @@ def raise_while_reading_keys(program: int) -> None:
 
 
 def test_a_terminal_is_restored_after_any_exit(terminal: tuple[int, int]) -> None:
-    before = termios.tcgetattr(terminal[1])
+    settings_before = termios.tcgetattr(terminal[1])
     with pytest.raises(RuntimeError, match=r"\[False, False, True\]"):
         raise_while_reading_keys(terminal[1])
-    assert termios.tcgetattr(terminal[1]) == before
+    assert termios.tcgetattr(terminal[1]) == settings_before

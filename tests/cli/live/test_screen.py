@@ -74,8 +74,8 @@ def test_an_opened_lease_shows_all_its_fields() -> None:
     ):
         assert expected in text
     assert "-> x" not in text
-    missing = "\n".join(drawn_lines(LiveView(page="lease", selected="s-99")))
-    assert "there is no lease s-99 any more" in missing
+    missing_lease_page = "\n".join(drawn_lines(LiveView(page="lease", selected="s-99")))
+    assert "there is no lease s-99 any more" in missing_lease_page
 
 
 def test_read_errors_and_an_empty_table_are_shown() -> None:
@@ -125,7 +125,7 @@ def run_on_terminal(*arguments: str) -> Iterator[tuple[TerminalUser, "subprocess
     """Run the command on a terminal of 100 by 24 characters. Afterwards, the terminal's settings must be restored."""
     person, program = pty.openpty()
     termios.tcsetwinsize(program, (24, 100))
-    before = termios.tcgetattr(program)
+    settings_before = termios.tcgetattr(program)
     command = (sys.executable, "-c", LAUNCH, sys.executable, "-m", "leasehold.adapters.cli.main", *arguments)
     env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
     with subprocess.Popen(
@@ -135,7 +135,7 @@ def run_on_terminal(*arguments: str) -> Iterator[tuple[TerminalUser, "subprocess
             yield TerminalUser(person), running
         finally:
             running.kill()
-    assert termios.tcgetattr(program) == before
+    assert termios.tcgetattr(program) == settings_before
     os.close(person)
     os.close(program)
 

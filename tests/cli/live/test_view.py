@@ -68,11 +68,11 @@ def test_the_chosen_row_stays_within_the_rows_shown() -> None:
 
 def test_a_lease_opens_and_closes() -> None:
     """Closing the page of a lease keeps the filter."""
-    opened = press("/", "a", "enter", "down", "enter")
-    assert (opened.page, opened.selected) == ("lease", "s-3")
-    assert press("up", view=opened) == evolve(opened, selected="s-0")
-    assert press("s", "/", "b", view=opened) == opened
-    assert press("escape", view=opened) == evolve(opened, page="table")
+    opened_view = press("/", "a", "enter", "down", "enter")
+    assert (opened_view.page, opened_view.selected) == ("lease", "s-3")
+    assert press("up", view=opened_view) == evolve(opened_view, selected="s-0")
+    assert press("s", "/", "b", view=opened_view) == opened_view
+    assert press("escape", view=opened_view) == evolve(opened_view, page="table")
     assert press("enter", view=LiveView(filter_text="none")).page == "table"
 
 

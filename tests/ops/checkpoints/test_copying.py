@@ -53,9 +53,9 @@ def decisions_and_reasons(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
 
 
 def test_copying_only_moves_checkpoints_forward() -> None:
-    source = leases(AT_9, AT_9, AT_10, SHARD_END, LATEST, AT_9, AT_9)
-    stored = leases(TRIM_HORIZON, AT_9, AT_9, AT_9, TRIM_HORIZON, AT_10, owner="ann")
-    assert decisions_and_reasons(checkpoint_moves.planned_copies(source, stored, {"2"})) == [
+    source_leases = leases(AT_9, AT_9, AT_10, SHARD_END, LATEST, AT_9, AT_9)
+    target_leases = leases(TRIM_HORIZON, AT_9, AT_9, AT_9, TRIM_HORIZON, AT_10, owner="ann")
+    assert decisions_and_reasons(checkpoint_moves.planned_copies(source_leases, target_leases, {"2"})) == [
         ("forward", ""),
         ("same", ""),
         ("refuse", "ann is working on it"),
@@ -68,9 +68,12 @@ def test_copying_only_moves_checkpoints_forward() -> None:
 
 def test_copying_never_moves_a_checkpoint_back_within_a_record() -> None:
     """The user records of one aggregated record count, even if the fencing number must be raised."""
-    source, stored = Lease("0", checkpoint=Position("9", 1), epoch=7), Lease("0", checkpoint=Position("9", 3), epoch=2)
-    planned = checkpoint_moves.planned_copies((source,), (stored,), ())
-    assert decisions_and_reasons(planned) == [("refuse", "a later checkpoint is stored there")]
+    source_lease, target_lease = (
+        Lease("0", checkpoint=Position("9", 1), epoch=7),
+        Lease("0", checkpoint=Position("9", 3), epoch=2),
+    )
+    planned_moves = checkpoint_moves.planned_copies((source_lease,), (target_lease,), ())
+    assert decisions_and_reasons(planned_moves) == [("refuse", "a later checkpoint is stored there")]
 
 
 def test_a_copied_lease_is_complete_and_unowned() -> None:
@@ -159,8 +162,8 @@ def test_old_and_unowned_leases_are_not_watched() -> None:
 
 def test_a_reset_can_move_either_way() -> None:
     """A checkpoint that moves back is written in another way than one that moves forward."""
-    stored = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
-    assert decisions_and_reasons(checkpoint_moves.planned_resets(stored, AT_10, {"4"})) == [
+    stored_leases = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
+    assert decisions_and_reasons(checkpoint_moves.planned_resets(stored_leases, AT_10, {"4"})) == [
         ("forward", ""),
         ("forward", ""),
         ("same", ""),
@@ -174,17 +177,17 @@ def test_a_reset_sets_any_position(position: Position) -> None:
     """Neither a later checkpoint nor the end of the shard prevents the reset."""
     for old_checkpoint in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
         store = MemoryStore()
-        stored = create_unowned_lease(store, "0", old_checkpoint)
-        (move,) = checkpoint_moves.planned_resets((stored,), position, ())
+        stored_lease = create_unowned_lease(store, "0", old_checkpoint)
+        (move,) = checkpoint_moves.planned_resets((stored_lease,), position, ())
         assert checkpoint_moves.reset(store, move) == move
         assert clear_layout_fields(store.get(["0"])[0]) == Lease("0", checkpoint=position)
 
 
 def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
     store = MemoryStore()
-    listed = create_owned_lease(store, key="0", checkpoint=AT_9)
-    (move,) = checkpoint_moves.planned_resets((listed,), TRIM_HORIZON, ())
-    expect_applied(store.write(RenewLease(listed)))
+    listed_lease = create_owned_lease(store, key="0", checkpoint=AT_9)
+    (move,) = checkpoint_moves.planned_resets((listed_lease,), TRIM_HORIZON, ())
+    expect_applied(store.write(RenewLease(listed_lease)))
     assert checkpoint_moves.reset(store, move).why == "another process changed it in the meantime"
     assert store.get(["0"])[0].owner == "ann"
     assert checkpoint_moves.reset(store, move, insist=True) == move
@@ -247,10 +250,10 @@ def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None,
 def test_a_second_reset_to_latest_pins_the_lease_again() -> None:
     """The lease begins at the tip as of this reset, not at the tip as of the fleet's first start days ago."""
     store = MemoryStore()
-    stored = expect_applied(
+    stored_lease = expect_applied(
         store.write(CreateLease(Lease("0", checkpoint=AT_9, annotations=((LATEST_MS, "5"), ("other", "x")))))
     )
-    (move,) = checkpoint_moves.planned_resets((stored,), LATEST, ())
+    (move,) = checkpoint_moves.planned_resets((stored_lease,), LATEST, ())
     checkpoint_moves.reset(store, move)
     row = expect_applied(store.write(ClaimLease(store.get(["0"])[0], "ann")))
     assert row.annotation("other") == "x"
@@ -282,21 +285,26 @@ def test_a_copied_lease_continues_its_fencing_number() -> None:
         source_lease = expect_applied(source.write(ReleaseLease(source_lease, "ann")))
         (move,) = checkpoint_moves.planned_copies((source_lease,), target.list().leases, ())
         assert checkpoint_moves.verify(target, [checkpoint_moves.copy_lease(target, move)]) == (move,)
-        (stored,) = target.list().leases
-        assert stored.checkpoint == position
-        claimed = expect_applied(target.write(ClaimLease(stored, "bob")))
-        tokens.append(claimed.epoch)
-        expect_applied(target.write(ReleaseLease(claimed, "bob")))
-        source_lease = expect_applied(source.write(ResetLease(source_lease, position, epoch=claimed.epoch + 10)))
+        (target_lease,) = target.list().leases
+        assert target_lease.checkpoint == position
+        claimed_lease = expect_applied(target.write(ClaimLease(target_lease, "bob")))
+        tokens.append(claimed_lease.epoch)
+        expect_applied(target.write(ReleaseLease(claimed_lease, "bob")))
+        source_lease = expect_applied(source.write(ResetLease(source_lease, position, epoch=claimed_lease.epoch + 10)))
     assert tokens == sorted(set(tokens))
 
 
 def test_a_second_copy_raises_an_outdated_fencing_number() -> None:
     """If the fleet continued after the first copy, the second copy must also raise the number in the target."""
-    source = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
-    stored = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
-    assert decisions_and_reasons(checkpoint_moves.planned_copies(source, stored, ())) == [("raise", ""), ("same", "")]
-    assert decisions_and_reasons(checkpoint_moves.planned_copies(source, stored, (), counts_owners=False)) == [
+    source_leases = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
+    target_leases = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
+    assert decisions_and_reasons(checkpoint_moves.planned_copies(source_leases, target_leases, ())) == [
+        ("raise", ""),
+        ("same", ""),
+    ]
+    assert decisions_and_reasons(
+        checkpoint_moves.planned_copies(source_leases, target_leases, (), counts_owners=False)
+    ) == [
         ("same", ""),
         ("same", ""),
     ]

@@ -411,10 +411,10 @@ def test_bad_usage_is_reported_and_exits_2(new_table: tuple[str, MemoryStore], a
 
 def test_an_unreachable_store_exits_1_and_a_bad_url_2(tmp_path: Path) -> None:
     """A script can distinguish a typing error from a store that is down."""
-    missing = f"sqlite://{tmp_path}/missing.db"
+    missing_url = f"sqlite://{tmp_path}/missing.db"
     assert [
-        run_command(copy_leases.app, missing, "memory://x")[0],
-        run_command(reset.app, missing, "--to", "LATEST")[0],
+        run_command(copy_leases.app, missing_url, "memory://x")[0],
+        run_command(reset.app, missing_url, "--to", "LATEST")[0],
     ] == [1, 1]
     assert [
         run_command(copy_leases.app, "x://y", "memory://x")[0],

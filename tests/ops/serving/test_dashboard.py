@@ -34,13 +34,13 @@ def test_every_panel_uses_metrics_that_exist() -> None:
 def test_panels_do_not_overlap() -> None:
     """If panels overlapped, Grafana would move them to other places."""
     cells = [
-        (x, y)
+        (column, row)
         for grid_position in (panel["gridPos"] for panel in panels())
-        for x in range(grid_position["x"], grid_position["x"] + grid_position["w"])
-        for y in range(grid_position["y"], grid_position["y"] + grid_position["h"])
+        for column in range(grid_position["x"], grid_position["x"] + grid_position["w"])
+        for row in range(grid_position["y"], grid_position["y"] + grid_position["h"])
     ]
     assert len(cells) == len(set(cells))
-    assert max(x for x, _ in cells) < 24
+    assert max(column for column, _ in cells) < 24
     assert len({panel["id"] for panel in panels()}) == len(panels())
 
 

@@ -275,8 +275,8 @@ def test_a_page_distinguishes_no_lag_from_an_unknown_lag(port: int) -> None:
 
 def test_the_lag_curve_of_a_lease_is_drawn_from_its_reads(store: Table, watcher: TableWatcher, port: int) -> None:
     assert "polyline" not in fetch(port, "/lag.svg?lease=s-0")[2]
-    for behind in (20.0, 30.0):
-        name, value = held("s-0", "a", behind).annotations[0]
+    for lag_seconds in (20.0, 30.0):
+        name, value = held("s-0", "a", lag_seconds).annotations[0]
         expect_applied(store.write(AnnotateLease(store.get(["s-0"])[0], name, value)))
         watcher.look()
     (curve,) = re.findall(r'<polyline points="([^"]+)"', fetch(port, "/lag.svg?lease=s-0")[2])
@@ -340,16 +340,16 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
 def test_ctrl_c_right_after_the_start_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who presses Ctrl-C when the address appears neither waits forever nor sees a traceback."""
     SqliteStore(str(tmp_path / "l.db")).close()
-    printed: list[str] = []
+    printed_lines: list[str] = []
 
     def print_and_interrupt(text: str, *, flush: bool) -> None:
-        printed.append(text)
+        printed_lines.append(text)
         assert flush
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", print_and_interrupt, raising=False)
     result = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", "0"])
-    assert (result.exit_code, result.output, len(printed)) == (0, "", 1)
+    assert (result.exit_code, result.output, len(printed_lines)) == (0, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -407,18 +407,24 @@ def test_a_locked_history_neither_stops_reads_nor_loses_moves(store: Table, tmp_
         watcher.look()
         locking_connection.execute("BEGIN EXCLUSIVE")
         row = next(lease for lease in store.list().leases if lease.key == "s-0")
-        stolen = expect_applied(store.write(StealLease(row, "b")))
+        stolen_lease = expect_applied(store.write(StealLease(row, "b")))
         watcher.look()
-        locked = watcher.state()
-        assert (locked["trouble"], watcher.is_fresh) == ("the history cannot be used now: database is locked", True)
-        assert next(one["owner"] for one in locked["leases"] if one["key"] == "s-0") == "b"
-        expect_applied(store.write(ReleaseLease(stolen, "b")))
+        locked_state = watcher.state()
+        assert (locked_state["trouble"], watcher.is_fresh) == (
+            "the history cannot be used now: database is locked",
+            True,
+        )
+        assert (
+            next(served_lease["owner"] for served_lease in locked_state["leases"] if served_lease["key"] == "s-0")
+            == "b"
+        )
+        expect_applied(store.write(ReleaseLease(stolen_lease, "b")))
         watcher.look()
         locking_connection.execute("ROLLBACK")
         watcher.look()
-        current = watcher.state()
-        assert (current["trouble"], current["total"]["moves"]) == ("", 2)
-        assert sorted((move[2], move[3]) for move in current["moves"]) == [("a", "b"), ("b", None)]
+        current_state = watcher.state()
+        assert (current_state["trouble"], current_state["total"]["moves"]) == ("", 2)
+        assert sorted((move[2], move[3]) for move in current_state["moves"]) == [("a", "b"), ("b", None)]
         watcher.look()
         assert watcher.state()["total"]["moves"] == 2, "each move is written once"
 
@@ -441,8 +447,8 @@ class Odd(Table):
     def list(self) -> Listing:
         """Raise the next fault, or list the leases if no faults are left."""
         if self.faults:
-            fault, *rest = self.faults
-            self.faults = tuple(rest)
+            fault, *remaining_faults = self.faults
+            self.faults = tuple(remaining_faults)
             raise fault
         return super().list()
 
@@ -516,11 +522,11 @@ def test_the_time_limit_spares_the_stream_of_an_open_page(port: int, monkeypatch
 
 def receive_until_closed(connection: socket.socket) -> bytes:
     """Return the data that arrives until the other end closes or resets the connection."""
-    received = b""
+    received_data = b""
     with suppress(ConnectionError):
         while received_part := connection.recv(65536):
-            received += received_part
-    return received
+            received_data += received_part
+    return received_data
 
 
 def test_a_saved_page_contains_all_that_the_served_one_requests(watcher: TableWatcher) -> None:
@@ -548,10 +554,10 @@ def test_serve_once_writes_the_page_and_ends(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [url, "--once", str(page)])
     assert (result.exit_code, result.output) == (0, "")
     assert "s-9" in page.read_text(encoding="utf-8")
-    for arguments, status, says in (
+    for arguments, status, message in (
         ([url, "--once", str(tmp_path)], 2, "--once: "),
         ([f"sqlite://{tmp_path}/none.db", "--once", str(tmp_path / "none.html")], 1, "none.db"),
     ):
-        rejected = CliRunner().invoke(app, arguments)
-        assert (rejected.exit_code, says in rejected.output) == (status, True)
+        rejected_result = CliRunner().invoke(app, arguments)
+        assert (rejected_result.exit_code, message in rejected_result.output) == (status, True)
     assert not (tmp_path / "none.html").exists()

@@ -41,17 +41,17 @@ def test_next_worker_resumes_a_table_stream_after_the_checkpoint(
         return keys
 
     def read(worker_name: str, expected: list[str]) -> list[str]:
-        received: list[str] = []
+        received_ids: list[str] = []
 
         def handle(delivery: Delivery) -> None:
-            received.extend(record.change.keys["id"] for record in delivery.records)
+            received_ids.extend(record.change.keys["id"] for record in delivery.records)
 
         source = open_source(f"dynamodb-streams://{name}?region=eu-west-1&endpoint={dynamodb_local_url}")
         with running(Runner(Worker(store=store, source=source, me=worker_name, config=config), handle)):
             until(lambda: store.list().leases, "a lease")
             expected += put(f"while {worker_name} reads")
-            until(lambda: set(expected) <= set(received), f"{received}")
-        return received
+            until(lambda: set(expected) <= set(received_ids), f"{received_ids}")
+        return received_ids
 
     put_before = put("before")
     read_by_first = read("a", put_before if start == TRIM_HORIZON else [])

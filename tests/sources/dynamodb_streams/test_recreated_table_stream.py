@@ -35,15 +35,15 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
         current_url = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
         def read(name: str, url: str, is_done: Callable[[set[str], Worker], bool], **options: Any) -> set[str]:  # noqa: ANN401  the worker's signature
-            received = set[str]()
+            received_ids = set[str]()
 
             def handle(delivery: Delivery) -> None:
-                received.update(record.change.keys["id"] for record in delivery.records)
+                received_ids.update(record.change.keys["id"] for record in delivery.records)
 
             worker = Worker(store=store, source=open_source(url), me=name, config=CONFIG, **options)
             with running(Runner(worker, handle)):
-                until(lambda: is_done(received, worker), f"{name}: {received}")
-            return received
+                until(lambda: is_done(received_ids, worker), f"{name}: {received_ids}")
+            return received_ids
 
         def put(prefix: str) -> set[str]:
             keys = {f"{prefix}-{n}" for n in range(20)}
@@ -68,7 +68,7 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
 
 def test_new_group_reads_a_disabled_stream() -> None:
     """The records of a disabled stream can still be read for a day, although all of its shards are closed (L4)."""
-    table, received = TableStreams(open_shard_count=2), set[str]()
+    table, received_ids = TableStreams(open_shard_count=2), set[str]()
     for n in range(20):
         table.put(f"i-{n}", {})
     table.end_open_shards()
@@ -79,9 +79,9 @@ def test_new_group_reads_a_disabled_stream() -> None:
         worker = Worker(store=store, source=source, me="a", config=CONFIG)
 
         def handle(delivery: Delivery) -> None:
-            received.update(record.change.keys["id"] for record in delivery.records)
+            received_ids.update(record.change.keys["id"] for record in delivery.records)
 
         with running(Runner(worker, handle)):
-            until(lambda: len(received) == 20, f"{received}")
+            until(lambda: len(received_ids) == 20, f"{received_ids}")
             until(lambda: all(lease.ended for lease in store.list().leases), "everything is read to its end")
         assert reported_contradictions(store.list().leases) == ()

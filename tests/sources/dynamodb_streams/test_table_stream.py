@@ -49,7 +49,7 @@ def url(table: TableStreams, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
 
-def opened(url: str) -> TableStream:
+def open_table_stream(url: str) -> TableStream:
     source = open_source(url)
     assert isinstance(source, TableStream)
     return source
@@ -84,11 +84,11 @@ def read_all(poller: ChangePoller) -> list[Record]:
 def test_change_decodes_whole_to_python_values(table: TableStreams, url: str) -> None:
     table.put("a", {"n": {"N": "1.5"}, "b": {"B": "AP8="}, "m": {"M": {"x": {"BS": ["cQ=="]}}}})
     table.put("a", None)
-    first_record, last_record = reader(opened(url), only_shard(table)).read().records
+    first_record, last_record = reader(open_table_stream(url), only_shard(table)).read().records
     item = {"id": "a", "n": Decimal("1.5"), "b": b"\x00\xff", "m": {"x": {b"q"}}}
-    created = datetime.fromtimestamp(Clock.now, UTC)
+    created_at = datetime.fromtimestamp(Clock.now, UTC)
     number = str(FIRST_NUMBER + 8)
-    assert first_record.change == Change("INSERT", {"id": "a"}, item, None, number, created)
+    assert first_record.change == Change("INSERT", {"id": "a"}, item, None, number, created_at)
     assert (last_record.change.event, last_record.change.new, last_record.change.old) == ("REMOVE", None, item)
     assert first_record.partition_key == last_record.partition_key == '{"id":{"S":"a"}}'
     assert (first_record.sequence_number, first_record.arrived, first_record.position) == (
@@ -111,15 +111,17 @@ def test_change_from_kinesis_data_streams_also_decodes() -> None:
     change = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
     identity = {"principalId": "dynamodb.amazonaws.com"}
     data = json.dumps({"eventName": "REMOVE", "userIdentity": identity, "dynamodb": change}).encode()
-    created = datetime.fromtimestamp(1_800_000_000.5, UTC)
-    assert Record(data, "1").change == Change("REMOVE", {"id": "a"}, None, None, "", created, "dynamodb.amazonaws.com")
+    created_at = datetime.fromtimestamp(1_800_000_000.5, UTC)
+    assert Record(data, "1").change == Change(
+        "REMOVE", {"id": "a"}, None, None, "", created_at, "dynamodb.amazonaws.com"
+    )
 
 
 def test_every_page_of_shards_is_listed_with_parents(table: TableStreams, url: str) -> None:
     for _ in range(250):
         table.end_open_shards()
     ids = sorted(table.shards, key=lambda shard: table.shards[shard].first)
-    shards = opened(url).shards()
+    shards = open_table_stream(url).shards()
     assert shards == tuple(
         Shard(shard, parents=tuple(ids[index - 1 : index]) if index else (), open=index == 250)
         for index, shard in enumerate(ids)
@@ -131,14 +133,14 @@ def test_shard_with_a_child_is_closed_although_its_page_is_stale(table: TableStr
     """If the listing contradicted itself, no leases would be created or deleted (L2)."""
     table.stale_seconds = 60.0
     table.end_open_shards()
-    assert [shard.open for shard in opened(url).shards()] == [False, True]
+    assert [shard.open for shard in open_table_stream(url).shards()] == [False, True]
 
 
 def test_shard_is_gone_only_if_the_stream_no_longer_has_it(table: TableStreams, url: str) -> None:
     """A closed shard is not gone while the stream has it, so its lease must not be deleted (L10)."""
     first_shard = only_shard(table)
     table.end_open_shards()
-    source = opened(url)
+    source = open_table_stream(url)
     assert not source.gone(first_shard)
     table.remove_shards(first_shard)
     assert source.gone(first_shard)
@@ -152,7 +154,7 @@ def test_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
         table.put(str(number), {})
     shard = only_shard(table)
     table.end_open_shards()
-    assert [record.change.keys["id"] for record in read_all(reader(opened(url), shard))] == [
+    assert [record.change.keys["id"] for record in read_all(reader(open_table_stream(url), shard))] == [
         str(n) for n in range(2500)
     ]
 
@@ -160,9 +162,9 @@ def test_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
 def test_reader_starts_after_its_checkpoint(table: TableStreams, url: str) -> None:
     for key in "abc":
         table.put(key, {})
-    source, shard = opened(url), only_shard(table)
-    first = reader(source, shard).read().records[0]
-    assert keys(reader(source, shard, first.position).read()) == ["b", "c"]
+    source, shard = open_table_stream(url), only_shard(table)
+    first_record = reader(source, shard).read().records[0]
+    assert keys(reader(source, shard, first_record.position).read()) == ["b", "c"]
 
 
 def test_latest_includes_the_current_second(
@@ -173,7 +175,7 @@ def test_latest_includes_the_current_second(
     clock.now += 10.7
     table.put("same second", {})
     table.put("new", {})
-    source = opened(url)
+    source = open_table_stream(url)
     # The Date header of the stand-in contains the machine's time without milliseconds, so set the time here.
     monkeypatch.setattr(TableStream.__base__, "latest", lambda _self, _lease: at_timestamp(1_800_000_010_700))
     start = source.latest(Lease(only_shard(table)))
@@ -187,7 +189,7 @@ def test_start_time_is_kept_if_the_service_has_no_iterator_for_it(table: TableSt
     table.put("old", {})
     clock.now += 7
     table.put("new", {})
-    poller = reader(opened(url), only_shard(table), at_timestamp(int(clock.now * 1000)))
+    poller = reader(open_table_stream(url), only_shard(table), at_timestamp(int(clock.now * 1000)))
     table.refuse.append("ValidationException")
     assert keys(poller.read()) == ["new"]
 
@@ -198,7 +200,7 @@ def test_changes_before_the_start_time_are_dropped_from_every_response(
     for key in ("oldest", "old", "new"):
         clock.now += 7
         table.put(key, {})
-    poller = reader(opened(f"{url}&max_records=1"), only_shard(table), at_timestamp(int(clock.now * 1000)))
+    poller = reader(open_table_stream(f"{url}&max_records=1"), only_shard(table), at_timestamp(int(clock.now * 1000)))
     table.refuse.append("ValidationException")
     assert [keys(poller.read()) for _ in range(3)] == [[], [], ["new"]]
 
@@ -207,7 +209,7 @@ def test_start_within_the_minute_of_a_change_includes_it(table: TableStreams, ur
     """The service may truncate the time of a change to the minute."""
     clock.now -= clock.now % 60
     table.put("same minute", {})
-    poller = reader(opened(url), only_shard(table), at_timestamp(int((clock.now + 59) * 1000)))
+    poller = reader(open_table_stream(url), only_shard(table), at_timestamp(int((clock.now + 59) * 1000)))
     table.refuse.append("ValidationException")
     assert keys(poller.read()) == ["same minute"]
 
@@ -215,7 +217,7 @@ def test_start_within_the_minute_of_a_change_includes_it(table: TableStreams, ur
 def test_expired_iterator_is_replaced_at_the_same_position(table: TableStreams, url: str, clock: Clock) -> None:
     """An iterator is valid for 15 minutes, and a handler may take longer than that."""
     table.put("a", {})
-    poller = reader(opened(url), only_shard(table))
+    poller = reader(open_table_stream(url), only_shard(table))
     assert keys(poller.read()) == ["a"]
     clock.now += 901
     table.put("b", {})
@@ -228,12 +230,12 @@ def test_trimmed_checkpoint_error_says_what_to_do(table: TableStreams, url: str,
     """With the option `if_trimmed`, the reader continues with the oldest record."""
     for key in "abcd":
         table.put(key, {})
-    source, shard = opened(url), only_shard(table)
-    first = reader(source, shard).read().records[0]
-    continuing_source = opened(f"{url}&if_trimmed=TRIM_HORIZON")
+    source, shard = open_table_stream(url), only_shard(table)
+    first_record = reader(source, shard).read().records[0]
+    continuing_source = open_table_stream(f"{url}&if_trimmed=TRIM_HORIZON")
     table.shards[shard].trimmed = 2 if asked_at == "iterator" else 0
     failing_reader, continuing_reader = (
-        reader(poller, shard, first.position) for poller in (source, continuing_source)
+        reader(poller, shard, first_record.position) for poller in (source, continuing_source)
     )
     if asked_at == "records":
         for poller in (failing_reader, continuing_reader):
@@ -250,7 +252,7 @@ def test_reader_that_has_read_nothing_survives_trimming(table: TableStreams, url
     """If the oldest record expires before the first read, a reader that starts there gets no error."""
     table.put("a", {})
     table.put("b", {})
-    poller = reader(opened(url), only_shard(table))
+    poller = reader(open_table_stream(url), only_shard(table))
     poller._iterator = f"{only_shard(table)}|0|{Clock.now}"  # noqa: SLF001  requested before the horizon moved
     table.shards[only_shard(table)].trimmed = 1
     assert keys(poller.read()) == []
@@ -261,7 +263,7 @@ def test_reader_that_has_read_nothing_survives_trimming(table: TableStreams, url
 def test_impossible_sequence_number_is_a_lasting_fault(table: TableStreams, url: str, number: str) -> None:
     """boto3 rejects an impossible number before it sends a request, so a retry can't help."""
     with pytest.raises(Trimmed, match=f"its checkpoint {number} no longer exists"):
-        reader(opened(url), only_shard(table), Position(number)).read()
+        reader(open_table_stream(url), only_shard(table), Position(number)).read()
 
 
 def test_throttling_is_retried_and_a_denial_is_an_error(table: TableStreams, url: str) -> None:
@@ -270,7 +272,7 @@ def test_throttling_is_retried_and_a_denial_is_an_error(table: TableStreams, url
     If a permission is missing, the error names DynamoDB, not Kinesis.
     """
     table.put("a", {})
-    poller = reader(opened(url), only_shard(table))
+    poller = reader(open_table_stream(url), only_shard(table))
     # Each fault is repeated because boto3 itself retries once.
     table.refuse += ["LimitExceededException"] * 2 + ["InternalServerError"] * 2 + ["AccessDeniedException"]
     throttled_batch, failed_batch = poller.read(), poller.read()
@@ -284,7 +286,7 @@ def test_throttling_is_retried_and_a_denial_is_an_error(table: TableStreams, url
 @pytest.mark.parametrize("denied", ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"])
 def test_missing_permission_is_named(table: TableStreams, url: str, denied: str) -> None:
     table.denied.add(denied)
-    source = opened(url)
+    source = open_table_stream(url)
     with pytest.raises(SourceError, match=f"cannot read stream .*, because they lack dynamodb:{denied}: "):
         reader(source, source.shards()[0].id).read()
 
@@ -294,7 +296,7 @@ def test_response_without_the_required_fields_is_rejected(table: TableStreams, u
     table.put("a", {})
     row: dict[str, Any] = table.shards[only_shard(table)].rows[0]["dynamodb"]
     number, row["SequenceNumber"] = row["SequenceNumber"], "\u0661" * 21  # digits that are not ASCII
-    poller = reader(opened(url), only_shard(table))
+    poller = reader(open_table_stream(url), only_shard(table))
     assert "cannot be read" in poller.read().fault
     row["SequenceNumber"] = number
     assert keys(poller.read()) == ["a"]
@@ -302,7 +304,7 @@ def test_response_without_the_required_fields_is_rejected(table: TableStreams, u
 
 def test_tip_is_reached_only_after_several_empty_responses(table: TableStreams, url: str) -> None:
     """A single empty response does not show the tip, because more records may follow."""
-    poller = reader(opened(url), only_shard(table))
+    poller = reader(open_table_stream(url), only_shard(table))
     assert [poller.read().behind_seconds for _ in range(EMPTY_RESPONSES_AT_TIP)] == [
         *[None] * (EMPTY_RESPONSES_AT_TIP - 1),
         0.0,
@@ -313,9 +315,9 @@ def test_recreated_stream_is_another_stream(
     table: TableStreams, url: str, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The new stream has a new incarnation, so that the leases of the old one are kept (L14)."""
-    source = opened(url)
-    former = source.incarnation()
-    assert former == "123456789012:orders:1800000000"
+    source = open_table_stream(url)
+    former_incarnation = source.incarnation()
+    assert former_incarnation == "123456789012:orders:1800000000"
     clock.now += 100
     table.disable_stream()
     table.enable_stream()
@@ -327,7 +329,7 @@ def test_recreated_stream_is_another_stream(
 
 def test_disabled_stream_is_read_by_its_arn(table: TableStreams, url: str) -> None:
     table.put("a", {})
-    source = opened(url.replace("//orders?region=eu-west-1&", f"//{table.arn}?"))
+    source = open_table_stream(url.replace("//orders?region=eu-west-1&", f"//{table.arn}?"))
     assert keys(reader(source, source.shards()[0].id).read()) == ["a"]
     assert source.arn("") == table.arn
     assert table.asked["DescribeTable"] == 0
@@ -351,13 +353,13 @@ def test_wrong_url_is_one_clear_error(wrong: str, why: str) -> None:
 
 
 def test_missing_table_or_stream_is_an_error(table: TableStreams, url: str) -> None:
-    source_of_missing_table = opened(url.replace("//orders?", "//other?"))
+    source_of_missing_table = open_table_stream(url.replace("//orders?", "//other?"))
     with pytest.raises(SourceError, match="Table not found; check its name, account and region"):
         source_of_missing_table.shards()
     table.status = ""
     with pytest.raises(SourceError, match="table 'orders' has no stream: enable one"):
-        opened(url).shards()
+        open_table_stream(url).shards()
 
 
 def test_latest_without_a_listing_requests_one(url: str) -> None:
-    assert opened(url).latest(Lease("x")).sequence == "AT_TIMESTAMP"
+    assert open_table_stream(url).latest(Lease("x")).sequence == "AT_TIMESTAMP"

@@ -336,38 +336,38 @@ def test_request_timeout_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_close_waits_for_links_to_close() -> None:
     """Links are closed before the process ends, so that the next owner does not have to displace them."""
-    started, closed = threading.Event(), threading.Event()
+    coroutine_started, link_closed = threading.Event(), threading.Event()
 
     async def close_slowly() -> None:
         try:
-            started.set()
+            coroutine_started.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0.05)
-            closed.set()
+            link_closed.set()
 
     loop = BackgroundLoop()
     loop.start_coroutine(close_slowly())
-    assert started.wait(20.0)
+    assert coroutine_started.wait(20.0)
     loop.close()
-    assert closed.is_set()
+    assert link_closed.is_set()
 
 
 def test_link_whose_close_is_unanswered_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the loop is closed, no coroutine is still pending."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.2)
-    started = threading.Event()
+    coroutine_started = threading.Event()
 
     async def never_close() -> None:
         try:
-            started.set()
+            coroutine_started.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.Event().wait()
 
     loop, coroutine = BackgroundLoop(), never_close()
     loop.start_coroutine(coroutine)
-    assert started.wait(20.0)
+    assert coroutine_started.wait(20.0)
     loop.close()
     assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
@@ -376,11 +376,11 @@ def test_link_that_never_closes_does_not_block_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.05)
-    started = threading.Event()
+    coroutine_started = threading.Event()
 
     async def ignore_cancellation() -> None:
         while True:
-            started.set()
+            coroutine_started.set()
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
 
@@ -388,7 +388,7 @@ def test_link_that_never_closes_does_not_block_close(
     loop = BackgroundLoop()
     (thread,) = set(threading.enumerate()) - threads_before
     loop.start_coroutine(ignore_cancellation())
-    assert started.wait(20.0)
+    assert coroutine_started.wait(20.0)
     loop.close()
     until(lambda: not thread.is_alive())
     caplog.set_level(logging.CRITICAL, "asyncio")  # asyncio logs that a task is still pending.

@@ -22,11 +22,11 @@ def test_properties_describe_hub_and_partitions(event_hub: HubSteps) -> None:
             client.get_partition_properties("0"),
             client.get_partition_properties("1"),
         )
-    stored = collect(event_hub.reader(), 2)
-    last = stored[1].event
-    assert properties_of_full_partition["last_enqueued_sequence_number"] == last.sequence_number == 1
-    assert properties_of_full_partition["last_enqueued_offset"] == last.offset
-    assert properties_of_full_partition["last_enqueued_time_utc"] == last.enqueued_time
+    stored_records = collect(event_hub.reader(), 2)
+    last_event = stored_records[1].event
+    assert properties_of_full_partition["last_enqueued_sequence_number"] == last_event.sequence_number == 1
+    assert properties_of_full_partition["last_enqueued_offset"] == last_event.offset
+    assert properties_of_full_partition["last_enqueued_time_utc"] == last_event.enqueued_time
     assert (properties_of_full_partition["is_empty"], properties_of_empty_partition["is_empty"]) == (False, True)
     assert (
         properties_of_empty_partition["last_enqueued_sequence_number"],

@@ -43,8 +43,8 @@ def _row(case: Case, kept_records: tuple[kcl_jar.KclRecord, ...]) -> dict[str, A
 def write() -> int:
     """Run every crafted case through the jar, write the results, and return the number of cases."""
     crafted_cases = tuple(cases())
-    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in crafted_cases)
-    rows = [_row(case, kept_records) for case, kept_records in zip(crafted_cases, answers, strict=True)]
+    kcl_results = kcl_jar.kcl_records((case.data, case.first, case.last) for case in crafted_cases)
+    rows = [_row(case, kept_records) for case, kept_records in zip(crafted_cases, kcl_results, strict=True)]
     TABLE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return len(rows)
 

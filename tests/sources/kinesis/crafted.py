@@ -263,14 +263,14 @@ def _explicit_hash_keys() -> Iterator[Case]:
     invalid = ["", "-", "+", "abc", "1_000", " 1", "1 ", "1.0", "0x10", "--1", "+-1", "1-", "12345678+9"]
     invalid += ["\U0001d7ce", "½", "²"]
     out_of_range = ["-1", "340282366920938463463374607431768211456", "9" * 5000, "-" + "9" * 5000]
-    for names, reason, dropped in (
+    for names, reason, dropped_count in (
         (valid, "aggregated", 0),
         (invalid, "bad-hash-key", 1),
         (out_of_range, "out-of-range", 2),
     ):
         for name in names:
             body = keys("a") + hash_keys(name) + ONE + record(0, b"two", 0)
-            yield Case(f"hash key {name[:60]!r} of {len(name)} characters", sealed(body), reason, dropped)
+            yield Case(f"hash key {name[:60]!r} of {len(name)} characters", sealed(body), reason, dropped_count)
     yield Case("hash key that is no number, not used", sealed(keys("a") + hash_keys("abc") + ONE), "aggregated")
     yield Case(
         "bad hash key before one out of range",

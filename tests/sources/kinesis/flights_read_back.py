@@ -57,30 +57,30 @@ def readable_records(records: Iterable[Stored]) -> Content:
     """Return the user records of the stream, except those in aggregates that landed on a wrong shard."""
     content: Content = {}
     for stored_record in records:
-        for user in deaggregate(
+        for user_record in deaggregate(
             stored_record.data, stored_record.partition_key, None, stored_record.hash_range, misplaced="drop"
         ):
-            place = int(stored_record.sequence_number), user.sub_sequence_number
-            digest = hashlib.sha1(user.data, usedforsecurity=False).hexdigest()
-            content.setdefault(stored_record.shard, {})[place] = user.partition_key or "", digest
+            record_place = int(stored_record.sequence_number), user_record.sub_sequence_number
+            digest = hashlib.sha1(user_record.data, usedforsecurity=False).hexdigest()
+            content.setdefault(stored_record.shard, {})[record_place] = user_record.partition_key or "", digest
     return content
 
 
-def read_by_ours(places: Places, stream: str, count: int, folder: Path) -> Content:
+def read_by_ours(addresses: Places, stream: str, count: int, folder: Path) -> Content:
     """Return the user records that our worker dispatches if it drops misplaced records as the KCL does."""
-    source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={places.kinesis}"
+    source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={addresses.kinesis}"
     command = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
     settings = ("--initial-position", "TRIM_HORIZON", "--lease-seconds", "3", "--events", "--worker", "ours")
     return _dispatched(Child("ours", (*command, *settings), folder), count)
 
 
-def read_by_java(places: Places, stream: str, count: int, folder: Path, version: str) -> Content:
+def read_by_java(addresses: Places, stream: str, count: int, folder: Path, version: str) -> Content:
     """Return the user records that a polling Java KCL worker with its own table dispatches."""
-    kcl_arguments = (places.kinesis, places.dynamodb, stream, f"{stream}-kcl-{version}")
+    kcl_arguments = (addresses.kinesis, addresses.dynamodb, stream, f"{stream}-kcl-{version}")
     # The KCL does not start with the shard list of kinesis-local, which includes children of the shards at
     # TRIM_HORIZON, so create the first leases here.
-    store = open_store(f"dynamodb://{kcl_arguments[3]}?region=eu-west-1&endpoint={places.dynamodb}", create=True)
-    for shard in open_url(stream, {"region": "eu-west-1", "endpoint": places.kinesis}).shards():
+    store = open_store(f"dynamodb://{kcl_arguments[3]}?region=eu-west-1&endpoint={addresses.dynamodb}", create=True)
+    for shard in open_url(stream, {"region": "eu-west-1", "endpoint": addresses.kinesis}).shards():
         if not shard.parents:
             store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
     worker = java_kcl.started(f"kcl-{version}", version, kcl_arguments, folder, properties=("-Dmax.records=20",))
@@ -120,7 +120,9 @@ def size(content: Content) -> int:
 
 def in_order(content: Content) -> dict[str, list[tuple[RecordPlace, str, str]]]:
     """Return the user records of each shard as a list, so that a comparison of two results includes the order."""
-    return {shard: [(place, *fields) for place, fields in rows.items()] for shard, rows in content.items()}
+    return {
+        shard: [(record_place, *fields) for record_place, fields in rows.items()] for shard, rows in content.items()
+    }
 
 
 def _main() -> None:

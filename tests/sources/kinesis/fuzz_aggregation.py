@@ -92,8 +92,8 @@ def read(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
 
 def differences(buffers: tuple[Case, ...]) -> list[Case]:
     """Return the cases for which the result of the KCL's jar differs from ours."""
-    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in buffers)
-    return [case for case, kept_records in zip(buffers, answers, strict=True) if read(case)[1] != kept_records]
+    kcl_results = kcl_jar.kcl_records((case.data, case.first, case.last) for case in buffers)
+    return [case for case, kept_records in zip(buffers, kcl_results, strict=True) if read(case)[1] != kept_records]
 
 
 def oversized_cases() -> Iterator[Case]:

@@ -12,13 +12,15 @@ from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
 
 class RecordingClient(AcceptingShard):
-    """A client that passes the data of each request to `before`, and then stores it.
+    """A client that passes the data of each request to `before_put`, and then stores it.
 
     halves  whether the stream has two shards, the first with ten hash keys
     """
 
-    def __init__(self, before: Callable[[list[bytes]], object] = lambda _data: None, *, halves: bool = False) -> None:
-        self.data, self.before, self.halves = list[bytes](), before, halves
+    def __init__(
+        self, before_put: Callable[[list[bytes]], object] = lambda _data: None, *, halves: bool = False
+    ) -> None:
+        self.data, self.before, self.halves = list[bytes](), before_put, halves
 
     def list_shards(self, **_: object) -> dict[str, Any]:
         if not self.halves:
@@ -33,7 +35,7 @@ class RecordingClient(AcceptingShard):
 
     def put_records(self, **request: object) -> dict[str, Any]:
         rows = cast("list[dict[str, Any]]", request["Records"])
-        data = [user.data for row in rows for user in deaggregate(row["Data"], row["PartitionKey"])]
+        data = [user_record.data for row in rows for user_record in deaggregate(row["Data"], row["PartitionKey"])]
         self.before(data)
         self.data += data
         shards = ["s-1" if self.halves and int(row["ExplicitHashKey"]) > 9 else "s-0" for row in rows]

@@ -66,8 +66,8 @@ ONE_KEY = base64.b64decode(
     "cgcGpxcmNmYnhhZnpkbmR6bWJnYW5lGicIABAAGiFSRUNPUkQgMjAwOCBwanFyY2ZieGFmemRuZHptYmdhbmUHrLqXAgpJOT8v1lp81gM/"
 )
 ONE_KEY_RECORDS = tuple(
-    ("1562602074896", "339606600942967391854603552402021847292", b"RECORD %d pjqrcfbxafzdndzmbgane" % place)
-    for place in (2005, 2006, 2007, 2008)
+    ("1562602074896", "339606600942967391854603552402021847292", b"RECORD %d pjqrcfbxafzdndzmbgane" % sample_number)
+    for sample_number in (2005, 2006, 2007, 2008)
 )
 
 SAMPLES = (

@@ -117,14 +117,14 @@ def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
 
 def judge(rows: list[tuple[str, bytes]], records: list[Stored], faulty: Faulty, futures: list[RecordFuture]) -> Verdict:
     """Compare the stored records with the rows that were sent."""
-    written: list[tuple[str, bytes, tuple[str, str, int]]] = []
-    dropped = 0
+    written_rows: list[tuple[str, bytes, tuple[str, str, int]]] = []
+    dropped_count = 0
     for stored_record in records:
         user_records = deaggregate(
             stored_record.data, stored_record.partition_key, None, stored_record.hash_range, misplaced="drop"
         )
-        dropped += user_records.reason is Reason.OUT_OF_RANGE
-        written += [
+        dropped_count += user_records.reason is Reason.OUT_OF_RANGE
+        written_rows += [
             (
                 user_record.partition_key or "",
                 user_record.data,
@@ -132,30 +132,30 @@ def judge(rows: list[tuple[str, bytes]], records: list[Stored], faulty: Faulty, 
             )
             for user_record in user_records
         ]
-    copies = Counter(data for _, data, _ in written)
+    copies = Counter(data for _, data, _ in written_rows)
     sent_data = {data for _, data in rows}
-    doubtful_data = {user.data for row in faulty.doubtful for user in deaggregate(row["Data"])}
-    repeated = [data for data, count in copies.items() if count > 1]
-    places = {(data, place) for _, data, place in written}
+    doubtful_data = {doubtful_record.data for row in faulty.doubtful for doubtful_record in deaggregate(row["Data"])}
+    repeated_data = [data for data, count in copies.items() if count > 1]
+    record_places = {(data, record_place) for _, data, record_place in written_rows}
     results = [(data, writing.result(timeout=0)) for (_, data), writing in zip(rows, futures, strict=True)]
     return Verdict(
         lost=len(sent_data - copies.keys()),
         extra=len(copies.keys() - sent_data),
-        disordered=_disordered(rows, list(dict.fromkeys((key, data) for key, data, _ in written))),
-        twice=len(repeated),
-        unexplained=sum(data not in doubtful_data for data in repeated),
+        disordered=_disordered(rows, list(dict.fromkeys((key, data) for key, data, _ in written_rows))),
+        twice=len(repeated_data),
+        unexplained=sum(data not in doubtful_data for data in repeated_data),
         misreported=sum(
             (data, (written_record.shard, written_record.sequence_number, written_record.sub_sequence_number))
-            not in places
+            not in record_places
             for data, written_record in results
         ),
-        dropped=dropped,
+        dropped=dropped_count,
     )
 
 
-def _disordered(rows: list[tuple[str, bytes]], written: list[tuple[str, bytes]]) -> tuple[str, ...]:
+def _disordered(rows: list[tuple[str, bytes]], written_rows: list[tuple[str, bytes]]) -> tuple[str, ...]:
     orders: tuple[dict[str, list[bytes]], ...] = ({}, {})
-    for order, key_data_rows in zip(orders, (rows, written), strict=True):
+    for order, key_data_rows in zip(orders, (rows, written_rows), strict=True):
         for key, data in key_data_rows:
             order.setdefault(key, []).append(data)
     return tuple(sorted(key for key in orders[0] if orders[0][key] != orders[1].get(key)))

@@ -34,16 +34,16 @@ class Stream:
         """Return the open shards in the order of their ranges."""
         return sorted((shard for shard in self.shards if shard.open), key=lambda shard: shard.hash_range or HASH_KEYS)
 
-    def split(self, place: int) -> None:
-        parent = self.open[place % len(self.open)]
+    def split(self, shard_number: int) -> None:
+        parent = self.open[shard_number % len(self.open)]
         first, last = parent.hash_range or HASH_KEYS
         if last - first > 1:
             middle = (first + last) // 2
             self._replace_shards([parent], [(first, middle), (middle + 1, last)])
 
-    def merge(self, place: int) -> None:
+    def merge(self, shard_number: int) -> None:
         if len(self.open) > 1:
-            index = place % (len(self.open) - 1)
+            index = shard_number % (len(self.open) - 1)
             left_shard, right_shard = self.open[index : index + 2]
             self._replace_shards(
                 [left_shard, right_shard],
@@ -61,8 +61,14 @@ class Stream:
         """Yield all user records as the KCL reads them, with the records of parents first."""
         for shard in self.shards:
             for sequence, data, key in self.logs.get(shard.id, []):
-                for user in deaggregate(data, key, None, shard.hash_range, misplaced="drop"):
-                    yield shard.id, sequence, user.sub_sequence_number, user.partition_key or "", user.data
+                for user_record in deaggregate(data, key, None, shard.hash_range, misplaced="drop"):
+                    yield (
+                        shard.id,
+                        sequence,
+                        user_record.sub_sequence_number,
+                        user_record.partition_key or "",
+                        user_record.data,
+                    )
 
 
 def falls(key: str) -> int:

@@ -82,24 +82,24 @@ def test_half_processed_aggregate_is_finished_by_the_next_worker(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
     first_number, second_number = put(client, stream, aggregate(HERE, 10), aggregate(HERE, 3))
-    stopped, all_received, received = Event(), Event(), list[RecordFields]()
+    handler_failed, all_received, received_records = Event(), Event(), list[RecordFields]()
 
     def fail_halfway(delivery: Delivery) -> None:
         assert delivery.checkpoint(delivery.records[3])
-        stopped.set()
+        handler_failed.set()
         raise RuntimeError("in the midst of an aggregate")
 
     def handle_rest(delivery: Delivery) -> None:
-        received.extend(record_fields(delivery))
-        if received[-1][:2] == (second_number, 2):
+        received_records.extend(record_fields(delivery))
+        if received_records[-1][:2] == (second_number, 2):
             all_received.set()
 
     with running_worker(store, source, "a-1", Handling(fail_halfway, attempts=1)):
-        assert stopped.wait(WAIT)
+        assert handler_failed.wait(WAIT)
     assert checkpoint(store) == Position(first_number, 3)
     with running_worker(store, source, "a-2", Handling(handle_rest)):
         assert all_received.wait(WAIT)
-    assert received == [(first_number, sub, b"%d" % sub) for sub in range(4, 10)] + [
+    assert received_records == [(first_number, sub, b"%d" % sub) for sub in range(4, 10)] + [
         (second_number, sub, b"%d" % sub) for sub in range(3)
     ]
     assert checkpoint(store) == Position(second_number, 2)
@@ -110,21 +110,21 @@ def test_read_position_passes_misplaced_aggregates_and_is_checkpointed(
 ) -> None:
     """Misplaced aggregates at the end of a shard are checkpointed, so that they are not read again after each start."""
     first_number, misplaced_number = put(client, stream, aggregate(HERE, 2), aggregate(ELSEWHERE, 5))
-    received, checkpoints = list[RecordFields](), list[Position]()
-    handled = Event()
+    received_records, checkpoints = list[RecordFields](), list[Position]()
+    batch_handled = Event()
 
     def handler(delivery: Delivery) -> None:
-        received.extend(record_fields(delivery))
+        received_records.extend(record_fields(delivery))
         assert delivery.checkpoint()
         checkpoints.append(checkpoint(store))
-        handled.set()
+        batch_handled.set()
 
     with running_worker(store, source, "a-1", Handling(handler)):
-        assert handled.wait(WAIT)
+        assert batch_handled.wait(WAIT)
         (later_number,) = put(client, stream, aggregate(ELSEWHERE, 4))
         deadline = monotonic() + WAIT
         while checkpoint(store) != Position(later_number, 3):
             assert monotonic() < deadline, checkpoint(store)
             sleep(0.05)
-    assert received == [(first_number, 0, b"0"), (first_number, 1, b"1")]
+    assert received_records == [(first_number, 0, b"0"), (first_number, 1, b"1")]
     assert checkpoints == [Position(misplaced_number, 4)]

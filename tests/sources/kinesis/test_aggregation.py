@@ -89,7 +89,7 @@ def test_nothing_is_filtered_without_a_range() -> None:
 
 
 def test_mutated_records_do_not_crash_the_reader() -> None:
-    counts = [len(kept) for _, kept in map(read, mutated(3000, seed=6))]
+    counts = [len(kept_records) for _, kept_records in map(read, mutated(3000, seed=6))]
     assert len(counts) == 3000
 
 

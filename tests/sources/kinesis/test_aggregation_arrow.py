@@ -35,9 +35,15 @@ def one_by_one(
 ) -> list[Row]:
     """Return the rows that `deaggregate` returns for each record."""
     return [
-        (index, user.sub_sequence_number, user.partition_key, user.explicit_hash_key, user.data)
+        (
+            index,
+            user_record.sub_sequence_number,
+            user_record.partition_key,
+            user_record.explicit_hash_key,
+            user_record.data,
+        )
         for index, (data, key) in enumerate(zip(records, keys, strict=True))
-        for user in deaggregate(data, key, None, hash_range, misplaced=misplaced)
+        for user_record in deaggregate(data, key, None, hash_range, misplaced=misplaced)
     ]
 
 
@@ -56,7 +62,7 @@ def test_columns_hold_the_same_rows(
     aggregates: list[list[tuple[str, None, bytes]]], hash_range: HashRange | None, misplaced: Misplaced
 ) -> None:
     records = [packed(list(rows))[0].encode() for rows in aggregates]
-    keys = [f"outer-{place}" for place in range(len(records))]
+    keys = [f"outer-{index}" for index in range(len(records))]
     assert together(records, keys, hash_range, misplaced) == one_by_one(records, keys, hash_range, misplaced)
 
 

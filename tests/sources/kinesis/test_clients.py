@@ -37,8 +37,8 @@ def test_record_time_is_parsed_as_utc_without_a_local_time_zone(monkeypatch: pyt
     # The cast is needed because the type stubs do not allow a handler of this event to return a response.
     client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", respond))
     (row,) = client.get_records(ShardIterator="i-1")["Records"]
-    arrived = row["ApproximateArrivalTimestamp"]
-    assert (arrived, arrived.tzinfo) == (datetime.fromtimestamp(ARRIVED, UTC), UTC)
+    arrival_time = row["ApproximateArrivalTimestamp"]
+    assert (arrival_time, arrival_time.tzinfo) == (datetime.fromtimestamp(ARRIVED, UTC), UTC)
 
 
 @pytest.mark.parametrize("options", [{}, {"consumer": "arn:aws:c"}])
@@ -59,16 +59,16 @@ def test_silent_connection_times_out_soon(monkeypatch: pytest.MonkeyPatch, optio
 
 
 def test_closed_source_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = list[str]()
+    close_calls = list[str]()
 
     def create_closable_client(*settings: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
         client = create_reading_client(settings[0], settings[1], read_seconds=read_seconds)
-        monkeypatch.setattr(client, "close", lambda: closed.append("closed"))
+        monkeypatch.setattr(client, "close", lambda: close_calls.append("closed"))
         return client
 
     monkeypatch.setattr(source, "create_reading_client", create_closable_client)
     source.open_url("orders", {"region": "eu-west-1"}).close()
-    assert closed == ["closed"]
+    assert close_calls == ["closed"]
 
 
 def test_transient_failure_is_retried_once_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,8 @@ def test_both_forms_encode_alike(forms: Forms, rows: Rows) -> None:
     encoded = []
     for form in ("plain", "compiled"):
         aggregate = forms[form]["encode"].Aggregate(2000)
-        accepted = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
-        encoded.append((accepted, aggregate.size, aggregate.encode() if aggregate.count else b""))
+        add_results = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
+        encoded.append((add_results, aggregate.size, aggregate.encode() if aggregate.count else b""))
     assert encoded[0] == encoded[1]
 
 
@@ -77,9 +77,9 @@ def test_both_forms_read_placed_records_alike(forms: Forms) -> None:
     for case in (*cases(), *mutated(2000, seed=12)):
         results = []
         for form in ("plain", "compiled"):
-            places, sizes = forms[form]["places"], (4, len(case.data) - 16)
-            layout = places.locate(case.data, *sizes)
-            records = layout and places.LocatedRecords(case.data, *layout, number="7", arrived=1.5)
+            places_module, sizes = forms[form]["places"], (4, len(case.data) - 16)
+            layout = places_module.locate(case.data, *sizes)
+            records = layout and places_module.LocatedRecords(case.data, *layout, number="7", arrived=1.5)
             results.append(
                 records and (len(records), [*records], [*records[1:-1]], [type(record) for record in records])
             )

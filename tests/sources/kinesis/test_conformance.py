@@ -18,8 +18,14 @@ TABLE = tuple(conformance.read())
 def _ours(case: Case) -> tuple[kcl_jar.KclRecord, ...]:
     user_records = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     return tuple(
-        (user.partition_key or "", user.explicit_hash_key, user.data, user.sub_sequence_number, user_records.aggregated)
-        for user in user_records
+        (
+            user_record.partition_key or "",
+            user_record.explicit_hash_key,
+            user_record.data,
+            user_record.sub_sequence_number,
+            user_records.aggregated,
+        )
+        for user_record in user_records
     )
 
 
@@ -51,7 +57,7 @@ def test_table_holds_every_crafted_case() -> None:
 
 @pytest.mark.more
 def test_table_matches_the_jar() -> None:
-    if missing := kcl_jar.missing():
-        pytest.skip(f"the KCL jar is not run: no {missing}")
-    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case, _ in TABLE)
-    assert answers == [records for _, records in TABLE]
+    if missing_tools := kcl_jar.missing():
+        pytest.skip(f"the KCL jar is not run: no {missing_tools}")
+    kcl_results = kcl_jar.kcl_records((case.data, case.first, case.last) for case, _ in TABLE)
+    assert kcl_results == [records for _, records in TABLE]

@@ -156,11 +156,11 @@ def test_expired_subscription_is_renewed_without_a_gap(staged: Callable[..., Sta
     """The service ends each subscription after five minutes. The next one neither repeats nor skips records."""
     stage = staged([event(5, 6, continuation=6), event(continuation=8)], [event(8, continuation=8), Held()])
     reader = stage.reader()
-    first = next_batch(reader)
+    first_batch = next_batch(reader)
     next_batch(reader)  # This batch has no records, but advances the position.
     until(lambda: reader.read().records == () and reader._subscription is None, "its time is up")  # noqa: SLF001  not visible elsewhere
     stage.clock.now += 5
-    assert [numbers(first), numbers(next_batch(reader))] == [[("5", 0), ("6", 0)], [("8", 0)]]
+    assert [numbers(first_batch), numbers(next_batch(reader))] == [[("5", 0), ("6", 0)], [("8", 0)]]
     assert stage.service.asked == [HORIZON, {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": "8"}]
 
 
@@ -279,7 +279,7 @@ def test_silent_connection_is_dropped_without_a_warning(
     until(lambda: reader.read().records == () and reader._subscription is None, "it was given up")  # noqa: SLF001  not visible elsewhere
     stage.clock.now += 5
     assert [numbers(first_batch), numbers(next_batch(reader))] == [[("5", 0)], [("6", 0)]]
-    assert [each.message for each in caplog.records] == []
+    assert [log_record.message for log_record in caplog.records] == []
     stage.client.close()
 
 
@@ -339,12 +339,12 @@ def test_slow_handler_pauses_the_reading() -> None:
     stream = Counted(50)
     receiver = SubscriptionReceiver(lambda: cast("Stream", stream))
     buffered_counts: list[int] = []
-    received: list[object] = []
-    while len(received) < 50:
+    received_events: list[object] = []
+    while len(received_events) < 50:
         until(lambda: bool(receiver._inbox), "an event waits")  # noqa: SLF001  take_event() would make room
-        buffered_counts.append(stream.read - len(received))
-        received.append(receiver.take_event())
-    assert (received, max(buffered_counts) <= MAX_BUFFERED_EVENTS + 1) == (
+        buffered_counts.append(stream.read - len(received_events))
+        received_events.append(receiver.take_event())
+    assert (received_events, max(buffered_counts) <= MAX_BUFFERED_EVENTS + 1) == (
         list(range(50)),
         True,
     )  # The thread itself holds one more event.
@@ -394,17 +394,17 @@ def test_thread_that_waits_for_room_is_woken_after_the_receiver_closes(monkeypat
 
 
 def test_subscription_granted_after_close_is_left_unread() -> None:
-    stream, requested, granted = Counted(50), Event(), Event()
+    stream, subscription_requested, subscription_granted = Counted(50), Event(), Event()
 
     def subscribe() -> "Stream":
-        requested.set()
-        assert granted.wait(30)
+        subscription_requested.set()
+        assert subscription_granted.wait(30)
         return cast("Stream", stream)
 
     receiver = SubscriptionReceiver(subscribe)
-    assert requested.wait(30)
+    assert subscription_requested.wait(30)
     receiver.close()
-    granted.set()
+    subscription_granted.set()
     until(lambda: receiver.has_ended, "the thread is gone")
     assert (stream.read, stream.closed, receiver.fault) == (0, True, None)
 

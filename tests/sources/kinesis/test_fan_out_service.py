@@ -58,10 +58,10 @@ def reader(client: "KinesisClient", stream: str) -> Iterator[Reader]:
     reader.close()
 
 
-def read(reader: Reader, received: list[str]) -> bool:
+def read(reader: Reader, received_numbers: list[str]) -> bool:
     """Read once, and wait as long as the batch requires. Return whether the shard has ended."""
     batch = reader.read()
-    received += [record.sequence_number for record in batch.records]
+    received_numbers += [record.sequence_number for record in batch.records]
     time.sleep(batch.wait_seconds)
     return batch.ended
 
@@ -76,17 +76,17 @@ def test_no_record_is_lost_or_repeated_between_subscriptions(
         lambda params, **_: positions.append(params["StartingPosition"]["Type"]),
     )
     sent_numbers: list[str] = []
-    received: list[str] = []
+    received_numbers: list[str] = []
     while len(positions) < 3:
         sent_numbers += put(client, stream, 5)
-        read(reader, received)
-    until(lambda: read(reader, received) or len(received) >= len(sent_numbers), "all of it came")
-    assert (received, positions) == (sent_numbers, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
+        read(reader, received_numbers)
+    until(lambda: read(reader, received_numbers) or len(received_numbers) >= len(sent_numbers), "all of it came")
+    assert (received_numbers, positions) == (sent_numbers, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
 
 
 def test_first_subscription_starts_at_the_requested_position(client: "KinesisClient", stream: str) -> None:
     sent_numbers = put(client, stream, 120)
-    received: list[str] = []
+    received_numbers: list[str] = []
     for number in (sent_numbers[0], sent_numbers[99]):  # The first request of each client is in CBOR.
         new_client = create_reading_client("eu-west-1", client.meta.endpoint_url)
         reader = KinesisSource(new_client, stream, consumer="app").open(Lease(SHARD), Position(number))
@@ -99,23 +99,23 @@ def test_first_subscription_starts_at_the_requested_position(client: "KinesisCli
         )
         reader.close()
         new_client.close()
-        received += numbers_read[:1]
+        received_numbers += numbers_read[:1]
         assert numbers_read == sorted(numbers_read, key=int)
-    assert received == [sent_numbers[1], sent_numbers[100]]
+    assert received_numbers == [sent_numbers[1], sent_numbers[100]]
 
 
 def test_closed_shard_is_read_to_its_end_and_names_its_children(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
     """The backlog is read to its end although this service lists the children in every event."""
-    sent = put(client, stream, 120)
+    sent_numbers = put(client, stream, 120)
     client.split_shard(StreamName=stream, ShardToSplit=SHARD, NewStartingHashKey=str(1 << 127))
     active(client, stream)
-    received: list[str] = []
+    received_numbers: list[str] = []
     while not (batch := reader.read()).ended:
-        received += [record.sequence_number for record in batch.records]
+        received_numbers += [record.sequence_number for record in batch.records]
         time.sleep(batch.wait_seconds)
-    assert received == sent
+    assert received_numbers == sent_numbers
     assert [(child.id[-1], child.parents, child.hash_range) for child in batch.children] == [
         ("1", (SHARD,), (0, (1 << 127) - 1)),
         ("2", (SHARD,), (1 << 127, (1 << 128) - 1)),
@@ -129,9 +129,9 @@ def test_stream_without_room_for_consumers_is_polled(
     arn = client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamARN"]
     for number in range(20):
         client.register_stream_consumer(StreamARN=arn, ConsumerName=f"other-{number}")
-    sent = put(client, stream, 5)
-    received: list[str] = []
-    until(lambda: read(reader, received) or len(received) >= 5, "it was polled")
+    sent_numbers = put(client, stream, 5)
+    received_numbers: list[str] = []
+    until(lambda: read(reader, received_numbers) or len(received_numbers) >= 5, "it was polled")
     messages = [record.message for record in caplog.records if record.name == "leasehold.kinesis"]
-    assert (received, len(messages)) == (sent, 1)
+    assert (received_numbers, len(messages)) == (sent_numbers, 1)
     assert messages[0].startswith(f"stream {stream} has no room for consumer 'app', so its shards are polled: ")

@@ -83,17 +83,17 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def joined(server: Server) -> Iterator[Callable[[list[Script]], RunningWorker]]:
     """Yield a function that starts a worker with these scripts."""
-    started: list[RunningWorker] = []
+    running_workers: list[RunningWorker] = []
 
     def start(scripts: list[Script]) -> RunningWorker:
         server.service = Service(scripts, OTHERS)
         source = KinesisSource(create_reading_client("eu-west-1", server.url), "orders", consumer=ARN)
-        started.append(RunningWorker(server.service))
-        started[-1].begin(source)
-        return started[-1]
+        running_workers.append(RunningWorker(server.service))
+        running_workers[-1].begin(source)
+        return running_workers[-1]
 
     yield start
-    for running_worker in started:
+    for running_worker in running_workers:
         running_worker.runner.stop()
         running_worker.thread.join(30)
         assert not running_worker.thread.is_alive()
@@ -123,8 +123,8 @@ def test_pushed_record_is_counted_like_a_polled_one(joined: Callable[[list[Scrip
     assert running_worker.records_received.wait(30)
     deadline = time.monotonic() + 30
     expected = {"bytes": 8, "records": 2, "millis_behind_latest": 1500}
-    while (values := _metric_values(running_worker.metrics, set(expected))) != expected:
-        assert time.monotonic() < deadline, values
+    while (metric_values := _metric_values(running_worker.metrics, set(expected))) != expected:
+        assert time.monotonic() < deadline, metric_values
         time.sleep(0.01)
 
 

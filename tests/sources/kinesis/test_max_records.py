@@ -14,9 +14,9 @@ TABLE_STREAM = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders/stream/2026
 
 def test_request_asks_for_the_max_records_of_the_url() -> None:
     """The default is the service's own limit."""
-    answers = {"ShardIterator": "i-1"}, {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
+    responses = {"ShardIterator": "i-1"}, {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
     for option, limit in (("&max_records=7", 7), ("", MAX_RECORDS)):
-        service = Service({"StreamDescriptionSummary": {}}, *answers)
+        service = Service({"StreamDescriptionSummary": {}}, *responses)
         source = open_source(f"kinesis://orders?region=eu-west-1&endpoint={listening(service)}{option}")
         source.open(Lease("s-0"), TRIM_HORIZON).read()
         source.close()

@@ -45,15 +45,15 @@ def expected_user_records(data: bytes, hash_range: HashRange) -> list[UserRecord
     if not unfiltered.aggregated:
         return list(unfiltered)
     expected = list[UserRecord]()
-    for user in unfiltered:
+    for user_record in unfiltered:
         hash_key = (
-            hash_partition_key(user.partition_key or "")
-            if user.explicit_hash_key is None
-            else parse_hash_key(user.explicit_hash_key)
+            hash_partition_key(user_record.partition_key or "")
+            if user_record.explicit_hash_key is None
+            else parse_hash_key(user_record.explicit_hash_key)
         )
         if hash_key is None:
             break
-        expected += [user] if hash_range[0] <= hash_key <= hash_range[1] else []
+        expected += [user_record] if hash_range[0] <= hash_key <= hash_range[1] else []
     return expected
 
 
@@ -140,8 +140,8 @@ def read(stream: Stream, misplaced: Misplaced) -> Iterator[tuple[str, bytes]]:
     """Yield the shard and the data of each user record as workers read them, parents first."""
     for shard in stream.shards:
         for _, data, key in stream.logs.get(shard.id, []):
-            for user in deaggregate(data, key, None, shard.hash_range, misplaced=misplaced):
-                yield shard.id, user.data
+            for user_record in deaggregate(data, key, None, shard.hash_range, misplaced=misplaced):
+                yield shard.id, user_record.data
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["put", "put", "split", "merge"]), st.integers(0, 9)), max_size=20)
@@ -155,14 +155,14 @@ def test_record_delivered_by_a_kpl_is_read_through_splits_and_merges(
     """No delivered record is lost if the KPL sends aggregates to shards that have been split or merged."""
     stream = Stream()
     kpl, count = Kpl(stream), 0
-    for action, place in [*steps, ("put", 9)]:
+    for action, number in [*steps, ("put", 9)]:
         match action:
             case "split":
-                stream.split(place)
+                stream.split(number)
             case "merge":
-                stream.merge(place)
+                stream.merge(number)
             case _:
-                rows = [(f"key-{place}-{index}", b"%d" % (count + index)) for index in range(8)]
+                rows = [(f"key-{number}-{index}", b"%d" % (count + index)) for index in range(8)]
                 kpl.put(rows)
                 count += len(rows)
     assert kpl.delivered == {b"%d" % index for index in range(count)}

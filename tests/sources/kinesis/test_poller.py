@@ -80,7 +80,7 @@ def row(number: int, data: bytes = b"data", **more: object) -> dict[str, Any]:
     } | more
 
 
-def answer(
+def stub_get_records(
     stub: Stubber,
     iterator_name: str,
     next_iterator: str | None,
@@ -125,13 +125,13 @@ def record_fields(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
 )
 def test_reader_starts_at_the_requested_position(stub: Stubber, start: Position, place: dict[str, object]) -> None:
     iterator(stub, "i-1", **place)
-    answer(stub, "i-1", "i-2")
+    stub_get_records(stub, "i-1", "i-2")
     assert poller(stub, start).read().records == ()
 
 
 def test_records_arrive_whole_and_in_order(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(5, b"a"), row(6, b"b"), behind_ms=1500)
+    stub_get_records(stub, "i-1", "i-2", row(5, b"a"), row(6, b"b"), behind_ms=1500)
     batch = poller(stub).read()
     assert batch.records == (
         Record(b"a", "5", 0, "k", None, ARRIVED.timestamp()),
@@ -142,7 +142,7 @@ def test_records_arrive_whole_and_in_order(stub: Stubber) -> None:
 
 def test_reader_resumes_inside_an_aggregate(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
-    answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")), row(6, b"d"))
+    stub_get_records(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")), row(6, b"d"))
     batch = poller(stub, Position("5", 1)).read()
     assert record_fields(batch.records) == [("5", 2, b"c"), ("6", 0, b"d")]
     assert [record.aggregated for record in batch.records] == [True, False]
@@ -162,7 +162,7 @@ def test_whole_aggregate_returns_until_its_last_user_record_is_done(
     """If a reader of user records has stopped within an aggregate, the whole aggregate is read again."""
     iterator(stub, "i-1", **place)
     aggregate_data = aggregate(b"a", b"b", b"c")
-    answer(stub, "i-1", "i-2", row(5, aggregate_data), row(6, b"d"), row(7, aggregate(b"e", b"f")))
+    stub_get_records(stub, "i-1", "i-2", row(5, aggregate_data), row(6, b"d"), row(7, aggregate(b"e", b"f")))
     batch = poller(stub, start, whole_aggregates=True).read()
     expected = {"5": ("5", 2, aggregate_data), "6": ("6", 0, b"d"), "7": ("7", 1, aggregate(b"e", b"f"))}
     assert record_fields(batch.records) == [expected[number] for number in records]
@@ -173,7 +173,7 @@ def test_whole_aggregate_returns_until_its_last_user_record_is_done(
 def test_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
     """Dropped aggregates at the end of a shard can be checkpointed, so that the shard's backlog can fall to zero."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
+    stub_get_records(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
     batch = poller(stub, hash_range=(0, 1)).read()
     assert (batch.records, batch.read_to, batch.size) == ((), Position("5", 1), len(aggregate(b"a", b"b")))
     assert "2 user records of 5 dropped: out-of-range" in caplog.text
@@ -181,10 +181,10 @@ def test_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCaptu
 
 def test_expired_iterator_is_replaced_after_the_last_record(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
+    stub_get_records(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
     reject(stub, "ExpiredIteratorException")
     iterator(stub, "i-3", ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber="5")
-    answer(stub, "i-3", "i-4", row(6, b"c"))
+    stub_get_records(stub, "i-3", "i-4", row(6, b"c"))
     reader = poller(stub)
     assert [record_fields(reader.read().records) for _ in range(3)] == [
         [("5", 0, b"a"), ("5", 1, b"b")],
@@ -196,11 +196,11 @@ def test_expired_iterator_is_replaced_after_the_last_record(stub: Stubber) -> No
 def test_empty_response_keeps_the_read_position(stub: Stubber) -> None:
     """An iterator that expires on a quiet shard is replaced by one after the last record, and not at the start."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(5, b"a"))
-    answer(stub, "i-2", "i-3")
+    stub_get_records(stub, "i-1", "i-2", row(5, b"a"))
+    stub_get_records(stub, "i-2", "i-3")
     reject(stub, "ExpiredIteratorException")
     iterator(stub, "i-4", ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber="5")
-    answer(stub, "i-4", "i-5", row(6, b"b"))
+    stub_get_records(stub, "i-4", "i-5", row(6, b"b"))
     reader = poller(stub)
     assert [record_fields(reader.read().records) for _ in range(4)] == [[("5", 0, b"a")], [], [], [("6", 0, b"b")]]
 
@@ -211,7 +211,7 @@ def test_iterator_that_expires_before_any_read_starts_over(stub: Stubber) -> Non
         iterator(stub, name, ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
         if name == "i-1":
             reject(stub, "ExpiredIteratorException")
-    answer(stub, "i-2", "i-3", row(5, b"done"), row(6, b"new"))
+    stub_get_records(stub, "i-2", "i-3", row(5, b"done"), row(6, b"new"))
     reader = poller(stub, Position("5"))
     assert [record_fields(reader.read().records) for _ in range(2)] == [[], [("6", 0, b"new")]]
 
@@ -228,7 +228,7 @@ def test_iterator_that_expires_before_any_read_starts_over(stub: Stubber) -> Non
 def test_temporary_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, status: int) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     reject(stub, code, status)
-    answer(stub, "i-1", "i-2", row(5))
+    stub_get_records(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
     failed_batch, later_batch = reader.read(), reader.read()
     assert (failed_batch.records, failed_batch.read_to, failed_batch.ended) == ((), None, False)
@@ -238,7 +238,7 @@ def test_temporary_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, st
 
 def test_broken_connection_is_retried_with_the_same_iterator(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(5))
+    stub_get_records(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
     monkeypatch.setattr(stub.client, "get_records", _raising(ConnectionClosedError(endpoint_url="there")))
     assert reader.read().records == ()
@@ -253,9 +253,9 @@ def test_late_response_shrinks_requests_up_to_the_tip(stub: Stubber, monkeypatch
     monkeypatch.setattr(stub.client, "get_records", _raising(ReadTimeoutError(endpoint_url="there")))
     assert [reader.read().records for _ in range(2)] == [(), ()]
     monkeypatch.undo()
-    answer(stub, "i-1", "i-2", row(5), behind_ms=1000, limit=10_000 // 64)
-    answer(stub, "i-2", "i-3", row(6), limit=10_000 // 64)
-    answer(stub, "i-3", "i-4", row(7), limit=10_000)
+    stub_get_records(stub, "i-1", "i-2", row(5), behind_ms=1000, limit=10_000 // 64)
+    stub_get_records(stub, "i-2", "i-3", row(6), limit=10_000 // 64)
+    stub_get_records(stub, "i-3", "i-4", row(7), limit=10_000)
     assert [record_fields(reader.read().records) for _ in range(3)] == [
         [(number, 0, b"data")] for number in ("5", "6", "7")
     ]
@@ -265,7 +265,7 @@ def test_repeated_throttling_lengthens_the_waits(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(20):
         reject(stub, "ProvisionedThroughputExceededException")
-    answer(stub, "i-1", "i-2", row(5))
+    stub_get_records(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
     waits = [reader.read().wait_seconds for _ in range(20)]
     assert (min(waits) >= 0.4, max(waits) <= 10.0, sum(waits) > 20 * 0.4) == (True, True, True)
@@ -278,7 +278,7 @@ def test_response_resets_the_backoff(stub: Stubber, monkeypatch: pytest.MonkeyPa
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(4):
         reject(stub, "InternalFailure", 500)
-    answer(stub, "i-1", "i-2", row(5))
+    stub_get_records(stub, "i-1", "i-2", row(5))
     reject(stub, "InternalFailure", 500)
     reader = poller(stub)
     assert [reader.read().wait_seconds for _ in range(6)] == [1.2, 3.6, 10.0, 10.0, 0.5, 1.2]
@@ -294,7 +294,7 @@ def test_trimmed_checkpoint_stops_the_shard_with_advice(stub: Stubber) -> None:
 def test_if_trimmed_option_continues_after_the_trimmed_records(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(3), row(9))  # The sequence numbers of a recreated stream may be lower.
+    stub_get_records(stub, "i-1", "i-2", row(3), row(9))  # The sequence numbers of a recreated stream may be lower.
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=True)
     assert record_fields(reader.read().records) == [("3", 0, b"data"), ("9", 0, b"data")]
     assert "s-0: 5 no longer exists; starting at TRIM_HORIZON" in caplog.text
@@ -304,7 +304,7 @@ def test_if_trimmed_option_continues_after_the_trimmed_records(stub: Stubber, ca
 def test_position_rejected_in_mid_shard_is_no_trimmed_checkpoint(stub: Stubber, *, rewind: bool) -> None:
     """Only the first iterator can show that the checkpoint was trimmed. A later rejection never rewinds the shard."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
-    answer(stub, "i-1", "i-2", row(6))
+    stub_get_records(stub, "i-1", "i-2", row(6))
     reject(stub, "ExpiredIteratorException")
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=rewind)
@@ -322,8 +322,8 @@ def test_other_invalid_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
 def test_gap_after_the_checkpoint_is_logged(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
     """The service continues after trimmed records without an error, so the reader must log the gap."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
-    answer(stub, "i-1", "i-2", row(9))
-    answer(stub, "i-2", "i-3", row(12))
+    stub_get_records(stub, "i-1", "i-2", row(9))
+    stub_get_records(stub, "i-2", "i-3", row(12))
     reader = poller(stub, Position("5"))
     assert [record_fields(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
     warning = (
@@ -341,11 +341,11 @@ def _raising(error: Exception) -> Callable[..., object]:
 
 def test_poll_interval_is_short_at_the_tip_and_long_when_idle(stub: Stubber) -> None:
     iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i", "i", row(5))
-    answer(stub, "i", "i", behind_ms=10)
+    stub_get_records(stub, "i", "i", row(5))
+    stub_get_records(stub, "i", "i", behind_ms=10)
     for _ in range(5):
-        answer(stub, "i", "i")
-    answer(stub, "i", "i", row(6))
+        stub_get_records(stub, "i", "i")
+    stub_get_records(stub, "i", "i", row(6))
     reader = poller(stub)
     assert [reader.read().wait_seconds for _ in range(8)] == [0.5, 0.25, 1.0, 2.0, 2.0, 2.0, 2.0, 0.5]
 
@@ -355,7 +355,7 @@ def test_throttled_reader_polls_less_often_for_a_while(stub: Stubber) -> None:
     for _ in range(2):
         reject(stub, "ProvisionedThroughputExceededException")
     for _ in range(20):
-        answer(stub, "i", "i", row(5), behind_ms=10)
+        stub_get_records(stub, "i", "i", row(5), behind_ms=10)
     reader = poller(stub)
     waits = [reader.read().wait_seconds for _ in range(22)][2:]
     assert (waits[0], waits[-1]) == (1.0, 0.25)
@@ -373,7 +373,7 @@ def test_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[str
     """The last batch contains the child shards, so that the worker does not have to list the shards after a reshard."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     hash_range = {"StartingHashKey": "0", "EndingHashKey": "9"}
-    answer(
+    stub_get_records(
         stub,
         "i-1",
         None,
@@ -442,9 +442,9 @@ def test_unobtainable_credentials_are_named_and_retried(fault: Exception, says: 
     assert str(exc_info.value).endswith(says)
 
 
-def listed(name: str, *parents: str, closed: bool = False) -> dict[str, Any]:
+def describe_listed_shard(name: str, *parents: str, is_closed: bool = False) -> dict[str, Any]:
     """Return the description of a shard as ListShards returns it."""
-    sequence = {"StartingSequenceNumber": "1"} | ({"EndingSequenceNumber": "2"} if closed else {})
+    sequence = {"StartingSequenceNumber": "1"} | ({"EndingSequenceNumber": "2"} if is_closed else {})
     parent_fields = dict(zip(("ParentShardId", "AdjacentParentShardId"), parents, strict=False))
     hash_range = {"StartingHashKey": "0", "EndingHashKey": str(HASH_KEYS[1])}
     return {"ShardId": name, "HashKeyRange": hash_range, "SequenceNumberRange": sequence} | parent_fields
@@ -456,12 +456,12 @@ def page(*rows: dict[str, Any], date: str | None = None, **more: object) -> dict
 
 
 def test_every_page_of_shards_is_listed(stub: Stubber) -> None:
-    first_page = page(listed("s-0", closed=True), NextToken="t")
+    first_page = page(describe_listed_shard("s-0", is_closed=True), NextToken="t")
     stub.add_response("list_shards", first_page, {"StreamName": "orders", "MaxResults": 1000})
-    second_page = page(listed("s-1", "s-0"), NextToken="u")
+    second_page = page(describe_listed_shard("s-1", "s-0"), NextToken="u")
     stub.add_response("list_shards", second_page, {"NextToken": "t", "MaxResults": 1000})
-    third = page(listed("s-2", "s-0", "s-1"))
-    stub.add_response("list_shards", third, {"NextToken": "u", "MaxResults": 1000})
+    third_page = page(describe_listed_shard("s-2", "s-0", "s-1"))
+    stub.add_response("list_shards", third_page, {"NextToken": "u", "MaxResults": 1000})
     assert source(stub).shards() == (
         Shard("s-0", hash_range=HASH_KEYS, open=False),
         Shard("s-1", parents=("s-0",), hash_range=HASH_KEYS),
@@ -486,7 +486,7 @@ def test_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber)
 def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
     """If the stream was deleted by mistake, its shards do not count as gone, so that their checkpoints are kept."""
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
-    stub.add_response("list_shards", page(listed("s-1")))
+    stub.add_response("list_shards", page(describe_listed_shard("s-1")))
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
     stub.add_client_error("list_shards", service_error_code="ResourceNotFoundException")
     stub.add_response("get_shard_iterator", {"ShardIterator": "i-1"})
@@ -505,7 +505,7 @@ def test_aggregates_are_kept_if_the_service_distributes_records(
     monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
     reader = source(stub).open(Lease("s-0", hash_range=(0, 1)), TRIM_HORIZON)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
+    stub_get_records(stub, "i-1", "i-2", row(5, aggregate(b"a")))
     assert [user_record.data for user_record in reader.read().records] == expected
 
 
@@ -550,7 +550,7 @@ def test_rejected_stream_description_is_not_repeated_for_each_shard(
 def test_stream_is_read_without_the_permission_to_describe_it(stub: Stubber) -> None:
     stub.add_client_error("describe_stream_summary", service_error_code="AccessDeniedException")
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(5))
+    stub_get_records(stub, "i-1", "i-2", row(5))
     reader = source(stub).open(Lease("s-0", hash_range=HASH_KEYS), TRIM_HORIZON)
     assert record_fields(reader.read().records) == [("5", 0, b"data")]
 
@@ -577,11 +577,11 @@ def test_wrong_source_url_is_named_without_being_repeated(url: str, says: str) -
 
 def test_page_that_cannot_be_unpacked_is_requested_again(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
-    answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
+    stub_get_records(stub, "i-1", "i-2", row(5, aggregate(b"a")))
+    stub_get_records(stub, "i-1", "i-2", row(5, aggregate(b"a")))
     reader = poller(stub)
-    with monkeypatch.context() as patched:
-        patched.setattr("leasehold.adapters.sources.kinesis.poller.deaggregate", _raise_memory_error)
+    with monkeypatch.context() as patch_context:
+        patch_context.setattr("leasehold.adapters.sources.kinesis.poller.deaggregate", _raise_memory_error)
         with pytest.raises(MemoryError):
             reader.read()
     assert record_fields(reader.read().records) == [("5", 0, b"a")]
@@ -593,8 +593,8 @@ def _raise_memory_error(*_args: object, **_kwargs: object) -> Never:
 
 def test_unreadable_response_is_retried_at_the_same_position(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(4), row(5) | {"SequenceNumber": "none"})
-    answer(stub, "i-1", "i-2", row(4), row(5))
+    stub_get_records(stub, "i-1", "i-2", row(4), row(5) | {"SequenceNumber": "none"})
+    stub_get_records(stub, "i-1", "i-2", row(4), row(5))
     reader = poller(stub)
     failed_batch, next_batch = reader.read(), reader.read()
     assert (failed_batch.records, failed_batch.read_to, failed_batch.ended) == ((), None, False)
@@ -613,8 +613,8 @@ def test_unreadable_response_leaves_the_checkpoint_unchanged(stub: Stubber) -> N
         "HashKeyRange": {"StartingHashKey": "?", "EndingHashKey": "9"},
     }
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
-    answer(stub, "i-1", None, row(5, aggregate(b"a", b"b", b"c")), ChildShards=[invalid_child])
-    answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")))
+    stub_get_records(stub, "i-1", None, row(5, aggregate(b"a", b"b", b"c")), ChildShards=[invalid_child])
+    stub_get_records(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")))
     reader = poller(stub, Position("5", 1))
     assert [record_fields(reader.read().records) for _ in range(2)] == [[], [("5", 2, b"c")]]
 

@@ -83,9 +83,9 @@ def test_each_write_returns_where_its_record_is(client: KinesisClient, stream: s
         assert producer.flush(timeout=30)
         payloads = {future.result(): b"%d" % index for index, future in enumerate(futures)}
     locations = {
-        Written(record.shard, record.sequence_number, user.sub_sequence_number): user.data
+        Written(record.shard, record.sequence_number, user_record.sub_sequence_number): user_record.data
         for record in stored(client, stream)
-        for user in deaggregate(record.data, record.partition_key, None, record.hash_range)
+        for user_record in deaggregate(record.data, record.partition_key, None, record.hash_range)
     }
     assert payloads == locations
 
@@ -141,8 +141,8 @@ def test_full_producer_blocks_its_caller(client: KinesisClient, stream: str) -> 
 
     settings = Settings(linger_seconds=0)
     with Producer(patch_client(client, put_records=count_and_put), stream, settings, pending_records=10) as producer:
-        for place in range(200):
-            producer.put(b"%d" % place, f"k{place}")
+        for number in range(200):
+            producer.put(b"%d" % number, f"k{number}")
     assert sum(request_sizes) == 200
     assert max(request_sizes) <= 10
 
@@ -163,17 +163,19 @@ def test_marks_identify_a_duplicate(client: KinesisClient, stream: str) -> None:
     faulty = Faulty(client, rate=0.5, seed=3)
     producer = Producer(cast("KinesisClient", faulty), stream, Settings(linger_seconds=0, epoch=7), pending_records=20)
     with producer:
-        for place in range(300):
-            producer.put(b"%d" % place, "k")
-    seen, unmarked = SeenMarks(), []
+        for number in range(300):
+            producer.put(b"%d" % number, "k")
+    seen_marks, unmarked_records = SeenMarks(), []
     for record in stored(client, stream):
-        for user in deaggregate(record.data, record.partition_key, None, record.hash_range):
-            mark, data = split_mark(user.data)
+        for user_record in deaggregate(record.data, record.partition_key, None, record.hash_range):
+            mark, data = split_mark(user_record.data)
             assert mark is not None
-            unmarked.append((mark.counter, data, seen.is_duplicate(mark)))
-    assert [data for _, data, is_duplicate in unmarked if not is_duplicate] == [b"%d" % place for place in range(300)]
-    assert any(is_duplicate for *_, is_duplicate in unmarked)
-    assert all(data == b"%d" % counter for counter, data, _ in unmarked)
+            unmarked_records.append((mark.counter, data, seen_marks.is_duplicate(mark)))
+    assert [data for _, data, is_duplicate in unmarked_records if not is_duplicate] == [
+        b"%d" % number for number in range(300)
+    ]
+    assert any(is_duplicate for *_, is_duplicate in unmarked_records)
+    assert all(data == b"%d" % counter for counter, data, _ in unmarked_records)
 
 
 def test_record_without_a_mark_is_left_unchanged() -> None:
@@ -182,8 +184,14 @@ def test_record_without_a_mark_is_left_unchanged() -> None:
 
 
 def test_reader_forgets_the_oldest_marks() -> None:
-    seen = SeenMarks(capacity=2)
-    assert [seen.is_duplicate(Mark(1, counter)) for counter in (1, 2, 2, 3, 1)] == [False, False, True, False, False]
+    seen_marks = SeenMarks(capacity=2)
+    assert [seen_marks.is_duplicate(Mark(1, counter)) for counter in (1, 2, 2, 3, 1)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_closed_producer_accepts_nothing(client: KinesisClient, stream: str) -> None:

@@ -71,10 +71,10 @@ class World:
 
     def put(self, key: int) -> None:
         """Enqueue a record with this key."""
-        ticket = len(self.sent)
-        self.sent.append((KEYS[key], b"%d" % ticket))
+        serial_number = len(self.sent)
+        self.sent.append((KEYS[key], b"%d" % serial_number))
         self.core.enqueue_record(
-            Entry(ticket, b"%d" % ticket, KEYS[key], hash_partition_key(KEYS[key]), None, self.now, inf)
+            Entry(serial_number, b"%d" % serial_number, KEYS[key], hash_partition_key(KEYS[key]), None, self.now, inf)
         )
 
     def burst(self, keys: list[int]) -> None:
@@ -150,8 +150,8 @@ def test_order_holds_and_only_timed_out_records_are_repeated(
     for key in KEYS:
         sent_data = [data for key_sent, data in world.sent if key_sent == key]
         assert [data for data, key_sent in key_of_data.items() if key_sent == key] == sent_data
-    repeated = {int(data) for data, copies in Counter(data for *_, data in records).items() if copies > 1}
-    assert repeated <= world.lost
+    repeated_numbers = {int(data) for data, copies in Counter(data for *_, data in records).items() if copies > 1}
+    assert repeated_numbers <= world.lost
     results = [
         (result.shard, result.sequence_number, sub, entry.partition_key, entry.data)
         for result in world.results
@@ -167,9 +167,9 @@ def new_core(**settings_: Any) -> ProducerCore:  # noqa: ANN401  any setting
     return ProducerCore(listing_of(Stream()), Settings(**settings_))
 
 
-def new_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
+def new_entry(serial_number: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
     """Return an entry for a record that was put at the time `now`."""
-    return Entry(ticket, bytes(size), "k", hash_partition_key("k"), None, now, expires)
+    return Entry(serial_number, bytes(size), "k", hash_partition_key("k"), None, now, expires)
 
 
 def test_record_lingers_no_longer_than_allowed() -> None:
@@ -183,7 +183,7 @@ def test_record_lingers_no_longer_than_allowed() -> None:
 
 def test_full_aggregate_is_sent_at_once() -> None:
     core = new_core(linger_seconds=60.0, min_bytes=1000)
-    results = [core.enqueue_record(new_entry(ticket)) for ticket in range(12)]
+    results = [core.enqueue_record(new_entry(serial_number)) for serial_number in range(12)]
     assert results == [True, *[False] * 8, True, False, False]
     assert len(core.start_request(0.0)) == 1
 
@@ -193,8 +193,8 @@ def test_aggregates_grow_with_the_round_trip() -> None:
     core = new_core(min_bytes=1000, linger_seconds=0.0)
     sizes = []
     for now in (0.0, 10.0):
-        for ticket in range(2000):
-            core.enqueue_record(new_entry(ticket, now=now))
+        for serial_number in range(2000):
+            core.enqueue_record(new_entry(serial_number, now=now))
         [unit] = core.start_request(now)
         sizes.append(unit.size)
         core.process_outcome(unit, UnitWritten("s0", "1"), now + 0.05)
@@ -205,8 +205,8 @@ def test_aggregates_grow_with_the_round_trip() -> None:
 def test_rate_limit_of_a_shard_is_respected() -> None:
     """Requests above the rate limit would be rejected, and would slow down other writers, too."""
     core = new_core(linger_seconds=0.0, record_bytes=10 << 20)
-    for ticket in range(2):
-        core.enqueue_record(new_entry(ticket, size=3 << 20))
+    for serial_number in range(2):
+        core.enqueue_record(new_entry(serial_number, size=3 << 20))
     [unit] = core.start_request(0.0)
     core.process_outcome(unit, UnitWritten("s0", "1"), 0.1)
     assert core.start_request(1.9) == ()
@@ -216,10 +216,10 @@ def test_rate_limit_of_a_shard_is_respected() -> None:
 
 def test_shard_that_waited_longest_is_served_first() -> None:
     """Every shard is served, even if other shards are due again within one round trip."""
-    count, last = 1_200, HASH_KEYS[1]
-    step = (last + 1) // count
+    count, last_hash_key = 1_200, HASH_KEYS[1]
+    step = (last_hash_key + 1) // count
     shards = [
-        Shard(f"s{index}", hash_range=(index * step, last if index == count - 1 else (index + 1) * step - 1))
+        Shard(f"s{index}", hash_range=(index * step, last_hash_key if index == count - 1 else (index + 1) * step - 1))
         for index in range(count)
     ]
     shard_map = build_shard_map(shards)

@@ -55,19 +55,19 @@ SURROGATE = "\ud800"
 @pytest.mark.parametrize(
     "bad",
     [
-        *[(each, "k", None) for each in NOT_BYTES],
-        *[(b"x", each, None) for each in (b"k", None, 7, SURROGATE, ["k"])],
-        *[(b"x", "k", each) for each in (7, b"7", 1.5, SURROGATE, ["7"])],
+        *[(wrong_value, "k", None) for wrong_value in NOT_BYTES],
+        *[(b"x", wrong_value, None) for wrong_value in (b"k", None, 7, SURROGATE, ["k"])],
+        *[(b"x", "k", wrong_value) for wrong_value in (7, b"7", 1.5, SURROGATE, ["7"])],
     ],
 )
 def test_value_of_the_wrong_type_is_rejected_at_the_call(bad: tuple[Any, Any, Any]) -> None:
     """A record that could not be sent is not accepted, so that it cannot affect other records."""
     client = RecordingClient()
     producer = producing(client, linger_seconds=60.0)
-    first = producer.put(b"first", "k")
+    first_future = producer.put(b"first", "k")
     with pytest.raises((TypeError, ValueError), match=r"^(data|partition_key|explicit_hash_key): "):
         producer.put(*bad)
-    futures = [first, producer.put(b"last", "k")]
+    futures = [first_future, producer.put(b"last", "k")]
     assert producer.close(SECONDS)
     assert (outcomes(futures), client.data) == (["", ""], [b"first", b"last"])
 
@@ -84,7 +84,7 @@ def test_data_of_any_bytes_like_type_is_copied_when_put(kind: Callable[[Any], An
 @pytest.mark.parametrize(
     ("source", "options"),
     [
-        *[(each, {}) for each in (None, 7, b"kinesis://s", ["kinesis://s"], f"kinesis://{SURROGATE}")],
+        *[(wrong_source, {}) for wrong_source in (None, 7, b"kinesis://s", ["kinesis://s"], f"kinesis://{SURROGATE}")],
         *[
             ("kinesis://s?region=eu-west-1", {name: value})
             for name in ("linger_ms", "share", "time_to_live", "on_late", "epoch")
@@ -165,17 +165,17 @@ def test_failing_log_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("method", ["add", "encode"])
 def test_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original_method, added = getattr(Aggregate, method), list[bytes]()
+    original_method, added_data = getattr(Aggregate, method), list[bytes]()
     original_add = Aggregate.add
 
     def add(self: Aggregate, data: bytes, *arguments: Any) -> bool:  # noqa: ANN401  as in the replaced method
-        added[:] = [*(added if self.count else ()), data]
+        added_data[:] = [*(added_data if self.count else ()), data]
         if method == "add" and data == b"bad":
             raise MemoryError
         return original_add(self, data, *arguments)
 
     def encode(self: Aggregate) -> bytes:
-        if b"bad" in added:
+        if b"bad" in added_data:
             raise MemoryError
         return cast("bytes", original_method(self))
 
@@ -229,10 +229,10 @@ def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
 )
 def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
     """If a response cannot be read, its records are sent again, as if there had been no response."""
-    client, answers = cast("Any", AcceptingShard()), iter([answer])
+    client, responses = cast("Any", AcceptingShard()), iter([answer])
 
     def put_records(**request: object) -> object:
-        for response in answers:
+        for response in responses:
             if isinstance(response, Exception):
                 raise response
             return response
@@ -250,25 +250,25 @@ def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
 @contextmanager
 def silence() -> Iterator[tuple[RecordingClient, Event]]:
     """Yield a client that gets no responses until the block ends, and an event that is set once a request is sent."""
-    started, finished = Event(), Event()
+    request_sent, may_respond = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        started.set()
-        finished.wait(SECONDS)
+        request_sent.set()
+        may_respond.wait(SECONDS)
 
     try:
-        yield RecordingClient(hang), started
+        yield RecordingClient(hang), request_sent
     finally:
-        finished.set()
+        may_respond.set()
 
 
 def test_close_that_times_out_returns_false_and_logs_unsent_records(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with silence() as (client, requested):
+    with silence() as (client, request_sent):
         producer = producing(client)
-        futures = [producer.put(b"%d" % place, "k") for place in range(7)]
-        assert requested.wait(SECONDS)
+        futures = [producer.put(b"%d" % number, "k") for number in range(7)]
+        assert request_sent.wait(SECONDS)
         assert not producer.close(0.0)
         assert outcomes(futures) == ["ProducerError"] * 7
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
@@ -278,11 +278,11 @@ def test_close_that_times_out_returns_false_and_logs_unsent_records(
 
 def test_unreferenced_producer_sends_its_records_and_ends_its_threads() -> None:
     threads_before = set(threading.enumerate())
-    with silence() as (client, requested):
+    with silence() as (client, request_sent):
         producer = producing(client, linger_seconds=0.0)
-        futures = [producer.put(b"%d" % place, "k") for place in range(7)]
+        futures = [producer.put(b"%d" % number, "k") for number in range(7)]
         threads = set(threading.enumerate()) - threads_before
-        assert requested.wait(SECONDS)
+        assert request_sent.wait(SECONDS)
         del producer
         gc.collect()
         assert all(thread.is_alive() for thread in threads)
@@ -294,7 +294,7 @@ def test_unreferenced_producer_sends_its_records_and_ends_its_threads() -> None:
 
 def test_producer_with_waiting_records_is_not_collected() -> None:
     client = RecordingClient()
-    futures = [producing(client, linger_seconds=0.05).put(b"%d" % place, "k") for place in range(20)]
+    futures = [producing(client, linger_seconds=0.05).put(b"%d" % number, "k") for number in range(20)]
     gc.collect()
     assert outcomes(futures) == [""] * 20
 
@@ -321,21 +321,21 @@ def test_pump_that_ends_settles_the_records_lost_by_its_core(
 
 def test_flush_continues_when_another_one_ends() -> None:
     """Each flush suspends lingering until it ends, even if another flush ends earlier."""
-    started, finished = Event(), Event()
+    request_sent, may_respond = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        started.set()
-        finished.wait(SECONDS)
+        request_sent.set()
+        may_respond.wait(SECONDS)
 
     client, flush_results = RecordingClient(hang), list[bool]()
     producer = producing(client, linger_seconds=3600.0)
     producer.put(b"a", "k")
     flushing_thread = Thread(target=lambda: flush_results.append(producer.flush(SECONDS)))
     flushing_thread.start()
-    assert started.wait(SECONDS)
+    assert request_sent.wait(SECONDS)
     assert not producer.flush(0.0)
     producer.put(b"b", "k")
-    finished.set()
+    may_respond.set()
     flushing_thread.join(SECONDS)
     assert (flush_results, client.data) == ([True], [b"a", b"b"])
     producer.close(0.0)
@@ -346,9 +346,9 @@ def test_full_producer_sends_at_once() -> None:
     client = RecordingClient()
     settings = Settings(linger_seconds=3600.0)
     with Producer(cast("Any", client), "orders", settings, pending_records=3) as producer:
-        for place in range(10):
-            producer.put(b"%d" % place, "k")
-    assert client.data == [b"%d" % place for place in range(10)]
+        for number in range(10):
+            producer.put(b"%d" % number, "k")
+    assert client.data == [b"%d" % number for number in range(10)]
 
 
 def test_block_exit_does_not_hide_the_original_exception() -> None:
@@ -441,10 +441,10 @@ def test_process_exit_drains_and_logs_unsent_records(
 ) -> None:
     """All producers share one timeout. Each producer that could not send all its records logs one line."""
     monkeypatch.setattr(module, "EXIT_DRAIN_SECONDS", 0.0)
-    with silence() as (client, requested):
+    with silence() as (client, request_sent):
         stuck_producer = producing(client)
-        futures = [stuck_producer.put(b"%d" % place, "k") for place in range(100)]
-        assert requested.wait(SECONDS)
+        futures = [stuck_producer.put(b"%d" % number, "k") for number in range(100)]
+        assert request_sent.wait(SECONDS)
         module._drain_producers_at_exit()  # noqa: SLF001
         assert outcomes(futures) == ["ProducerError"] * 100
     with pytest.raises(ProducerError, match="closed"):
@@ -507,5 +507,5 @@ def test_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path)
         PROGRAM.replace("PATHS", json.dumps(paths)) + textwrap.indent(ENDS[end], "    "), encoding="utf-8"
     )
     completed = subprocess.run([sys.executable, program], capture_output=True, timeout=120, check=False)
-    sent = sorted(map(int, completed.stdout.split()))
-    assert (sent, b"not sent" in completed.stderr) == ([*range(100)], False), completed.stderr.decode()
+    sent_numbers = sorted(map(int, completed.stdout.split()))
+    assert (sent_numbers, b"not sent" in completed.stderr) == ([*range(100)], False), completed.stderr.decode()

@@ -30,7 +30,7 @@ def test_retained_futures_hold_no_data() -> None:
     references_before = sys.getrefcount(data)
     with Producer(client, "orders") as producer:
         futures = [producer.put(data, "k") for _ in range(10)]
-    assert [future.result() for future in futures] == [Written("s-0", "7", place) for place in range(10)]
+    assert [future.result() for future in futures] == [Written("s-0", "7", index) for index in range(10)]
     assert sys.getrefcount(data) == references_before
 
 
@@ -52,18 +52,21 @@ def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.Mon
 
 def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_CHECK_SECONDS", 0.01)
-    client, requested, finished = cast("Any", AcceptingShard()), Event(), Event()
+    client, request_sent, may_respond = cast("Any", AcceptingShard()), Event(), Event()
 
     def hang(**_: object) -> dict[str, Any]:
-        requested.set()
-        finished.wait(30.0)
+        request_sent.set()
+        may_respond.wait(30.0)
         return {"Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
 
     keys = ("0", "9"), ("10", str((1 << 128) - 1))
     halves = [
         SHARD
-        | {"ShardId": f"s-{index}", "HashKeyRange": {"StartingHashKey": future_of_other_shard, "EndingHashKey": last}}
-        for index, (future_of_other_shard, last) in enumerate(keys)
+        | {
+            "ShardId": f"s-{index}",
+            "HashKeyRange": {"StartingHashKey": future_of_other_shard, "EndingHashKey": last_key},
+        }
+        for index, (future_of_other_shard, last_key) in enumerate(keys)
     ]
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": halves})
     monkeypatch.setattr(client, "put_records", hang)
@@ -71,10 +74,10 @@ def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pyt
     ticking_clock = partial(next, count(0.0, 2.0))  # Each read of the clock advances it by two seconds.
     with Producer(client, "orders", settings, requests=1, clock=ticking_clock) as producer:
         future_of_other_shard = producer.put(b"a", "k", "0")
-        assert requested.wait(30.0)
+        assert request_sent.wait(30.0)
         with pytest.raises(RecordLate):
             producer.put(b"b", "k", "10").result(10.0)
-        finished.set()
+        may_respond.set()
         assert future_of_other_shard.result(30.0) == Written("s-0", "7", 0)
 
 
@@ -85,20 +88,20 @@ def test_request_that_ends_its_thread_is_reported() -> None:
 
 def test_producer_without_threads_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer starts all its threads before it accepts a record. If one cannot start, the others end."""
-    started, start = list[Thread](), Thread.start
+    started_threads, start = list[Thread](), Thread.start
 
     def start_or_raise(thread: Thread) -> None:
         if thread.name == "leasehold-produce":
             raise RuntimeError("can't start new thread")
         start(thread)
-        started.append(thread)
+        started_threads.append(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_or_raise)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         producing()
-    for thread in started:
+    for thread in started_threads:
         thread.join(30.0)
-    assert [thread.is_alive() for thread in started] == [False] * 5
+    assert [thread.is_alive() for thread in started_threads] == [False] * 5
 
 
 @pytest.mark.filterwarnings("error")

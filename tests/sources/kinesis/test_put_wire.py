@@ -50,7 +50,7 @@ def in_json(body: object, status: int = 200) -> Answer:
     return Answer(json.dumps(body).encode(), status=status)
 
 
-def written(count: int = 1) -> dict[str, Any]:
+def stored_response(count: int = 1) -> dict[str, Any]:
     """Return the response to a request that stored `count` records."""
     return {"FailedRecordCount": 0, "Records": [STORED_ROW] * count, "EncryptionType": "NONE"}
 
@@ -83,8 +83,8 @@ def client_and_service(
 
 @each_way
 def test_same_records_arrive_in_cbor_and_json(way: Way) -> None:
-    cbor_client, cbor_service = client_and_service(in_cbor(SHARDS), in_cbor(written(3)), way=way)
-    json_client, json_service = client_and_service(in_json(SHARDS), in_json(written(3)), wire="json", way=way)
+    cbor_client, cbor_service = client_and_service(in_cbor(SHARDS), in_cbor(stored_response(3)), way=way)
+    json_client, json_service = client_and_service(in_json(SHARDS), in_json(stored_response(3)), wire="json", way=way)
     assert cbor_client.put_units(UNITS) == json_client.put_units(UNITS) == WRITTEN_OUTCOME * 3
     assert (cbor_service.forms, json_service.forms) == (["cbor"] * 2, ["json"] * 2)
     for row in json_service.asked[1]["Records"]:
@@ -108,7 +108,7 @@ def test_service_that_rejects_cbor_gets_no_record_in_it(
 ) -> None:
     """Only the listing is tried in CBOR, so that a rejection of CBOR never leaves the outcome of records unknown."""
     requests, service = client_and_service(
-        refusal, in_json(SHARDS), in_json(written()), in_json(SHARDS), in_json(written()), way=way
+        refusal, in_json(SHARDS), in_json(stored_response()), in_json(SHARDS), in_json(stored_response()), way=way
     )
     assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
     requests.list_shards()
@@ -120,7 +120,7 @@ def test_service_that_rejects_cbor_gets_no_record_in_it(
 @each_way
 def test_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Records are not sent in CBOR before the service has responded in CBOR."""
-    requests, service = client_and_service(in_json(SHARDS), in_json(written()), way=way)
+    requests, service = client_and_service(in_json(SHARDS), in_json(stored_response()), way=way)
     assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
     assert service.forms == ["cbor", "json"]
     assert caplog.text.count("are in JSON from now on") == 1
@@ -130,7 +130,9 @@ def test_throttled_listing_does_not_prove_cbor() -> None:
     """Records are sent in JSON until a listing has succeeded in CBOR."""
     throttled = {"__type": "LimitExceededException", "message": "slow down"}
     client = create_producer_client("eu-west-1", None, 1)
-    service = attach_service(client, in_json(throttled, 400), in_json(written()), in_cbor(SHARDS), in_cbor(written()))
+    service = attach_service(
+        client, in_json(throttled, 400), in_json(stored_response()), in_cbor(SHARDS), in_cbor(stored_response())
+    )
     requests = KinesisPutClient(client, "orders")
     with pytest.raises(SourceError, match="throttled a request"):
         requests.list_shards()
@@ -144,7 +146,9 @@ def test_throttled_listing_does_not_prove_cbor() -> None:
 def test_request_rejected_for_its_encoding_is_sent_once_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Some services accept CBOR for every operation except PutRecords."""
     refusal = in_json({"__type": "SerializationException"}, 400)
-    requests, service = client_and_service(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)), way=way)
+    requests, service = client_and_service(
+        in_cbor(SHARDS), refusal, in_json(stored_response(3)), in_json(stored_response(3)), way=way
+    )
     assert requests.put_units(UNITS) == requests.put_units(UNITS) == WRITTEN_OUTCOME * 3
     assert service.forms == ["cbor", "cbor", "json", "json"]
     assert service.asked[2] == service.asked[3]
@@ -167,7 +171,7 @@ def test_request_that_may_be_stored_is_not_resent_by_the_hooks(
 ) -> None:
     """The outcome of such a request is UnitUnknown, and the producer decides whether to retry."""
     requests, service = client_and_service(
-        in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()), way=way
+        in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(stored_response()), way=way
     )
     assert requests.put_units(UNITS[1:2]) == [outcome]
     assert service.forms == ["cbor", "cbor"]
@@ -177,8 +181,14 @@ def test_request_that_may_be_stored_is_not_resent_by_the_hooks(
 
 def test_request_on_a_reused_connection_that_ends_is_sent_once() -> None:
     """The client does not retry, because the records may already be stored. Only the producer does."""
-    answers = in_cbor(SHARDS), in_cbor(written()), in_cbor(written()), HANGS_UP, in_cbor(written())
-    requests, service = client_and_service(*answers, way="directly")
+    responses = (
+        in_cbor(SHARDS),
+        in_cbor(stored_response()),
+        in_cbor(stored_response()),
+        HANGS_UP,
+        in_cbor(stored_response()),
+    )
+    requests, service = client_and_service(*responses, way="directly")
     assert requests.put_units(UNITS[1:2]) == requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
     (outcome,) = requests.put_units(UNITS[1:2])
     assert isinstance(outcome, UnitUnknown)
@@ -188,8 +198,8 @@ def test_request_on_a_reused_connection_that_ends_is_sent_once() -> None:
 @each_way
 def test_partly_stored_request_reports_each_record(way: Way) -> None:
     rejection = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
-    answer = {"FailedRecordCount": 1, "Records": [STORED_ROW, {**rejection, "ShardId": None}, STORED_ROW]}
-    requests, service = client_and_service(in_cbor(SHARDS), in_cbor(answer), way=way)
+    response = {"FailedRecordCount": 1, "Records": [STORED_ROW, {**rejection, "ShardId": None}, STORED_ROW]}
+    requests, service = client_and_service(in_cbor(SHARDS), in_cbor(response), way=way)
     assert requests.put_units(UNITS) == [
         *WRITTEN_OUTCOME,
         UnitRetryable("ProvisionedThroughputExceededException"),
@@ -202,7 +212,7 @@ def test_partly_stored_request_reports_each_record(way: Way) -> None:
 def test_throttled_request_does_not_disprove_cbor(way: Way) -> None:
     throttled = {"__type": "ProvisionedThroughputExceededException", "message": "slow down"}
     requests, service = client_and_service(
-        in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()), way=way
+        in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(stored_response()), way=way
     )
     for _ in range(2):
         assert requests.put_units(UNITS[1:2]) == [UnitRetryable("ProvisionedThroughputExceededException")]
@@ -216,7 +226,7 @@ def test_boto3_retries_the_same_cbor_body(monkeypatch: pytest.MonkeyPatch) -> No
     client = boto3.client("kinesis", region_name="eu-west-1", config=config)
     ProducerCborHooks(client, cbor=True)
     throttled = in_cbor({"__type": "ProvisionedThroughputExceededException"}, 400)
-    service = attach_service(client, in_cbor(SHARDS), throttled, throttled, in_cbor(written(3)))
+    service = attach_service(client, in_cbor(SHARDS), throttled, throttled, in_cbor(stored_response(3)))
     requests = KinesisPutClient(client, "orders")
     requests.list_shards()
     assert requests.put_units(UNITS) == WRITTEN_OUTCOME * 3
@@ -253,7 +263,7 @@ def test_boto3_reports_invalid_records(rows: Any) -> None:  # noqa: ANN401  inva
 def test_requests_of_other_callers_are_left_to_boto3() -> None:
     """If a caller uses the client for its own requests, boto3 checks and encodes them."""
     client = create_producer_client("eu-west-1", None, 1)
-    service = attach_service(client, in_cbor(SHARDS), in_json(written()), in_json(written()))
+    service = attach_service(client, in_cbor(SHARDS), in_json(stored_response()), in_json(stored_response()))
     client.list_shards(StreamName="orders")
     client.put_records(StreamName="orders", Records=[{"Data": b"x", "PartitionKey": "k"}])
     client.put_records(StreamName="orders", Records=PutRows([{"Data": "x", "PartitionKey": "k"}]))
@@ -265,7 +275,7 @@ def test_boto3_writes_without_the_cbor_library(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(put_client, "ProducerCborHooks", None)
-    requests, service = client_and_service(in_json(SHARDS), in_json(written()))
+    requests, service = client_and_service(in_json(SHARDS), in_json(stored_response()))
     assert requests.put_units(UNITS[1:2]) == WRITTEN_OUTCOME
     assert service.forms == ["json", "json"]
     assert "install leasehold[aws]" in caplog.text
@@ -289,9 +299,9 @@ def test_services_store_what_was_put(service: str, form: str, request: pytest.Fi
         for data, key in records:
             producer.put(data, key)
     stored_records = [
-        (user.data, user.partition_key)
+        (user_record.data, user_record.partition_key)
         for stored_record in stored(client, name)
-        for user in deaggregate(stored_record.data, stored_record.partition_key, None, stored_record.hash_range)
+        for user_record in deaggregate(stored_record.data, stored_record.partition_key, None, stored_record.hash_range)
     ]
     assert sorted(stored_records) == sorted(records)
     assert forms == {form}

@@ -49,30 +49,30 @@ def row(number: int, data: bytes) -> dict[str, object]:
     return fields | {"ApproximateArrivalTimestamp": MILLISECONDS + number}
 
 
-def unpacked(*rows: dict[str, object], done: tuple[int, int, int] | None = None) -> KinesisRecords:
+def unpacked(*rows: dict[str, object], skip_through: tuple[int, int, int] | None = None) -> KinesisRecords:
     """Return the unpacked records of a response that consists of these rows."""
-    unpacker = Unpacker(None, done, misplaced="keep", drop_counter=DropCounter("s-0"))
+    unpacker = Unpacker(None, skip_through, misplaced="keep", drop_counter=DropCounter("s-0"))
     unpacker.unpack_rows(cast("list[RecordTypeDef]", list(rows)))
     return unpacker.records
 
 
-def user(number: int, data: bytes, sub: int | None = None) -> Record:
+def record_for_handler(number: int, data: bytes, sub: int | None = None) -> Record:
     """Return a record as a handler receives it. `sub` is its index in its aggregate, or None if it is not in one."""
     key, hash_key = ("a", None) if sub is not None else (f"k{number}", None)
-    arrived = (MILLISECONDS + number) / 1000
-    return Record(data, str(number), sub or 0, key, hash_key, arrived, sub is not None, "", None)
+    arrival_time = (MILLISECONDS + number) / 1000
+    return Record(data, str(number), sub or 0, key, hash_key, arrival_time, sub is not None, "", None)
 
 
 AGGREGATE = sealed(keys("a") + record(0, b"x") + record(0, b"y"))
 ROWS = (row(1, b"p"), row(2, AGGREGATE), row(3, b"q"), row(4, b"r"), row(5, AGGREGATE))
 USERS = (
-    user(1, b"p"),
-    user(2, b"x", 0),
-    user(2, b"y", 1),
-    user(3, b"q"),
-    user(4, b"r"),
-    user(5, b"x", 0),
-    user(5, b"y", 1),
+    record_for_handler(1, b"p"),
+    record_for_handler(2, b"x", 0),
+    record_for_handler(2, b"y", 1),
+    record_for_handler(3, b"q"),
+    record_for_handler(4, b"r"),
+    record_for_handler(5, b"x", 0),
+    record_for_handler(5, b"y", 1),
 )
 
 
@@ -129,7 +129,7 @@ def test_unpacked_response_is_freed() -> None:
     [((1, 1, 0), 1), ((1, 2, 0), 2), ((1, 2, 1), 3), ((1, 3, 0), 4), ((1, 5, 0), 6), ((1, 9, 0), 7)],
 )
 def test_processed_record_is_left_out(done: tuple[int, int, int], expected: int) -> None:
-    assert unpacked(*ROWS, done=done) == USERS[expected:]
+    assert unpacked(*ROWS, skip_through=done) == USERS[expected:]
 
 
 @pytest.mark.parametrize(("done", "expected"), [(None, ["5", None, "7"]), ((1, 2, 0), [None, "7"])])
@@ -137,7 +137,7 @@ def test_explicit_hash_keys_are_kept_with_their_records(
     done: tuple[int, int, int] | None, expected: list[str | None]
 ) -> None:
     rows = record(0, b"x", 0) + record(0, b"y") + record(0, b"z", 1)
-    records = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)
+    records = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), skip_through=done)
     assert [user_record.explicit_hash_key for user_record in records] == expected
 
 
@@ -231,8 +231,8 @@ def test_record_without_a_mark_is_returned_unchanged(data: bytes) -> None:
 
 def test_mark_is_recognized_while_it_is_remembered() -> None:
     """The number of remembered marks is limited, so that long streams do not need more and more memory."""
-    seen, marks = SeenMarks(2), [Mark(1, counter) for counter in range(3)]
-    assert [seen.is_duplicate(marks[index]) for index in (0, 0, 1, 0, 2, 1, 0)] == [
+    seen_marks, marks = SeenMarks(2), [Mark(1, counter) for counter in range(3)]
+    assert [seen_marks.is_duplicate(marks[index]) for index in (0, 0, 1, 0, 2, 1, 0)] == [
         False,
         True,
         False,

@@ -29,10 +29,10 @@ def test_recreated_stream_is_read_whole_or_not_at_all(
 ) -> None:
     name = f"anew-{uuid4().hex[:8]}"
     store = open_store(f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}", create=True)
-    received: list[bytes] = []
+    received_data: list[bytes] = []
 
     def handle(delivery: Delivery) -> None:
-        received.extend(record.data for record in delivery.records)
+        received_data.extend(record.data for record in delivery.records)
 
     def create_stream_with_records(prefix: bytes) -> None:
         client.create_stream(StreamName=name, ShardCount=1)
@@ -50,7 +50,7 @@ def test_recreated_stream_is_read_whole_or_not_at_all(
         for worker in workers:
             stack.enter_context(running(Runner(worker, Handling(handle, cooldown_seconds=1.0))))
         create_stream_with_records(b"old")
-        until(lambda: len(set(received)) == 20, f"{received}")
+        until(lambda: len(set(received_data)) == 20, f"{received_data}")
         client.split_shard(StreamName=name, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
         until(lambda: sum(len(worker.holdings) for worker in workers) == 2, "both children are held")
         client.delete_stream(StreamName=name)
@@ -61,6 +61,6 @@ def test_recreated_stream_is_read_whole_or_not_at_all(
         if if_recreated is None:
             until(lambda: all(worker.discovery.leases_unusable for worker in workers), "each of them sees it")
             (message,) = reported_contradictions(store.list().leases)
-            assert (f":{name} was made anew at " in message, new_records & set(received)) == (True, set())
+            assert (f":{name} was made anew at " in message, new_records & set(received_data)) == (True, set())
         else:
-            until(lambda: new_records <= set(received), f"{received}")
+            until(lambda: new_records <= set(received_data), f"{received_data}")

@@ -180,13 +180,13 @@ def test_timeout_grows_and_shrinks_again(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_every_created_client_is_closed_once() -> None:
-    closed: list[float] = []
-    clients = TimedClients(lambda limit: SimpleNamespace(close=lambda: closed.append(limit)))
-    created = [clients.client_with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
-    assert created[0] is created[2]
+    closed_limits: list[float] = []
+    clients = TimedClients(lambda limit: SimpleNamespace(close=lambda: closed_limits.append(limit)))
+    created_clients = [clients.client_with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
+    assert created_clients[0] is created_clients[2]
     for _ in range(2):
         clients.close()
-    assert closed == [5.0, 10.0]
+    assert closed_limits == [5.0, 10.0]
 
 
 def test_slow_response_keeps_the_timeout() -> None:
@@ -491,14 +491,14 @@ class _Late(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
-    """Run a server that does not respond to the first `patient` requests."""
+def late_server(unanswered_count: int) -> Iterator[tuple[str, list[str]]]:
+    """Run a server that does not respond to the first `unanswered_count` requests."""
 
     class Handler(_Late):
         pass
 
     handler = Handler
-    handler.asked, handler.release_event, handler.patient = [], Event(), patient
+    handler.asked, handler.release_event, handler.patient = [], Event(), unanswered_count
     server = ThreadingHTTPServer((HOST, 0), handler)
     server.daemon_threads = True
     server_thread = Thread(target=server.serve_forever, args=(0.01,))
@@ -517,7 +517,7 @@ def test_timeouts_grow_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     timeouts: list[float] = []
-    with late_server(patient=3) as (url, operations):
+    with late_server(unanswered_count=3) as (url, operations):
 
         def create_client(seconds: float) -> Any:  # noqa: ANN401  a client
             timeouts.append(seconds)

@@ -50,29 +50,32 @@ def test_streams_are_added_and_removed_while_a_worker_reads(
     worker = Worker(
         store=store, source=streams, me="a-1", config=Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
     )
-    received: list[tuple[str, bytes]] = []
+    received_records: list[tuple[str, bytes]] = []
     lock = Lock()
 
     def handle(delivery: Delivery) -> None:
         with lock:
-            received.extend((delivery.stream.split(":")[1], record.data) for record in delivery.records)
+            received_records.extend((delivery.stream.split(":")[1], record.data) for record in delivery.records)
 
     runner = Runner(worker, handle)
     with running(runner):
         for name in (stream_1, stream_2, stream_3):
             client.put_record(StreamName=name, Data=b"first", PartitionKey="k")
-        until(lambda: sorted(received) == sorted([(stream_1, b"first"), (stream_2, b"first")]), f"{received}")
+        until(
+            lambda: sorted(received_records) == sorted([(stream_1, b"first"), (stream_2, b"first")]),
+            f"{received_records}",
+        )
         streams.remove(stream_1)
         streams.add(sources[stream_3])
         worker.hurry()
-        until(lambda: (stream_3, b"first") in received, f"{received}")
+        until(lambda: (stream_3, b"first") in received_records, f"{received_records}")
         until(lambda: len(worker.holdings) == 3, "the removed stream's lease is released")
         client.put_record(StreamName=stream_1, Data=b"second", PartitionKey="k")
         client.split_shard(StreamName=stream_3, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
         client.get_waiter("stream_exists").wait(StreamName=stream_3, WaiterConfig=AT_ONCE)
         client.put_record(StreamName=stream_3, Data=b"second", PartitionKey="k")
-        until(lambda: (stream_3, b"second") in received, f"{received}")
-    assert sorted(received) == sorted(
+        until(lambda: (stream_3, b"second") in received_records, f"{received_records}")
+    assert sorted(received_records) == sorted(
         [(stream_1, b"first"), (stream_2, b"first"), (stream_3, b"first"), (stream_3, b"second")]
     )
 
@@ -102,11 +105,11 @@ def test_recreated_stream_is_another_stream() -> None:
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     streams = KinesisStreams([KinesisSource(kinesis, "orders")])
     with Stubber(kinesis) as stub:
-        for created in (7, 9):
-            stub.add_response("describe_stream_summary", _summary("orders", created))
+        for created_at in (7, 9):
+            stub.add_response("describe_stream_summary", _summary("orders", created_at))
         stub.add_response("list_shards", _shards())
         assert [shard.id for shard in streams.shards()] == ["1:orders:9:shardId-000000000000"]
-        assert [streams.reads(Lease("s", stream=f"1:orders:{created}")) for created in (7, 9)] == [False, True]
+        assert [streams.reads(Lease("s", stream=f"1:orders:{created_at}")) for created_at in (7, 9)] == [False, True]
 
 
 def test_incarnation_is_unknown_without_the_permission_to_describe(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,14 +131,14 @@ def test_incarnation_is_unknown_without_the_permission_to_describe(caplog: pytes
     assert caplog.messages == [f"{warning}, {reason}"]
 
 
-def _summary(name: str, created: int) -> dict[str, Any]:
+def _summary(name: str, created_at: int) -> dict[str, Any]:
     return {
         "StreamDescriptionSummary": {
             "StreamName": name,
             "StreamARN": f"arn:aws:kinesis:eu-west-1:1:stream/{name}",
             "StreamStatus": "ACTIVE",
             "RetentionPeriodHours": 24,
-            "StreamCreationTimestamp": datetime.fromtimestamp(created, UTC),
+            "StreamCreationTimestamp": datetime.fromtimestamp(created_at, UTC),
             "EnhancedMonitoring": [],
             "OpenShardCount": 1,
         }
@@ -233,12 +236,12 @@ def test_throttled_stream_is_listed_again_soon(caplog: pytest.LogCaptureFixture,
         streams.reads(Lease("s-0"))
     slow_stream.fault = SourceUnavailable("b is slow")
     discovery, empty_table, me = Discovery(streams), Listing(()), Me("a-1")
-    listed = [discovery.shards(now, empty_table, me) for now in (0.0, 1.0)]
-    assert [[shard.stream for shard in shards or ()] for shards in listed] == [["1:a:7"]] * 2
+    shard_listings = [discovery.shards(now, empty_table, me) for now in (0.0, 1.0)]
+    assert [[shard.stream for shard in shards or ()] for shards in shard_listings] == [["1:a:7"]] * 2
     assert (discovery.listing_failed, discovery.is_current) == (True, True)
     slow_stream.fault = None
-    listed = [discovery.shards(now, empty_table, me) for now in (2.0, 3.0)]
-    assert [shards and [shard.stream for shard in shards] for shards in listed] == [["1:a:7", "1:b:7"], None]
+    shard_listings = [discovery.shards(now, empty_table, me) for now in (2.0, 3.0)]
+    assert [shards and [shard.stream for shard in shards] for shards in shard_listings] == [["1:a:7", "1:b:7"], None]
     assert not discovery.listing_failed
     warning = "the shards of a stream could not be listed, trying again until they can: b is slow"
     assert caplog.messages == [warning, "the shards are listed again"]
@@ -287,10 +290,10 @@ def test_url_may_name_several_streams() -> None:
 def test_removed_stream_is_no_longer_read_and_is_closed() -> None:
     """A removed stream may now be read by another worker, so its open readers fail and its connections are closed."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
-    closed: list[str] = []
+    closed_streams: list[str] = []
     streams = KinesisStreams([KinesisSource(kinesis, "orders"), KinesisSource(kinesis, "carts")])
-    with Stubber(kinesis) as stub, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(KinesisSource, "close", lambda source: closed.append(source.name))
+    with Stubber(kinesis) as stub, pytest.MonkeyPatch.context() as patch_context:
+        patch_context.setattr(KinesisSource, "close", lambda source: closed_streams.append(source.name))
         for name in ("orders", "carts"):
             stub.add_response("describe_stream_summary", _summary(name, 7))
         for _ in range(2):
@@ -303,4 +306,4 @@ def test_removed_stream_is_no_longer_read_and_is_closed() -> None:
         with pytest.raises(SourceError, match="stream '1:orders:7' is not one of the streams of this source"):
             streams.open(Lease("1:orders:7:s-0", stream="1:orders:7"), TRIM_HORIZON)
         streams.close()
-    assert "carts" in closed
+    assert "carts" in closed_streams

@@ -87,15 +87,15 @@ class ShardReads:
 
     def __init__(self, kind: type[Poller], records: list[bytes], start: Position) -> None:
         self.poller = kind(cast("Any", object()), "s", "shard-0", start, HASH_KEYS)
-        first = int(start.sequence) if start.numbered else 0
+        first_index = int(start.sequence) if start.numbered else 0
         rows = [{"Data": data, "SequenceNumber": str(n), "PartitionKey": "a"} for n, data in enumerate(records)]
-        self.rows = rows[first:]
+        self.rows = rows[first_index:]
 
     def batches(self, size: int) -> list[Any]:
         """Return all batches, with at most `size` records each."""
-        answers = [self.rows[index : index + size] for index in range(0, len(self.rows), size)]
+        row_groups = [self.rows[index : index + size] for index in range(0, len(self.rows), size)]
         response: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
-        return [self.poller._make_batch(response | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
+        return [self.poller._make_batch(response | {"Records": rows}) for rows in row_groups]  # noqa: SLF001  parse a response of Kinesis
 
 
 def test_child_shard_starts_with_the_rows_that_its_parent_has_read() -> None:
@@ -224,8 +224,8 @@ def test_kcl_ignores_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None
         [(data, key, tag or Tag("q", 1, 0, "0", "e", 0), None) for data, key, tag, _ in aggregate_rows]
         for aggregate_rows in aggregates
     ]
-    answers = kcl_jar.kcl_records((sealed(aggregate_rows)[0], *HASH_KEYS) for aggregate_rows in rows)
-    assert answers == [
+    kcl_results = kcl_jar.kcl_records((sealed(aggregate_rows)[0], *HASH_KEYS) for aggregate_rows in rows)
+    assert kcl_results == [
         tuple((key, None, data, sub, True) for sub, (data, key, _, _) in enumerate(aggregate_rows))
         for aggregate_rows in rows
     ]

@@ -54,18 +54,18 @@ def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:
     return poller.read()
 
 
-def by_boto3(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
+def by_boto3(response: Answer, start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch that the poller reads if boto3's own parser parses the response."""
-    SLOW.answers[:] = [answer]
+    SLOW.answers[:] = [response]
     return read(shared_client("slow"), start)
 
 
-def batch_of_hooks(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
+def batch_of_hooks(response: Answer, start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch that the poller reads with our hooks. For CBOR, check that it is the same without boto3."""
-    FAST.answers[:] = [answer]
-    batch = read(shared_client("cbor" if answer.form == CBOR else "json"), start)
-    if answer.form == CBOR:
-        FAST.answers[:] = [answer]
+    FAST.answers[:] = [response]
+    batch = read(shared_client("cbor" if response.form == CBOR else "json"), start)
+    if response.form == CBOR:
+        FAST.answers[:] = [response]
         assert read(shared_client("direct"), start) == batch
     return batch
 
@@ -73,9 +73,14 @@ def batch_of_hooks(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
 def same(response: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch of a response, after checking that it is the same in every encoding."""
     expected = by_boto3(in_json(response), start)
-    answers = in_json(response), in_cbor(response), in_cbor(response, text=True), in_cbor(response, tagged=True)
-    for answer in answers:
-        assert batch_of_hooks(answer, start) == expected
+    encoded_responses = (
+        in_json(response),
+        in_cbor(response),
+        in_cbor(response, text=True),
+        in_cbor(response, tagged=True),
+    )
+    for encoded_response in encoded_responses:
+        assert batch_of_hooks(encoded_response, start) == expected
     return expected
 
 
@@ -167,16 +172,16 @@ def test_error_is_the_same_in_both_encodings(code: str, way: Way) -> None:
     )
     with pytest.raises(ClientError) as error_of_boto3:
         boto3_client.get_records(ShardIterator="i-1")
-    for caught in (error_of_hooks, error_of_boto3):
-        caught.value.response.pop("ResponseMetadata")
+    for error_info in (error_of_hooks, error_of_boto3):
+        error_info.value.response.pop("ResponseMetadata")
     assert error_of_hooks.value.response == error_of_boto3.value.response
     assert type(error_of_hooks.value).__name__ == type(error_of_boto3.value).__name__ == code
 
 
 def request_records(client: "KinesisClient", times: int = 1) -> list[bytes]:
     """Request records `times` times, and return their data."""
-    answers = [client.get_records(ShardIterator="i-1", Limit=9)["Records"] for _ in range(times)]
-    return [row["Data"] for rows in answers for row in rows]
+    record_pages = [client.get_records(ShardIterator="i-1", Limit=9)["Records"] for _ in range(times)]
+    return [row["Data"] for rows in record_pages for row in rows]
 
 
 @each_way
@@ -223,9 +228,9 @@ def test_service_that_answers_cbor_in_json_gets_json_thereafter(caplog: pytest.L
 
 @each_way
 def test_fault_in_both_encodings_does_not_disprove_cbor(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    busy = Answer(b"<html>busy</html>", "text/html", 503)
+    busy_response = Answer(b"<html>busy</html>", "text/html", 503)
     throttled = Answer(b'{"__type": "ProvisionedThroughputExceededException"}', status=400)
-    client, service = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN), way=way)
+    client, service = quick(busy_response, busy_response, throttled, in_cbor(PLAIN), in_cbor(PLAIN), way=way)
     with pytest.raises(ClientError, match="503"):
         request_records(client)
     assert request_records(client, 2) == [b"data"] * 2

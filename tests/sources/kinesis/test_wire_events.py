@@ -37,8 +37,8 @@ STREAM = "application/vnd.amazon.eventstream"
 def stream(*answers: Answer, kind: str = "event", name: str = "SubscribeToShardEvent") -> Answer:
     """Return a response with one event for each of these answers, which supply the bodies."""
     content_type = "application/cbor" if answers[0].form == CBOR else "application/json"
-    first = frame("event", "initial-response", b"\xa0" if answers[0].form == CBOR else b"{}", content_type)
-    return Answer(first + b"".join(frame(kind, name, answer.body, content_type) for answer in answers), STREAM)
+    first_frame = frame("event", "initial-response", b"\xa0" if answers[0].form == CBOR else b"{}", content_type)
+    return Answer(first_frame + b"".join(frame(kind, name, answer.body, content_type) for answer in answers), STREAM)
 
 
 def events(client: "KinesisClient") -> list[Any]:
@@ -77,10 +77,10 @@ def ignore_reason(_why: str) -> None:
 
 @pytest.mark.parametrize("events_sent", [[EVENT], [EVENT, {**EVENT, "Records": [], "ChildShards": None}], [EVENT] * 9])
 def test_events_match_those_of_boto3(events_sent: list[dict[str, Any]]) -> None:
-    slow = Spoken([stream(*map(in_json, events_sent))]).attach(
+    boto3_client = Spoken([stream(*map(in_json, events_sent))]).attach(
         boto3.client("kinesis", region_name="eu-west-1"), SUBSCRIBE
     )
-    expected = with_numeric_times(events(slow))
+    expected = with_numeric_times(events(boto3_client))
     assert len(expected) == len(events_sent)
     client, service = subscribed(stream(*map(in_cbor, events_sent)), stream(*map(in_json, events_sent)))
     assert with_numeric_times(events(client)) == expected
@@ -99,9 +99,9 @@ def test_damaged_message_is_detected_at_once() -> None:
     """A wrong message length is detected at once, and not only when the connection ends."""
     body = stream(in_cbor(EVENT), in_cbor(EVENT)).body
     for offset in (len(body) // 2 + 40, len(body) - 1):
-        broken = body[:offset] + bytes([body[offset] ^ 1]) + body[offset + 1 :]
+        damaged_body = body[:offset] + bytes([body[offset] ^ 1]) + body[offset + 1 :]
         with pytest.raises(ChecksumMismatch):
-            list(Subscription(BodyInPieces([broken]), ignore_reason))
+            list(Subscription(BodyInPieces([damaged_body]), ignore_reason))
     with pytest.raises(ChecksumMismatch):
         list(Subscription(BodyInPieces([stream(in_cbor(EVENT)).body + b"\x7f" * 12]), ignore_reason))
 

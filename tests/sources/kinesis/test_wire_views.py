@@ -43,19 +43,19 @@ def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
     """Return the rows and the rest of a response, as parsed by cbor2. Raises ValueError or UnreadableBody."""
     with patch.object(forms, "SCAN", new=None):
-        rows, rest = forms._split_rows(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
-    return as_columns(rows), rest
+        rows, other_fields = forms._split_rows(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
+    return as_columns(rows), other_fields
 
 
 def by_scanner(body: bytes) -> tuple[tuple[object, ...], object] | None:
     """Return the rows and the rest of a response, as parsed by the scanner, or None if it declines the response."""
-    scanned = SCAN.viewed(body)
-    if scanned is None:
+    scan_result = SCAN.viewed(body)
+    if scan_result is None:
         return None
-    *columns, has_aggregates, records_begin, records_end = scanned
-    rest = cbor2.loads(body[:records_begin] + b"\xf7" + body[records_end:])
-    assert rest.pop("Records") is cbor2.undefined
-    return (*SCAN.columns(body, *columns), has_aggregates), rest
+    *columns, has_aggregates, records_begin, records_end = scan_result
+    other_fields = cbor2.loads(body[:records_begin] + b"\xf7" + body[records_end:])
+    assert other_fields.pop("Records") is cbor2.undefined
+    return (*SCAN.columns(body, *columns), has_aggregates), other_fields
 
 
 @given(st.lists(ROWS, max_size=4), st.booleans(), st.permutations([*ANSWER]))
@@ -67,8 +67,8 @@ def test_scanner_accepts_any_order_of_fields(rows: list[dict[str, object]], inde
 
 
 def test_time_may_have_its_cbor_tag() -> None:
-    arrived = cbor2.CBORTag(1, 1_795_363_072_573)
-    body = cbor2.dumps({**ANSWER, "Records": [{**test_wire.ROW, "ApproximateArrivalTimestamp": arrived}]})
+    arrival_time = cbor2.CBORTag(1, 1_795_363_072_573)
+    body = cbor2.dumps({**ANSWER, "Records": [{**test_wire.ROW, "ApproximateArrivalTimestamp": arrival_time}]})
     assert by_scanner(body) == by_cbor2(body)
 
 
@@ -105,16 +105,16 @@ OTHERS = st.recursive(
 @given(st.lists(DAMAGE, max_size=3))
 def test_damaged_response_is_declined_or_read_as_by_cbor2(damage: list[tuple[int, int, bytes]]) -> None:
     body = BODY
-    for offset, removed, inserted in damage:
-        body = body[:offset] + inserted + body[offset + removed :]
+    for offset, removed_length, inserted_bytes in damage:
+        body = body[:offset] + inserted_bytes + body[offset + removed_length :]
     try:
-        scanned = by_scanner(body)
+        scan_result = by_scanner(body)
     except (cbor2.CBORDecodeError, ValueError):
         with pytest.raises((forms.UnreadableBody, TypeError)):  # cbor2 must fail on the whole body, too.
             by_cbor2(body)
         return
-    if scanned is not None:
-        assert scanned == by_cbor2(body)
+    if scan_result is not None:
+        assert scan_result == by_cbor2(body)
 
 
 @given(st.lists(ROWS | OTHERS, max_size=4), st.dictionaries(st.text(max_size=3), OTHERS), st.booleans())
@@ -122,9 +122,9 @@ def test_any_response_is_declined_or_read_as_by_cbor2(
     rows: list[object], others: dict[str, object], indefinite: bool
 ) -> None:
     body = cbor2.dumps({**others, "Records": rows, "ChildShards": None}, indefinite_containers=indefinite)
-    scanned = by_scanner(body)
-    if scanned is not None:
-        assert scanned == by_cbor2(body)
+    scan_result = by_scanner(body)
+    if scan_result is not None:
+        assert scan_result == by_cbor2(body)
 
 
 def test_truncated_response_is_declined() -> None:
