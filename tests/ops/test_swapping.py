@@ -35,7 +35,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Store
+from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.swap import (
     CONTROL_KEY,
     FROM,
@@ -50,7 +50,7 @@ from leasehold.stores.swap import (
     swap_notices,
 )
 from leasehold.stores.urls import display_name, open_store
-from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
+from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, ReleaseLease, RenewLease, Write
 from leasehold_lab.commands.what_if import app as what_if
 from leasehold_lab.contract.actors import create_owned_lease, expect_applied, read_stored_lease
 from leasehold_lab.simulator.world.world import ListSource
@@ -180,6 +180,28 @@ def test_an_interrupted_end_of_a_swap_is_completed_by_the_next_run(
     assert swap_is_over(tables, NAMES)
 
 
+def test_an_end_of_a_swap_that_was_interrupted_between_two_writes_is_completed_by_the_next_run(
+    tables: tuple[Store, Store],
+) -> None:
+    class Interrupting(PassingStore):
+        """A table in which the program is interrupted after it has created or deleted a row."""
+
+        def write(self, write: Write) -> Outcome:
+            outcome = super().write(write)
+            if isinstance(write, CreateLease | DeleteLease):
+                raise KeyboardInterrupt
+            return outcome
+
+    store = open_joined_store(tables)
+    set_direction(tables, "to")
+    list(move_until_arrived(tables, store, NAMES[TO], pause_with_renewals(tables)))
+    with pytest.raises(KeyboardInterrupt):
+        end_swap((Interrupting(tables[FROM]), Interrupting(tables[TO])), store, NAMES[TO], lambda _seconds: None)
+    assert get_or_create_control_row(tables, NAMES) is not None
+    end_swap(tables, store, NAMES[TO], lambda _seconds: None)
+    assert swap_is_over(tables, NAMES)
+
+
 def test_a_swap_can_go_back_until_it_ends(tables: tuple[Store, Store]) -> None:
     store = open_joined_store(tables)
     set_direction(tables, "to")
@@ -218,6 +240,15 @@ def test_the_end_of_a_swap_includes_leases_that_workers_create_meanwhile(tables:
 
     end_swap(tables, store, NAMES[TO], create_once)
     assert [row.key for row in tables[TO].list().leases] == ["s-0", "s-1", "s-2", "s-9"]
+
+
+def test_a_worker_that_slept_through_the_end_of_a_swap_creates_new_leases_in_to(tables: tuple[Store, Store]) -> None:
+    sleeping_store = open_joined_store(tables)
+    set_direction(tables, "to")
+    assert len(sleeping_store.list().leases) == 3
+    carry_out_swap(tables)
+    expect_applied(sleeping_store.write(CreateLease(Lease("s-9"))))
+    assert [[row.key for row in table.get(["s-9"])] for table in tables] == [[], ["s-9"]]
 
 
 def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:

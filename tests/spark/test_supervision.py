@@ -172,6 +172,16 @@ def test_interrupt_stops_the_query_and_hides_the_errors_of_a_java_that_has_ended
     assert (query.stopped, interrupted.value.__suppress_context__) == (True, True)
 
 
+def test_interrupt_is_raised_although_the_ended_java_cannot_report_the_state_of_the_query() -> None:
+    class Gone(Query):
+        @property
+        def isActive(self) -> bool:  # noqa: N802  Spark's name
+            raise RuntimeError("An error occurred while calling o13.isActive")
+
+    with pytest.raises(KeyboardInterrupt):
+        supervise(make_starter(Gone(KeyboardInterrupt())))
+
+
 @pytest.mark.parametrize("during", ["wait", "look", "pause"])
 def test_interrupt_is_raised_in_spite_of_the_handler_that_pyspark_has_set(during: str) -> None:
     """PySpark's handler calls Java. This fails while its thread waits for Java, or after Java has ended."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import closing
-from itertools import product
+from itertools import combinations_with_replacement, product
 from pathlib import Path
 
 import pytest
@@ -212,6 +212,39 @@ def test_an_owned_lease_is_never_free_in_rows_of_different_moments() -> None:
         owned_lease = expect_applied(store.write(RenewLease(owned_lease)))
     torn_reads = [RowPair((earlier[FROM], later[TO])) for earlier, later in product(moments, repeat=2)]
     assert {pair.lease.owner for pair in torn_reads if pair.lease is not None and not pair.is_torn} == {"ann"}
+
+
+def test_an_owned_lease_is_never_free_although_it_moves_again_during_every_read() -> None:
+    """A torn pair may be torn in another way when it is read again (W5)."""
+    both_tables = MemoryStore(), MemoryStore()
+    moments = list[tuple[tuple[Lease, ...], ...]]()
+
+    class Recorded(PassingStore):
+        """A table whose writes are followed by a read of both tables."""
+
+        def write(self, write: Write) -> Outcome:
+            outcome = super().write(write)
+            moments.append(tuple(table.get([KEY]) for table in both_tables))
+            return outcome
+
+    class Replayed(PassingStore):
+        """A table that is read at the next of the moments `reads`."""
+
+        def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  of one lease
+            moment = moments[reads.pop(0)] if reads else moments[-1]
+            return moment[both_tables.index(self._store)]
+
+    store = swap_of((Recorded(both_tables[FROM]), Recorded(both_tables[TO])))
+    owned_lease = create_owned_lease(store)
+    moments.clear()
+    for direction in ("to", "from", "to", "from", "to"):
+        send(both_tables, direction)
+        owned_lease = expect_applied(store.write(RenewLease(owned_lease)))
+    replayed_store = SwapStore((Replayed(both_tables[FROM]), Replayed(both_tables[TO])), NAMES[TO])
+    for numbers in combinations_with_replacement(range(len(moments)), 4):
+        reads = [*numbers]
+        (lease,) = replayed_store.get([KEY])
+        assert lease.owner == "ann", numbers
 
 
 def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:

@@ -23,7 +23,14 @@ import leasehold
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.lambda_handlers import ReportedFailure, parse_function_settings
-from leasehold.adapters.lambda_processes import FunctionProcess, FunctionReply, ParallelFunction
+from leasehold.adapters.lambda_processes import (
+    FunctionCall,
+    FunctionLoaded,
+    FunctionProcess,
+    FunctionReply,
+    FunctionSetup,
+    ParallelFunction,
+)
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Lease, Position
@@ -333,6 +340,21 @@ def test_slow_import_does_not_use_up_the_call_timeout(app: App, monkeypatch: pyt
         monkeypatch.setenv("SLOW", "1")
         call(b"0")
     assert app.handled() == [("s-0", 0)]
+
+
+def test_time_to_load_the_function_is_granted_to_every_process(app: App) -> None:
+    """A process that replaces another one has to load the function again."""
+    setup = FunctionSetup(parse_function_settings(f"lambda:{app.name}.handler"), 1.0, [str(app.folder)])
+    process = FunctionProcess(setup)
+    limit_seconds = process.limit_seconds
+    try:
+        connection = process.send_call(FunctionCall("s-0", "arn", keyed([1])))
+        assert connection.poll(WAIT)
+        assert isinstance(process.receive_reply(), FunctionLoaded)
+        assert process.limit_seconds == setup.handler_seconds
+    finally:
+        process.kill_process()
+    assert process.limit_seconds == limit_seconds > setup.handler_seconds
 
 
 def test_stopped_process_times_out_like_any_other(app: App) -> None:
