@@ -2,18 +2,19 @@
 
 import asyncio
 import threading
+from concurrent.futures import wait
 
 import pytest
 from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
-from waiters import Clock
+from waiters import WAIT, Clock
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.multilang.children import ChildFault, ChildProcesses
 from leasehold.adapters.multilang.daemon import SEARCH_ATTEMPTS, ChildHandler, RecordSearch, find_error_name
 from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
-from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
 from leasehold.errors import StoreError
@@ -156,6 +157,28 @@ async def _awaited(handling: Handling, delivery: Delivery) -> None:
     work = handling.handler(delivery)
     assert work is not None
     await work
+
+
+def test_fault_at_an_empty_message_is_raised_at_the_next_batch() -> None:
+    """The worker must deliver the batches after the checkpoint again, because the child that had them has ended."""
+    store, records, faults = MemoryStore(), _records(1), [ChildFault("it exited with status -9")]
+
+    class ChildrenThatFailOnce(FailingChildren):
+        async def process_batch(self, *_arguments: object) -> None:
+            if faults:
+                raise faults.pop()
+
+    row = create_owned_lease(store)
+    holding = Holding(store, row, identity=Identity("ann", "p"), clock=Clock(), write_began=0.0, lease_seconds=10.0)
+    with ChildHandler(ChildrenThatFailOnce(["x"]), attempts=ATTEMPTS, send_empty=True) as handler:
+        handling = handler.handling
+        handling.observer("initialize", holding)
+        for _ in range(3):
+            wait(handler._pending_messages.values(), WAIT)  # noqa: SLF001  not accessible otherwise
+            handling.measure(holding, Batch((), None, 0.0, 0.01))
+        assert not faults
+        with pytest.raises(ChildFault):
+            asyncio.run(_awaited(handling, Delivery(records, records[-1].position, None, holding)))
 
 
 def test_fault_while_ending_children_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,20 @@ def test_lease_stolen_between_plan_and_commit_costs_only_a_repetition(place: Pla
     assert len(query.rows) == 51
 
 
+def test_returning_lease_is_read_after_the_checkpoint_of_its_other_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, store, stream = install_stepped_clock(monkeypatch), MemoryStore(), Stream({"a": texts("a", 35)})
+    reader = new_reader(stream, KillableStore(store), rereadable=True, flush_on_idle="true")
+    query = Query(reader, store, KillableStore(store), reader.initialOffset())
+    query.batch(ReadMaxRows(7))
+    steal_lease(store, "a", "20")
+    run = reader._run  # noqa: SLF001  its worker
+    assert run is not None
+    run._loop._worker.renew(clock.now + 10.0)  # noqa: SLF001  so that it notices
+    query.until(lambda query: query.checkpoints() == {"a": "35"})
+    assert [number for _, number, _ in query.rows] == [*range(1, 8), *range(21, 36)]
+    reader.stop()
+
+
 def test_commit_is_rejected_while_another_worker_owns_the_lease(place: Place) -> None:
     place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
     query = place.query()
@@ -399,4 +413,25 @@ def test_available_now_query_knows_what_it_still_waits_for(monkeypatch: pytest.M
     store.write(ReleaseLease(store.get(["a"])[0], "thief"))
     assert loop.awaited_shards == {"a": "nobody owns it"}
     assert (reader.reportLatestOffset() or {})["shards"] == 0
+    reader.stop()
+
+
+def test_lease_that_returns_before_its_old_reader_is_closed_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, store, stream = install_stepped_clock(monkeypatch), MemoryStore(), Stream({"a": texts("a", 5)})
+    reader = new_reader(stream, KillableStore(store), rereadable=True, flush_on_idle="true")
+    run = reader._get_or_start_run()  # noqa: SLF001  what Spark asks
+    loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise
+    run.join_group(Offset())
+    loop.wait_for_rows(10.0)
+    (old_reader,) = stream.readers
+    steal_lease(store, "a")
+    loop._worker.renew(clock.now + 1.0)  # noqa: SLF001  so that it notices
+    store.write(ReleaseLease(store.get(["a"])[0], "thief"))
+    while not loop._worker.holdings:  # noqa: SLF001  its shards make no steps
+        clock.now += 1.0
+        loop._worker.turn(clock.now)  # noqa: SLF001  as its task does
+    assert not old_reader.closed
+    loop.wait_for_rows(10.0)
+    assert old_reader.closed
+    assert loop.take_rows(10, 10, 1000)[1].keys() == {"a"}
     reader.stop()
