@@ -423,15 +423,14 @@ def test_lease_that_returns_before_its_old_reader_is_closed_is_read(monkeypatch:
     loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise
     run.join_group(Offset())
     loop.wait_for_rows(10.0)
-    (old_reader,) = stream.readers
     steal_lease(store, "a")
     loop._worker.renew(clock.now + 1.0)  # noqa: SLF001  so that it notices
     store.write(ReleaseLease(store.get(["a"])[0], "thief"))
     while not loop._worker.holdings:  # noqa: SLF001  its shards make no steps
         clock.now += 1.0
         loop._worker.turn(clock.now)  # noqa: SLF001  as its task does
-    assert not old_reader.closed
+    assert [shard_reader.closed for shard_reader in stream.readers] == [False]
     loop.wait_for_rows(10.0)
-    assert old_reader.closed
+    assert [shard_reader.closed for shard_reader in stream.readers] == [True, False]
     assert loop.take_rows(10, 10, 1000)[1].keys() == {"a"}
     reader.stop()

@@ -279,6 +279,16 @@ def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresSto
     assert store.get([KEY]) != (owned_lease,)  # a failed read is retried, so there is no error
 
 
+def test_no_statement_is_prepared(store: PostgresStore) -> None:
+    """A pooler such as PgBouncer may execute each statement on another connection of the server."""
+    lease = create_owned_lease(store)
+    for _ in range(10):  # psycopg would prepare a statement that is executed for the sixth time
+        lease = expect_applied(store.write(RenewLease(lease)))
+        assert store.get([KEY]) == (lease,)
+    with store._pool.connection() as connection:  # noqa: SLF001  the only one, which has executed every statement
+        assert connection.execute("SELECT statement FROM pg_prepared_statements").fetchall() == []
+
+
 def test_a_hanging_server_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
     impatient_store = open_store(url, request_seconds=1.0)
     owned_lease = create_owned_lease(impatient_store)
