@@ -266,6 +266,21 @@ def test_consumer_that_raises_releases_its_shard(step: str, monkeypatch: pytest.
     assert (row.owner, row.checkpoint.sequence, scene.consumer.closed) == (None, "TRIM_HORIZON", ["stopped"])
 
 
+def test_failed_offers_are_counted_for_each_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that fails now and then keeps its shard, because a batch that it takes ends the count."""
+    scene, attempts = Scene(), list[int]()
+    offer = ManualConsumer.offer
+
+    def fail_at_first(consumer: ManualConsumer, batch: Delivery) -> bool:
+        attempts.append(batch.attempts)
+        consumer.fault = OSError("full") if len(attempts) % 2 else None
+        return offer(consumer, batch)
+
+    monkeypatch.setattr(ManualConsumer, "offer", fail_at_first)
+    scene.steps()
+    assert (scene.taken, attempts) == (numbers(scene), [1, 2] * 3)
+
+
 def test_shard_end_is_written_after_the_last_acknowledgement() -> None:
     scene = Scene(ShardRecords(create_records(3), size=2, ended=True))
     scene.steps()

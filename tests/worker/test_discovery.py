@@ -25,7 +25,7 @@ from leasehold.balancer.model import (
     Shard,
 )
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.protocol import Listing, Malformed
+from leasehold.stores.protocol import Capabilities, Listing, Malformed
 from leasehold.stores.writes import CreateLease, DeleteLease, ReleaseLease, ResetLease, Write
 from leasehold_lab.simulator.world.world import ListSource, create_shard
 
@@ -252,6 +252,18 @@ def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
     driven_worker.turn_due = clock.now
     driven_worker.run(60)
     assert (driven_worker.worker.discovery.contradictions, reported_contradictions(store.list().leases)) == ((), ())
+
+
+def test_contradiction_is_not_written_on_the_row_of_another_owner() -> None:
+    """In stores where an annotation changes the version, the write would look like a renewal by that owner."""
+    clock, store = Clock(), FaultyStore(Capabilities(free_annotations=False))
+    store.write(CreateLease(Lease("s-0")))
+    store.rewrite("s-0", lambda row: evolve(row, owner="b-1", checkpoint=SHARD_END))
+    driven_worker = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    driven_worker.run(60)
+    (contradiction,) = driven_worker.worker.discovery.contradictions
+    assert (contradiction.kind, store.row("s-0").owner) == ("ended and open", "b-1")
+    assert reported_contradictions(store.list().leases) == ()
 
 
 def test_lease_without_an_annotation_restarts_if_the_option_is_set() -> None:

@@ -68,6 +68,19 @@ def test_unaccepted_handoff_is_taken_back_after_two_seconds() -> None:
     assert len(harness.held) == 1
 
 
+def test_lease_taken_back_by_a_slow_write_counts_from_its_beginning() -> None:
+    """Others may have read the written row at any time since, so the lease may expire that early."""
+    harness = Taker()
+    harness.handoffs.note_given(harness.handed_off(), 1000.0)
+
+    def write_slowly() -> None:
+        harness.clock.now += 4.0
+
+    harness.clock.now, harness.store.passes = 1002.0, write_slowly
+    harness.handoffs.check_timeouts(1002.0)
+    assert [write_began for _, write_began in harness.held] == [1002.0]
+
+
 def test_next_check_is_due_with_the_first_handoff() -> None:
     harness = Taker()
     harness.handoffs.note_given(harness.handed_off("s-0"), 1000.0)

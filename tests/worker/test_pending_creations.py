@@ -2,6 +2,7 @@
 
 from attrs import evolve
 
+from leasehold.adapters.worker.annotations import latest_annotations
 from leasehold.adapters.worker.pending_creations import PendingCreations
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.balancer.actions import Create
@@ -80,3 +81,15 @@ def test_shard_whose_tip_is_unknown_delays_only_its_own_lease() -> None:
     assert creations.with_latest_position(NEW_GROUP) == NEW_GROUP
     tip.position = Position("9")
     assert creations.creations_to_delay([NEW_GROUP], (), (), 61.0, map) == {}
+
+
+def test_lease_that_is_missing_again_starts_at_the_present_tip() -> None:
+    """The earlier position is out of date, and may even belong to a stream that was recreated since."""
+    tip = Tip()
+    creations = PendingCreations(CONFIG, tip.of)
+    creations.creations_to_delay([NEW_GROUP], (), (), 0.0, map)
+    creations.creations_to_delay([], [LATER], (), 60.0, map)
+    tip.position = Position("9")
+    creations.creations_to_delay([NEW_GROUP], (), (), 3600.0, map)
+    pinned = creations.with_latest_position(NEW_GROUP)
+    assert pinned.lease.annotations == latest_annotations(Position("9"))

@@ -39,6 +39,18 @@ def test_records_are_dispatched_in_order_and_checkpointed() -> None:
     assert harness.source.opened == [("s-0", TRIM_HORIZON)]
 
 
+def test_user_records_after_a_checkpoint_within_an_aggregate_are_dispatched_again() -> None:
+    def checkpoint_and_fail(delivery: Delivery) -> None:
+        if len(harness.dispatched) == 1:
+            assert delivery.checkpoint(delivery.records[0])
+            raise OSError("full")
+
+    aggregate = [Record(b"%d" % sub, "100", sub) for sub in range(3)]
+    harness = ReaderHarness(ShardRecords(aggregate), on_batch=checkpoint_and_fail)
+    harness.steps(harness.reading(), 4)
+    assert harness.dispatched == [[b"0", b"1", b"2"], [b"1", b"2"]]
+
+
 def test_shard_is_read_under_the_epoch_of_its_handler() -> None:
     """The reader must use the epoch that its handler gets, which a sink may use for fencing."""
     source, handler_epochs = FaultySource(), []

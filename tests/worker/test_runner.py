@@ -283,6 +283,18 @@ def test_failing_renewals_end_the_run_before_the_leases_expire(
     assert [str(record.exc_info[1]) for record in end_records if record.exc_info] == ["no renewal"]
 
 
+def test_renewals_that_fail_now_and_then_do_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only consecutive failures end the run, because each success has renewed the leases."""
+    worker = recording_worker(monkeypatch)
+    runner = Runner(worker, lambda _delivery: None)
+    for _ in range(10):
+        worker.failing["renew"] = 1
+        for _ in range(2):
+            runner._renew(time.monotonic())  # noqa: SLF001  as its task does
+    runner.stop()
+    runner.run()  # it would raise the error that ended the run
+
+
 def test_failed_turn_is_retried_and_a_good_run_logs_no_problem(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -433,3 +445,21 @@ def test_step_that_raises_as_its_lease_is_lost_logs_nothing(
     assert replacement_step is not None
     assert replacement_step(0.0) == math.inf
     assert "cannot be read here" not in caplog.text
+
+
+def test_stop_waits_no_longer_for_a_request_than_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit `drain_seconds` also applies if it is shorter than the time for which requests are waited for."""
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 0.0)
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.CALL_SECONDS", 4 * WAIT)
+    read_began, may_return, source = Event(), Event(), stream_with_five_records()
+
+    def read_slowly(_batch: Batch) -> None:
+        read_began.set()
+        may_return.wait(4 * WAIT)
+
+    slow_source = FaultySource(source.listed, source.shard_logs, on_read=read_slowly)
+    try:
+        with running(Runner(worker_at_oldest_records(FaultyStore(), slow_source), print, drain_seconds=0.1)):
+            assert read_began.wait(WAIT)
+    finally:
+        may_return.set()

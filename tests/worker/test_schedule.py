@@ -421,3 +421,20 @@ def test_submitted_work_is_done_by_the_caller_if_no_task_can_start(calendar: Sch
     calendar.tasks.run(20.0)
     assert map_result == [([1, 2], 1.0)]
     assert set(calendar.failed) == {"""RuntimeError("can't start new thread")"""}
+
+
+def test_step_is_called_when_due_after_its_abandoned_call_has_returned(calendar: ScheduleHarness) -> None:
+    """The task of the abandoned call ends, and another task that waits for a later step takes the step."""
+    waits = iter([10.0])
+
+    def step(now: float) -> float:
+        calendar.calls.append((round(now, 3), "a"))
+        calendar.tasks.sleep(next(waits, 0.0))
+        return 15.0 if now < 15.0 else math.inf
+
+    calendar.schedule.add("a", step)
+    for name, due in {"b": 50.0, "c": 60.0}.items():
+        calendar.schedule.add(name, calendar.step(name, due))
+    calendar.call_at(1.0, lambda: calendar.schedule.abandon("a"))
+    calendar.tasks.run(90.0)
+    assert calendar.calls == [(0.0, "a"), (0.0, "b"), (0.0, "c"), (15.0, "a"), (50.0, "b"), (60.0, "c")]

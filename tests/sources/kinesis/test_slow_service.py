@@ -207,6 +207,14 @@ def test_no_call_times_out_more_than_three_times(delays: list[float]) -> None:
         assert any(reader.read().records for _ in range(4))
 
 
+def test_calls_that_time_out_together_lengthen_the_timeout_once() -> None:
+    """One slow moment says no more about the service if several shards were waiting for it."""
+    timeouts = CallTimeouts(SlowService().clients())
+    shared_timeout = timeouts.timeout_for("describe_stream_summary")
+    next_timeouts = [timeouts.lengthen_timeout("describe_stream_summary", shared_timeout) for _ in range(3)]
+    assert next_timeouts == [POLL_TIMEOUTS[1]] * 3
+
+
 def test_requests_shrink_only_if_no_timeout_suffices() -> None:
     service = SlowService(12.0)
     reader = reader_of(service)

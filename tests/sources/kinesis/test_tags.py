@@ -154,6 +154,20 @@ def test_tagged_records_before_an_unreadable_one_arrive_with_the_next_response()
     assert [record.data for record in poller.read().records] == [b"0", b"1", b"2"]
 
 
+def test_tagged_records_arrive_although_the_end_of_their_response_was_unreadable() -> None:
+    data, _ = sealed([(b"0", "a", Tag("q", 100, 0, "0-0", "e", 0, HASH_KEYS), None)])
+
+    def make_response(last_number: str) -> dict[str, Any]:
+        tagged_row = {"Data": data, "SequenceNumber": "4", "PartitionKey": "a"}
+        last_row = {"Data": b"1", "SequenceNumber": last_number, "PartitionKey": "a"}
+        return {"Records": [tagged_row, last_row], "NextShardIterator": "more", "MillisBehindLatest": 0}
+
+    client = ScriptedClient(make_response("five"), make_response("5"))
+    poller = Poller(cast("Any", client), "orders", "s-0", TRIM_HORIZON, HASH_KEYS)
+    assert poller.read().fault
+    assert [record.data for record in poller.read().records] == [b"0", b"1"]
+
+
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.data())
 def test_reader_that_resumes_anywhere_gets_the_same_records(
