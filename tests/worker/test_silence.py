@@ -29,8 +29,7 @@ def test_each_outage_needs_its_own_proof_that_others_read_the_stream() -> None:
         other_lease = Lease("s-1", owner="bob", checkpoint=Position(checkpoint))
         leases = [held_lease.row, other_lease]
         return [
-            lease.holding.key
-            for lease in silence.find_leases_to_leave(leases, [held_lease.holding], 1000.0 + seconds)
+            lease.holding.key for lease in silence.find_leases_to_leave(leases, [held_lease.holding], 1000.0 + seconds)
         ]
 
     progress.call_began(1000.0)

@@ -9,6 +9,7 @@ import pytest
 from hub_steps import HubSteps, collect, fault, texts
 from waiters import until
 
+from leasehold.adapters.sources.event_hubs.poller import EventHubsSource
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 
 pytestmark = pytest.mark.services
@@ -92,6 +93,18 @@ def test_stolen_link_is_reported_and_not_stolen_back(event_hub: HubSteps) -> Non
     batch = fault(former_reader)
     assert (batch.records, batch.read_to, batch.wait_seconds) == ((), None, 10.0)
     assert [reader["epoch"] for reader in event_hub.readers()] == [3]
+
+
+def test_readers_without_exclusive_access_share_a_partition(event_hub: HubSteps) -> None:
+    """Spark reads ranges in this way, so queries of one consumer group do not disconnect each other."""
+    event_hub.send(["a"])
+    source = EventHubsSource(event_hub.plain.access, exclusive=False)
+    event_hub.opened.append(source)
+    readers = [source.open(Lease("0", epoch=epoch), TRIM_HORIZON) for epoch in (0, 3)]
+    assert [texts(collect(reader, 1)) for reader in readers] == [["a"]] * 2
+    assert [reader["epoch"] for reader in event_hub.readers()] == [None, None]
+    event_hub.send(["b"])
+    assert [texts(collect(reader, 1)) for reader in readers] == [["b"]] * 2
 
 
 def test_last_reader_of_equal_epoch_wins_and_resumes(event_hub: HubSteps) -> None:
