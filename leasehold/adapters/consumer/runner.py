@@ -45,9 +45,9 @@ RENEWERS_MAX = 3 * WRITERS
 """The maximum number of concurrent renewals with the default number of writers. Further renewals would have to wait for
 a connection, because the clients of the stores keep only a few more connections than this.
 """
-IDLE_WRITERS = 4
-"""How many idle writer tasks to keep for the next burst of work. Further idle tasks end; new ones are started when
-needed."""
+IDLE_TASKS = 3
+"""How many idle tasks to keep for the next burst of claims, and for that of renewals. Further idle tasks end; new ones
+are started when needed."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 CALL_SECONDS = 2.0
@@ -111,9 +111,11 @@ class Runner:
         # Use separate tasks for renewals and claims. A renewal that is queued after a hundred claims would be late, and
         # a renewal that stalls must not delay a claim.
         self._turn_schedule = Schedule(self._scheduler, 1, "leasehold-turn", self._fail)
-        self._claim_schedule = Schedule(self._scheduler, writers, "leasehold-act", self._fail, max_idle=IDLE_WRITERS)
+        self._claim_schedule = Schedule(self._scheduler, writers, "leasehold-act", self._fail, max_idle=IDLE_TASKS)
         self._renew_schedule = Schedule(self._scheduler, 1, "leasehold-renew", self._fail)
-        self._renewal_schedule = Schedule(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
+        self._renewal_schedule = Schedule(
+            self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail, max_idle=IDLE_TASKS
+        )
         self._lease_readers = LeaseReaders(
             worker,
             self.handling,
