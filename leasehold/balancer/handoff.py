@@ -1,14 +1,17 @@
-"""Plans the remaining steps of hand-offs: the owner releases the lease, and the next owner takes it (H3 and H4).
+"""Plans the remaining steps of hand-offs that were requested (H3 and H4).
 
 Every rule set finishes the hand-offs that are in progress, because a group of workers may change its rule set at any
 time. Only `minimal` requests hand-offs (H2, H5), and only `minimal` counts them as done when it computes shares (H1).
 
 A hand-off has three steps. First, the next owner writes its name on the lease. Then the owner reads this name, finishes
-its batch, and releases the lease to the next owner. Finally, the next owner claims the lease.
+its batch, and gives the lease to the next owner. Finally, the next owner reads that the row names it as the owner, and
+adopts the lease by a claim. This module does not plan that claim, which is the same as after a restart
+(`worker/holdings.py`).
 
 If the owner dies before it releases the lease, the next owner claims the lease when it expires. If the owner lives but
-does not release the lease, the next owner steals the lease after `lease_seconds` + 30 s. If the next owner has not
-stolen the lease one cycle later, and holds no other lease, it is assumed to be dead, and its request is ignored.
+does not release the lease, the next owner steals the lease once its request is `lease_seconds` + 30 s old. If it has
+not done so when the request is one cycle older, and holds no other lease, it is assumed to be dead, and its request no
+longer counts.
 """
 
 from collections.abc import Mapping
@@ -38,6 +41,7 @@ def renew_request(request: Lease, lease: Lease) -> RequestHandoff | None:
         request: The lease after the request was written.
         lease: The lease as it is now.
     """
+    # `yields` is true if a worker of this library has taken the lease, so its owner responds to requests.
     is_taken_back = lease.owner == request.owner and lease.next_owner is None and lease.yields and not lease.ended
     return RequestHandoff(lease, lease.owner or "", "H4") if is_taken_back else None
 
@@ -57,12 +61,13 @@ def counts_after_handoffs(census: Census, config: FleetSeconds) -> Mapping[str, 
 def pending_handoffs(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str]]:
     """Map the key of each held lease that will be handed off to its owner and next owner (H1).
 
-    A request is ignored if it is old and its next owner holds no lease, because this worker is probably dead. A request
-    that was made by a KCL 3.x leader always counts.
+    A request is ignored if it is old and its next owner holds no lease, because the next owner is probably dead. A
+    request that was made by a KCL 3.x leader always counts.
     """
     expired_keys = {lease.key for lease in census.expired} if census.moving else set()
-    # A request that is not fulfilled expires one cycle after its next owner would have stolen the lease (H4). If it
-    # expired earlier, two workers that both want the lease could replace each other's requests forever.
+    # A request that is not fulfilled expires one cycle after its next owner would have stolen the lease (H4). It must
+    # not expire before that steal, because two workers that both want the lease could then replace each other's
+    # requests forever.
     request_limit = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
         lease.key: (lease.owner, lease.next_owner)
@@ -79,8 +84,8 @@ def _next_step(lease: Lease, worker: str, config: FleetSeconds, *, is_expired: b
     if lease.owner is None or lease.owner == lease.next_owner or lease.ended:
         return None
     if lease.owner == worker:
-        # H3: the owner finishes its batch, and then releases the lease. If our lease has expired, we must first claim
-        #     it again.
+        # H3: the owner finishes its batch, and then releases the lease. If the lease has expired, this worker must
+        #     first claim it again.
         return None if is_expired else Release(lease, rule="H3", next_owner=lease.next_owner)
     if lease.next_owner != worker:
         return None

@@ -6,13 +6,14 @@ listing by a digest of their ids, and the first in this order is the lookout. Wo
 the same order, so no election or lock is needed, either at the start or when the lookout dies.
 
 The lookout lists the table every 3 s, or sooner if the leases of a late owner reach their limit (C5). It frees the
-leases of dead workers, so that other workers may claim these leases even if they have not watched them (C6). On its own
-rows it writes a bulletin with three counts (C4):
+leases of dead workers, because any worker may claim a lease without an owner, even if it has not watched the lease
+expire (C6). Each time that it renews one of its rows, it writes the bulletin on the row, which contains three counts
+(C4):
     looks   grows with each look and proves that the lookout still lists the table
     acts    grows when there is work for others and makes every reader read the whole table
     warns   grows when an owner may be dead and makes readers read the bulletin every 0.5 s
-The lookout renews one of these rows every 1.5 s, and the other workers read only that row, every 2.5 s (C7). *acts*
-grows when a worker joins, when a lease was just freed, and when leases stay uneven for a cycle.
+The lookout renews one of its rows, the bulletin's row, every 1.5 s. The other workers read only that row, every 2.5 s
+(C7). *acts* grows when a worker joins, when a lease was just freed, and when leases stay uneven for a cycle.
 
 When the lookout dies, its row stops changing, and the other workers read this row every 0.5 s. Once the row has not
 changed for 2.5 s, the second in rank stands in for the lookout. A second later, the third in rank does, and so on,
@@ -29,22 +30,24 @@ of every write:
     a missed bulletin       the counts only grow, so the next bulletin has the same effect
     a row with a new owner  its readers see another owner, and list the table (C7)
 
-Example: one of twenty workers dies just after it has renewed its leases. The next renewal would be due after 5.3 s.
-After 6.8 s, the lookout suspects that the worker is dead, and the next bulletin contains a warning. After 10.5 s, the
-leases have expired. The lookout lists the table at this moment, frees the leases and raises *acts*. It immediately
-writes the new count to its row. The other workers read the count within 0.5 s and claim the leases.
+Example: one of twenty workers dies just after it has renewed its leases. The next renewal would be due after 5.3 s
+(`renew_seconds`). After 6.8 s, it is 1.5 s overdue, so the lookout suspects that the worker is dead, and the next
+bulletin contains a warning. After 10.5 s (`expires_above`), the leases have expired. The lookout lists the table at
+this moment, frees the leases and raises *acts*. It immediately writes the new count to its row. The other workers read
+the count within 0.5 s and claim the leases.
 
-specs/cadence.md explains the purpose of each rule, and `python benchmarks/cadence_ablation.py` measures its benefit.
+specs/cadence.md explains the purpose of each rule whose name begins with C, and `python benchmarks/cadence_ablation.py`
+measures its benefit. specs/minimal.md explains the rules whose names begin with M.
 
 Rule 1: this module does not decide which worker owns a lease.
 Rule 2: all times in this module are given for `lease_seconds` of 10. They are multiplied by the configured
 `lease_seconds` / 10, except that waits for the store's response are never lengthened.
 
-There is no election. Workers that list the table at different moments may briefly disagree, so two of them may act as
-the lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die just after its
-row changed at 0 s. Once the row has been unchanged for 2.5 s, a starts to list the table, and a second later, b does,
-too. After 10.5 s, a frees c's leases, including the lease of this row. Both a and b notice that the row has another
-owner, list the table once more, and rank a first.
+Workers that list the table at different moments may briefly disagree about the order, so two of them may act as the
+lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die just after its row
+changed at 0 s. Once the row has been unchanged for 2.5 s, a starts to list the table, and a second later, b does, too.
+After 10.5 s, a frees c's leases, including the lease of this row. Both a and b notice that c no longer owns the row,
+list the table once more, and rank a first.
 """
 
 import math
@@ -147,11 +150,13 @@ CALLED_READ_SECONDS = 0.05
 LISTING_SECONDS_MAX = 60.0
 """How long a listing of the table may take before the lookout is assumed to hang (C8).
 
-Other workers stand in for the lookout after twice this time, plus the time in which the lookout misses two listings.
+If the lookout reports a longer time, this time is used instead. Before the second in rank stands in, twice the time of
+a listing passes in addition to `LOOKS_SILENCE_SECONDS`. The sum is at most 127.5 s, unless the last listing of that
+worker itself took longer than a minute.
 """
 
 STAND_INS_MAX = 4
-"""The number of workers whose rows are read if the lookout stops, because one of them may stand in for it (C8)."""
+"""The number of workers whose rows are read if the lookout stops: itself and the three that stand in first (C8)."""
 
 ROWS_PER_LISTING_COST = 12
 """Listing this many rows costs as much as reading a single row by its key."""
@@ -261,17 +266,19 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         rows = {key: by_key.get(key) for key in named_keys}
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.stand_in_rows]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
+        # A worker that the call does not name stands in after all workers that it names.
         stand_in_place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
         # If the latest call names a row of this worker, this worker has stood in for the lookout. In this case, the
-        # call does not show which worker is the lookout now, so use the ranks. However, continue to stand in while the
-        # first in rank renews its row without listing the table.
+        # call does not show which worker is the lookout now, so use the ranks. However, if the first in rank renews its
+        # row without listing the table, continue to stand in.
         named_row = rows[call.row]
         if named_row is not None and named_row.owner != me.worker and not named_row.ended:
             return LookoutRanks(ranks, named_row, row_released=not owner_is_ours(named_row), place=stand_in_place)
         if named_row is not None and named_row.owner == me.worker:
             first_row = bulletin_row(leases, ranks[0])
             first_is_alive = first_row is not None and first_row.idle <= _row_silence_limit(me, bulletin_state, config)
-            # The first in rank has not listed the table since another worker wrote the latest bulletin.
+            # The first in rank lives, but its *looks* are below the latest ones, so it has not listed the table since
+            # another worker wrote the latest bulletin.
             if (
                 first_row is not None
                 and first_is_alive
@@ -333,8 +340,8 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
     """Return a `Release` for each expired lease if this worker is the lookout (C6).
 
     The lookout frees expired leases because any worker may claim a lease that has no owner, even if it has not watched
-    the lease expire. If released leases are reserved for newcomers (M12), no lease is freed, because the reservation
-    would only delay the next claim.
+    the lease expire. If released leases are reserved for newcomers (M12), `frees_expired` is false and no lease is
+    freed, because a freed lease would be reserved, too, and would be claimed later.
     """
     bulletin_state = me.history.hearing
     others_expired = (lease for lease in census.expired if lease.owner != me.worker)
@@ -452,8 +459,9 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     """Return whether this reader should list the whole table now (C7, C8, C11)."""
     bulletin_state, full_still = me.history.hearing or BulletinState(), me.history.full_still
     call = call_of(bulletin_state.call)
-    # C8: list the table once, to start measuring how long each lease stays unchanged. If a worker started to measure
-    #     only when it became the lookout, it would find expired leases `lease_seconds` later.
+    # C8: list the table once, to start measuring how long each lease stays unchanged. The first comparison is false if
+    #     the table was listed after the row last changed. If a worker started to measure only when it became the
+    #     lookout, it would find expired leases `lease_seconds` later.
     early_seconds = scale_to_lease_seconds(EARLY_SECONDS, config) * (
         1 if ranks.stand_ins_before(me) < EARLY_LISTERS else 2
     )
@@ -494,10 +502,11 @@ def _present_workers(census: Census) -> frozenset[str]:
 
 
 def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
-    """Return `seconds_to_results` for these actions without the claims that have already succeeded (C10).
+    """Return `seconds_to_results` for these actions (C10).
 
-    After a successful claim, the worker need not read the table again unless it still lacks leases. It may still lack
-    some, because M5 takes only one lease at first, and M9 takes only one lease per turn.
+    Claims that have already succeeded count only if the worker still lacks leases. Otherwise, it need not read the
+    table again because of them. It may still lack some, because M5 takes only one lease at first, and M9 takes only one
+    lease per turn.
     """
     own_keys = {lease.key for lease in census.mine}
     succeeded_claims = {action for action in actions if isinstance(action, Claim) and action.lease.key in own_keys}
@@ -536,8 +545,8 @@ def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Co
     seconds_left = [
         expires_above(config) - lease.idle for lease in leases if lease.owner in late_workers and not lease.ended
     ]
-    # The factor 0.02 adds 0.2 s if `lease_seconds` is 10. The time is needed because idle times are measured from the
-    # end of the first read.
+    # The factor 0.02 adds 0.2 s if `lease_seconds` is 10. The time is needed because `idle` does not include the
+    # durations of the first and the latest read.
     return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
 
@@ -554,8 +563,8 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
         # workers although none is visible. In this case, list the table now.
         row_released = (me.history.hearing or BulletinState()).turned
         return 0.0 if row_released else min(scale_to_lease_seconds(LONE_LISTING_SECONDS, config), config.cycle_seconds)
-    # `idle` ends at the start of a read, so add the time that a listing takes. If listings take long, a living owner
-    # renews between two of them, so a lease that has not changed is suspicious.
+    # `idle` ends at the start of the latest read, so add the time that a listing takes. If listings take long, a living
+    # owner renews between two of them, so a lease that has not changed is suspicious.
     listing_seconds = me.history.full_took
     seconds_left = [
         limit - idle
@@ -611,9 +620,9 @@ def _next_bulletin(
     if open_leases and not lease_newly_free:
         recently_ended_keys = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
         lease_newly_free = any(not recently_ended_keys.isdisjoint(lease.parents) for lease in open_leases)
-    # If an imbalance persists although workers were called, raise *acts* only once per cycle, because every worker then
-    # lists the table. While a dead worker's leases expire one after another, the counts are uneven, but no worker can
-    # change that yet.
+    # If an imbalance persists although workers were called, for example because open leases were not claimed, raise
+    # *acts* only once per cycle, because every worker then lists the table. While a dead worker's leases expire one
+    # after another, the counts are uneven, but no worker can change that yet.
     imbalance_persists = not lease_newly_free if open_leases else _uneven_for_a_cycle(census, me, config)
     moves_overdue = bulletin_state.acts_still >= config.cycle_seconds and imbalance_persists
     latest_bulletin, row = bulletin_state.latest, bulletin_row(own_leases, me.worker)
@@ -657,7 +666,8 @@ def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * count_tolerance(census.leases, base_share):
         return True
     # Even if no two workers' counts differ by more than one, the groups of workers may hold unequal shares. In this
-    # case, the rules return an empty list of keys for a worker that should take leases from living workers.
+    # case, `calls` maps a worker that should take leases from living workers to an empty list of keys, because it must
+    # read the whole table.
     if not all(config.rules.calls(census, me, config).values()):
         return True
     moves_in_progress = pending_handoffs(census, config)

@@ -140,15 +140,16 @@ class Lease:
         parents: The keys of the parent leases. After a merge, there are two.
         owner: The worker that processes the shard, or None.
         version: The store's compare-and-swap token.
-        idle: The seconds for which the version has not changed (see `Watch`). The value is infinite only if the lease
-            had no owner when this worker first read it. In the result of a store's `list`, it is the age of the row, if
-            the store records ages.
+        idle: The seconds from the end of the read that first showed the version to the start of the latest read (see
+            `Watch`). The value is infinite only if the lease had no owner when this worker first read it. In the result
+            of a store's `list`, it is the age of the row, if the store records ages.
         checkpoint: The position up to which the shard has been processed.
         hash_range: The first and last hash key, or None if unknown.
         weight: The throughput in whole bytes per second, or None if it is not measured yet. Fractions are not allowed,
             because their sum would depend on the order of addition, so workers that read the same rows could decide
             differently.
-        held: The seconds for which the present owner has held the lease, as far as this worker has observed.
+        held: The seconds for which the lease has had its present owner, or no owner, as far as this worker has
+            observed.
         next_owner: The worker to which a requested hand-off will move the lease.
         next_owner_idle: The seconds for which the lease has had its present next owner, as far as this worker has
             observed.

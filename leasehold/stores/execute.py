@@ -1,7 +1,7 @@
 """Carries out the actions of a plan in a store. No other module turns actions into writes.
 
-The caller decides how to handle a rejected write. The outcome `Done` contains the lease as it was written, and `Lost`
-contains the lease as it is stored now.
+The caller decides how to handle a rejected write. The outcome `Done` contains the lease as it was written. `Lost` means
+that the write was rejected, and contains the lease as it is stored now.
 """
 
 from typing import assert_never
@@ -18,15 +18,15 @@ def execute(
     """Carry out one action as this worker, and return its outcome.
 
     If a Claim, Steal or RequestHandoff is rejected, its alternates are tried in turn. If an outcome is unknown, no
-    alternate is tried. Otherwise, the worker could take two leases instead of one.
+    alternate is tried, because the write may have been applied, and the worker could take two leases instead of one.
 
     Args:
         store: The store.
         action: The action.
         me: The name of this worker.
         annotations: The annotations that a Claim or Steal writes. A Renew contains its own annotations.
-        drained: The position at which the next owner of a released lease starts. If it is None, the next owner starts
-            at the checkpoint of the lease in the action.
+        drained: Used only if a Release gives the lease to a next owner that has requested it. It is the position at
+            which the next owner starts, by default the checkpoint of the lease in the action.
 
     Returns:
         The outcome of the last write.
@@ -66,6 +66,8 @@ def convert_to_write(
             return writes.StealLease(lease, me, annotations)
         case RequestHandoff(lease):
             return writes.RequestLease(lease, me)
+        # If the row already names the next owner, a GiveLease stores the position and the owner in one step (H3).
+        # Otherwise, a ReleaseLease removes the owner, or replaces it with a worker that has made no request.
         case Release(lease, next_owner=next_owner) if next_owner is None or next_owner != lease.next_owner:
             return writes.ReleaseLease(lease, me, next_owner)
         case Release(lease):

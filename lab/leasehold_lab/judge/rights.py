@@ -3,31 +3,33 @@
 Laws 1 to 5 are checked on the writes that the table recorded (`RunHistory.writes`):
 
 1. A lease is claimed only after it has expired by its owner's own clock.
-2. Each change of owner increments the lease counter, so a former owner always notices the change. A checkpoint never
-   goes back.
+2. Each change of owner increments the lease counter (`Lease.epoch`) by one, so a former owner always notices the
+   change. A checkpoint never goes back.
 3. A checkpoint passes a record only after a handler has finished with the record, or after it became a dead letter.
 4. A process dispatches records only while it holds the lease, or shortly after it has lost it.
 5. A process reads every lease that it holds, or releases it, within `UNREAD_SECONDS`.
 
-Laws 6 to 12 are checked on the writes that processes recorded (`RunHistory.answers`) and on the dispatched records. A
-write may be applied at any time between its request and its response. One write is therefore known to be later than
-another only if it was sent after the response to the other had arrived:
+Laws 6 to 12 are checked on what the processes recorded about their writes, which is when they sent each write and when
+they received which response (`RunHistory.answers`), and on the dispatched records. A write may be applied at any time
+between its request and its response. One write is therefore known to be later than another only if it was sent after
+the response to the other had arrived:
 
-6. No two processes receive a response that they wrote the same version of a lease.
+6. No two processes receive a response that confirms the same version of a lease.
 7. The counter of a lease never falls.
-8. A process that takes a lease or writes its checkpoint never receives a checkpoint before one that was confirmed
-   earlier.
+8. Once a checkpoint is confirmed, each write sent later that takes the lease or writes its checkpoint gets a response
+   with that checkpoint or a later one. The responses to late checkpoints are not checked.
 9. A worker writes no checkpoint of a lease after another worker has taken it.
-10. A process dispatches records only until the lease expires after the last write that the process sent.
-11. A lease is claimed only after it has expired by its owner's own clock.
+10. A process dispatches records only until `lease_seconds` after it sent its last write of the lease, or shortly after
+    that.
+11. The same as law 1, checked on the responses.
 12. Once the end of a shard is checkpointed, no later reader dispatches the shard's records again, even if the row of
     its lease was deleted.
 
 Laws 6 to 9 and 11 are no longer checked after a lease was deleted, because the versions of its next row start over. Law
 8 is no longer checked after a lease was reset, for example because its stream was recreated.
 
-A fleet is at rest (`check_fleet_at_rest`) when every lease has a living owner, only renewals are written, and the load
-is even. The owners of a lease over time are found either from its writes (`list_written_owner_spans`) or from its
+The group is at rest (`check_fleet_at_rest`) when every lease has a living owner, only renewals are written, and the
+load is even. The owners of a lease over time are found either from its writes (`list_written_owner_spans`) or from its
 readers (`list_reader_spans`).
 """
 
@@ -86,15 +88,16 @@ The limit is used only if the lease duration of the worker is unknown.
 
 
 def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
-    """Check for each write that it took no held lease (law 1), and that counters and checkpoints grew (law 2)."""
+    """Check that no write took or released a held lease (law 1), and that counters and checkpoints grew (law 2)."""
     last_writes: dict[str, WriteEvent] = {}
     for write in run.history.writes:
         row_before, row_after = write.before, write.after
         if not write.done or row_before is None or row_after is None or write.verb == "delete":
             continue
         previous_write = last_writes.get(write.key)
-        # Law 1 is checked only for claims and releases, because a steal may take a lease that is held, and a hand-off
-        # is written by the owner.
+        # Law 1 is checked only for claims, and for releases by other workers, because a steal may take a lease that is
+        # held, and a hand-off is written by the owner. If the owner's `lease_seconds` are unknown, the lease counts as
+        # expired.
         if (
             write.verb in {"claim", "release"}
             and previous_write is not None
@@ -252,7 +255,8 @@ def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         span = open_spans.get(write.key)
         if span is not None:
             worker = parse_worker_id(span.process)
-            # If another process of the same worker writes the lease, a new period starts.
+            # The period ends when the worker is no longer the owner. If another process of the same worker writes the
+            # lease, a new period starts.
             if owner != worker or (write.worker == worker and write.process != span.process):
                 span.end = write.t
                 finished_spans.append(open_spans.pop(write.key))
@@ -264,7 +268,8 @@ def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
             open_spans[write.key] = OwnershipSpan(write.process, write.key, begin_time, history.end, write.t)
         elif (current_span := open_spans.get(write.key)) is not None and current_span.process == write.process:
             if write.t - current_span.written > find_silence_limit(write.worker):
-                # The lease had expired, so the process dropped it, and took it again with this write.
+                # The lease had expired, so the process dropped it, and took it again with this write. End the period,
+                # and begin another one in the same object.
                 finished_spans.append(evolve(current_span, end=write.t))
                 current_span.begin = write.t
             current_span.written = write.t
@@ -329,9 +334,8 @@ def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
 def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
     """Check that no reader repeats records of a shard whose end was checkpointed (law 12).
 
-    A lease is exempt once an operator has deleted its row, once it was reset, or once a late request may have created
-    its
-    row again.
+    A lease is exempt once an operator has deleted its row, once it was reset, or once a request without a response may
+    have created its row again.
     """
     answers_by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in run.history.answers:
@@ -401,7 +405,8 @@ def check_checkpoints_after_takes(shard: str, answers: Sequence[WriteAnswer]) ->
         if not answer.done or answer.verb not in {"checkpoint", "give"}:
             continue
         own_takes = [take for take in takes if take.worker == answer.worker and take.sent < answer.t]
-        # If a take has no response, it may have been applied at any later time.
+        # If a take has no response, it may have been applied at any later time, so no other take is known to come after
+        # it.
         own_take_time = max(
             (take.t if take.done else math.inf for take in own_takes if take.outcome != "lost"), default=-math.inf
         )
@@ -609,6 +614,7 @@ def measure_longest_unowned(
                 else life_periods[owner or ""]
             )
         )
+        # Pass over the periods in order. Until `covered_until`, every gap has been measured.
         longest_seconds, covered_until = 0.0, max(spans_until_end[0][0], since)
         for start, period_end in owned_periods:
             if period_end > start:
@@ -641,10 +647,10 @@ The verbs "annotate" and "take-back" only finish a hand-off that was already cou
 
 
 def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
-    """Check that the fleet is at rest after the time `JudgeLimits.settled`.
+    """Check that the group is at rest after the time `JudgeLimits.settled`.
 
-    Only the writes of a fleet at rest are allowed after that time. If a worker that plans is running, all leases must
-    have owners and be evenly divided.
+    Only the writes of `QUIET_VERBS` and deletions of ended leases are allowed after that time. If a worker that plans
+    is running, all leases must have owners and be evenly divided.
     """
     history, settled_time = run.history, run.limits.settled
     if settled_time is None:
@@ -675,7 +681,8 @@ def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
         are_ended_leases_counted = run.limits.counts_ended and any(
             row is not None and row.ended for row in rows.values()
         )
-        # A worker that does not plan takes no leases, so it may have fewer leases than the others.
+        # A worker that does not plan takes no leases, so it may have fewer leases than the others. If the rule set
+        # counts ended leases and there are some, evenness is not checked, because the counts here do not include them.
         description = describe_imbalance(lease_counts_of_workers, run.planning_workers, len(owners), run.limits.groups)
         if description and not are_ended_leases_counted:
             yield Breach("uneven", history.end, description)

@@ -1,13 +1,17 @@
 """Reads the shard of one held lease, step by step, and passes its records to a consumer.
 
 `Schedule` calls `LeaseReader.step` when it is due. The reader polls its consumer (`ConsumerPort.poll`) and gets its
-next order from the state (`consumer/reader_state.py`). It opens and reads the shard (`ShardReader`) and passes the
-batch to the consumer, which keeps it (`keep`) and later takes its records (`offer`). The consumer moves the cursor's
-marks `delivered` and `acknowledged`. The state then orders a checkpoint, which the consumer writes (`store`).
+next order from the state (`consumer/reader_state.py`). The usual orders are:
+
+- Open and read the shard (`ShardReader`). The consumer keeps the batch that was read (`keep`).
+- Deliver the batch. The consumer takes its records (`offer`), and moves the cursor's marks `delivered` and, once the
+  records are processed, `acknowledged`.
+- Store a checkpoint at the mark `acknowledged`. The consumer writes it (`store`).
 
 1. A step reads at most once, and never waits for a consumer. It returns the time of the next call, or infinity once
    nothing is left to do.
-2. If a step fails, the reader tries again after a wait or releases the lease, whatever the kind of consumer.
+2. If a step fails, the reader tries again after a wait or releases the lease, whatever the kind of consumer
+   (`consumer/port.py` lists the kinds).
 
 The package's docstring (`leasehold.adapters.consumer`) describes the order of events and why nothing is skipped.
 """
@@ -45,10 +49,12 @@ from leasehold.stores.printable import make_safe_logger
 log = make_safe_logger(logging.getLogger("leasehold.reading"))
 
 RELEASED_CHECK_SECONDS = 0.2
-"""The pause between two checks whether the lease is lost. A reader makes these checks after the worker has released the
-lease without waiting for the reader (D6)."""
+"""The pause between two checks whether the lease is lost. If a call of the source does not return, the worker releases
+the lease without waiting for the reader (D6). Once the call has returned, the reader waits until the release has been
+written."""
 EXPIRED_CHECK_SECONDS = 0.2
-"""The pause between two checks whether an expired lease was renewed or dropped. A check makes no request."""
+"""The pause between two checks whether an expired lease was renewed or dropped. A check sends no request to the
+store."""
 
 
 class LeaseReader:
@@ -119,6 +125,7 @@ class LeaseReader:
                 # The worker soon renews or drops an expired lease. Until then, another worker might own it.
                 return now + EXPIRED_CHECK_SECONDS if holding.expired else self._state.paused_until
             case StoreCheckpoint(checkpoint_position):
+                # A checkpoint reads nothing, so this step may carry out another order.
                 return (
                     self._poll_and_act(now)
                     if consumer.store(checkpoint_position, now)

@@ -5,17 +5,17 @@ a thousand threads. *Work* is called once, as soon as a task is free. A worker's
 run on schedules.
 
 There is no central task that dispatches steps. Each idle task chooses the step that is due first among those that no
-other task has chosen, and sleeps until the step is due. A step that is never woken therefore wakes only one task per
-call.
+other task has chosen, and sleeps until the step is due. So unless a step is woken, each of its calls wakes only one
+task.
 
 1. A step never runs twice at the same time.
 2. If a step is added under a key that is already in use, its first call begins only after the previous step has
    returned infinity. So if a lease is lost and taken again, two handlers never run for it at the same time.
 3. A step that raises an exception is called again after a pause, which grows with each consecutive fault.
-4. No step that waits for a task is due earlier than a step that an idle task has chosen. If a step is added or woken
-   and is due earlier, it gets an idle task that has no step, a new task, or the idle task whose step is due last
-   (`_assign_task`). So a step is late only if all tasks are running, or if its task pauses after an error in the
-   schedule itself (`FAULT_SECONDS`).
+4. Idle tasks always hold the steps that are due first. To keep this true, a step that is added or woken gets an idle
+   task that has no step, or else a new task. If no more tasks may be started, it gets the idle task whose step is due
+   last, unless that step is due earlier (`_assign_task`). So a step is late only if all tasks are running, or if its
+   task pauses after an error in the schedule itself (`FAULT_SECONDS`).
 5. Steps that are late are called in the order in which they became due or were woken, so that a step which is always
    woken does not keep the others from being called.
 """
@@ -108,8 +108,7 @@ class Schedule:
         name: The name of the tasks.
         on_failure: Called with the exception if work raises, if a task cannot be started, or if the schedule itself
             raises. In the last two cases, some steps might never be called.
-        max_idle: The maximum number of tasks to keep while no step needs them. Further tasks end. The default is
-            `task_limit`.
+        max_idle: The maximum number of tasks to keep that have no step. Further tasks end. The default is `task_limit`.
     """
 
     def __init__(
@@ -156,7 +155,8 @@ class Schedule:
     ) -> None:
         """Call this step for the first time at `due`, or later, once the previous step under this key has ended.
 
-        The schedule must have been started with `start`.
+        If another step already waits for the previous one to end, this step replaces it. The schedule must have been
+        started with `start`.
         """
         scheduled_step = ScheduledStep(key, step, max(due, self._scheduler.clock()), replace_after)
         with self._lock:
@@ -197,7 +197,7 @@ class Schedule:
     def drain(self, until: float = math.inf) -> bool:
         """Wait until only abandoned steps are left. Return False if any other steps are left at `until`.
 
-        A step that was added under the key of an abandoned step is not waited for, either.
+        Steps that were added under the keys of abandoned steps are not waited for, either.
         """
         end_queue = self._scheduler.queue()
         with self._lock:
@@ -248,7 +248,7 @@ class Schedule:
                 results[index] = function(argument_list[index])
             except BaseException as fault:  # noqa: BLE001  raised again in the caller of `map`
                 faults.append(fault)
-            pending_indices.pop()
+            pending_indices.pop()  # the list only counts the calls that have not ended
             if not pending_indices:
                 end_queue.put(True)
 
@@ -283,10 +283,10 @@ class Schedule:
         self._start_or_report(new_task)
 
     def close(self, until: float = math.inf) -> bool:
-        """Begin no more calls of steps. Return False if any calls are still running at `until`.
+        """Begin no more calls of steps, and wait for the running calls and for the work that was submitted before.
 
-        Work that was submitted before is still done, because its callers may wait for it. If a call was abandoned, do
-        not wait.
+        Work is still done, because its callers may wait for it. If a call was abandoned, this method does not wait.
+        Return False if any tasks are still running at `until`.
         """
         end_queue = self._scheduler.queue()
         with self._lock:
@@ -419,7 +419,7 @@ class Schedule:
                 waiting_steps = [] if self._tasks else self._take_work()
             self._on_failure(error)
             for step in waiting_steps:
-                step.step(step.due)
+                step.step(step.due)  # work ignores its argument
 
     def _end_task(self, task: ScheduleTask) -> None:
         """Remove the task. Its step may get another task."""

@@ -1,15 +1,17 @@
-"""Dispatches the records of a worker to children. One event loop in its own thread serves all children.
+"""Dispatches the records of a worker to child processes, which use the protocol of the KCL's MultiLangDaemon.
 
-The loop starts before the worker and ends after the worker, so that a child still gets its last message after its lease
-was handed off, released or lost.
+One event loop in its own thread serves all children. The loop starts before the worker and ends after the worker, so
+that a child still gets its last message after its lease was handed off, released or lost.
 
 Rule 1: A child never misses records. If a child fails after records were sent to it, the next child starts at the
-checkpoint and gets these records first. After any fault, even in a message for which no call waits, the next call fails
-and reading restarts at the checkpoint.
+checkpoint and gets these records first. The messages for the start of a child and for empty reads are sent without
+waiting for the response. If such a message fails, the next call for the lease raises its error, so that reading then
+restarts at the checkpoint, too.
 Rule 2: If a dead-letter sink is set and `attempts` children in a row have ended while processing a batch, we search for
-the record that causes this. The search halves the batch, restarting at the checkpoint each time. Only the end of a
-child counts as a failure. If a child cannot be started, no record is the cause. The record that is found is
-dead-lettered, and this process leaves it out of messages until a checkpoint has passed it.
+the record that causes this. During the search, each failure restarts reading at the checkpoint. The suspected records
+are then sent in two messages, so the next failure halves their number. Only the end of a child counts as a failure. If
+a child cannot be started, no record is the cause. The record that is found is dead-lettered, and this process leaves it
+out of messages until a checkpoint has passed it.
 """
 
 import asyncio
@@ -43,7 +45,7 @@ LEASE_LOST_SECONDS = 5.0
 closed."""
 
 CLOSE_SECONDS = 30.0
-"""A timeout that is longer than `ChildProcesses.close` takes."""
+"""How long to wait for `ChildProcesses.close`, which needs at most three times `EXIT_SECONDS` to end the children."""
 
 SEARCH_ATTEMPTS = 40
 """The number of attempts for a search, enough to find two bad records in a message of maximum size."""
@@ -82,6 +84,8 @@ class RecordSearch:
     def record_success(self, part: Sequence[Record]) -> None:
         """Record that the child has processed this part."""
         end_order = part[-1].position.order
+        # A batch that is read again may begin with records that never failed, so a success counts only if it
+        # includes the end of the suspect range, or the furthest failure.
         if self._suspect_range is not None and end_order >= self._suspect_range[1]:
             self._suspect_range = None
         if self._suspect_range is None and end_order >= self._furthest_failure:
@@ -93,6 +97,7 @@ class RecordSearch:
         self._furthest_failure = max(self._furthest_failure, part[-1].position.order)
         if self._suspect_range is None and self._fault_count < self._max_attempts:
             return None
+        # At first, this is the whole message. Later, it is a part of the former range, which was split.
         self._suspect_range = part[0].position.order, part[-1].position.order
         return part[0] if len(part) == 1 else None
 
@@ -144,7 +149,7 @@ class ChildHandler:
             self._process_delivery,
             attempts=attempts,
             observer=self._on_shard_event,
-            measure=self._report_empty_read,
+            measure=self._report_empty_read,  # called after each read
             final_checkpoint=self._write_final_checkpoint,
         )
 
@@ -189,6 +194,7 @@ class ChildHandler:
             return
         self._final_checkpoints.pop(key, None)
         self._pending_messages.pop(key, None)
+        # This also ends the child of a lease that was released. After the end of a shard, no child is left.
         lease_loss = self._submit_to_loop(self._children.lose_lease(shard))
         self._lease_losses.add(lease_loss)
         lease_loss.add_done_callback(self._lease_losses.discard)
@@ -252,7 +258,7 @@ class ChildHandler:
                 # record.
                 if self._dead_letter is not None and isinstance(fault, ChildFault) and not holding.lost.is_set():
                     await self._search_for_record(search, part, delivery, fault, self._dead_letter)
-                raise
+                raise  # even if the record was dead-lettered: the batch is read again, and this record is left out
             search.record_success(part)
 
     async def _search_for_record(

@@ -1,13 +1,14 @@
 """Copies checkpoints between stores of any kind, and resets them back or forward, for an operator.
 
-A copy never moves a checkpoint back, and it is verified afterwards. The fencing number is also copied, so that the next
-owner of the lease in the new store gets a larger number than every owner in the old store. A layout that does not count
-owners has no fencing number to copy. Every store uses the id of a shard or partition as the key, so keys are copied
-unchanged. If a table serves several streams, its keys have a prefix, which can be removed or added.
+A copy never moves a checkpoint back, and it is verified afterwards. The fencing number (`Lease.epoch`) is also copied,
+so that the next owner of the lease in the new store gets a larger number than every owner in the old store. A layout
+that does not count owners has no fencing number to copy. Every store uses the id of a shard or partition as the key, so
+keys are copied unchanged. If a table serves several streams, its keys have a prefix, which can be removed or added.
 
-Workers never move a checkpoint back. Only a reset does. A reset requires a lease without an owner and counts as a
-change of owner, so the store rejects all later writes of former owners. The row keeps its fencing number and the
-annotations of other programs.
+Workers never move a checkpoint back. Only a reset does. It first removes the owner, if there is one, and then counts as
+a change of owner (`ResetLease`), so the store rejects all later writes of former owners. The row keeps its annotations
+of other programs, and its fencing number grows. A reset forward to a sequence number only writes a late checkpoint,
+which changes neither the owner nor the fencing number.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -60,7 +61,7 @@ class Move:
 def without_owner(lease: Lease, position: Position) -> Lease:
     """Return a copy of the lease without an owner, at this position.
 
-    The epoch stays the same, because fencing numbers must never decrease.
+    The fencing number stays the same, because it must never decrease.
     """
     keeps_annotations = lease.checkpoint == position
     return Lease(
@@ -72,8 +73,8 @@ def without_owner(lease: Lease, position: Position) -> Lease:
         hash_range=lease.hash_range,
         weight=lease.weight,
         epoch=lease.epoch,
-        # Keep only the annotations that contain what LATEST means on this row and which stream the row belongs to.
-        # Workers will write the other annotations again.
+        # If the position stays the same, keep the annotations that contain what LATEST means on this row and which
+        # stream the row belongs to. Workers will write the other annotations again.
         annotations=tuple(
             annotation
             for annotation in lease.annotations
@@ -115,7 +116,8 @@ def live_keys(
 ) -> frozenset[str]:
     """Return the keys of the leases whose owner renewed within `still_seconds`.
 
-    The function waits for `still_seconds`, unless the ages of the rows already show that no owner has renewed them.
+    The function waits for `still_seconds`, unless the ages of all rows with an owner (`Lease.idle`) are already at
+    least that long.
     """
     (keys,) = live_keys_by_table([(store, leases)], still_seconds, pause)
     return keys
@@ -166,8 +168,9 @@ def force_checkpoint(store: Store, stored_lease: Lease, lease: Lease, command_na
         )
         if isinstance(outcome, Done):
             # Take the meaning of LATEST and the stream's incarnation from `lease`. If `lease` has neither, the next
-            # owner writes them (L13). Remove the progress that the last owner wrote, because it describes another
-            # position and would show a wrong lag.
+            # owner writes them (L13). Clear the progress that the last owner wrote, because it describes another
+            # position and would show a wrong lag. The write cannot remove an annotation, so one that `lease` lacks gets
+            # the value `UNPINNED`, which stands for no value.
             annotation_names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION, PROGRESS_ANNOTATION)
             names_to_write = (
                 name
@@ -185,7 +188,7 @@ def force_checkpoint(store: Store, stored_lease: Lease, lease: Lease, command_na
 def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
     """Write a move and return it. If the write fails, the returned move is refused.
 
-    Raises OutcomeUnknown, after which it is safe to try again.
+    Raises OutcomeUnknown. It is then safe to run the command again.
     """
     try:
         outcome = write()
@@ -220,6 +223,7 @@ def rename_prefix(
         # The shard's id has no prefix. A store that has no field for the shard's id returns the lease key instead,
         # including the prefix.
         shard = lease.key.removeprefix(old_prefix) if lease.shard == lease.key else lease.shard
+        # A key with a prefix is `stream:shard`.
         prefix = key.removesuffix(shard).removesuffix(":") if old_prefix or new_prefix else lease.stream
         parents = tuple(map(replace_prefix, lease.parents))
         return evolve(lease, key=key, shard=shard, parents=parents, stream=prefix if stream is None else stream)
@@ -268,6 +272,7 @@ def _planned_copy(
     elif stored_lease.checkpoint.order > lease.checkpoint.order:
         return move.refused("a later checkpoint is stored there")
     elif stored_lease.checkpoint.order == lease.checkpoint.order:
+        # Both are sentinels, such as LATEST and TRIM_HORIZON.
         return move.refused("another start is stored there")
     if stored_lease.key in keys_with_live_owner:
         return move.refused(f"{stored_lease.owner} is working on it")
@@ -326,8 +331,8 @@ def planned_resets(
         lease = without_owner(stored_lease, position)
         moves_forward = position.order > stored_lease.checkpoint.order and position.numbered
         move = Move("forward" if moves_forward else "back", lease, stored_lease)
-        # If the row names its stream, write the row even if the position stays the same, because the stream may have
-        # been recreated.
+        # If the row names the incarnation of its stream, write the row even if the position stays the same, because the
+        # stream may have been recreated.
         names_stream = stored_lease.annotation(INCARNATION) not in {None, SETTLED_VALUE}
         if stored_lease.checkpoint == position and stored_lease.checkpoint.token == position.token and not names_stream:
             move = Move("same", lease, stored_lease)

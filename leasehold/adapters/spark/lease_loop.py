@@ -2,9 +2,9 @@
 
 Spark calls a reader from the main thread of its source-runner process, one call at a time, and may be busy or blocked
 for a long time. Meanwhile, renewals and reads continue in other threads. The runner's threads call `_begin_prefetching`
-for each new lease, and then the `step` of the lease's reader. The main thread calls all other methods. One condition
-guards the state that the main thread and the runner's threads share. When the query ends, its leases are released. If
-they cannot be released, they expire.
+for each new lease, and then the `step` of the lease's reader, which calls `_measure_batch`, `_find_closed_shards` and
+`_remove_prefetcher`. The main thread calls the public methods. One condition guards the state that the main thread and
+the runner's threads share. When the query ends, its leases are released. If they cannot be released, they expire.
 
 A `Watchdog` ends a call from Spark that waits too long. The calls that may wait are those of an AvailableNow query,
 which waits for all its shards, and of a repeated batch, which waits for its ranges.
@@ -63,7 +63,7 @@ class LeaseLoop:
         # Spark starts this process, so only the environment can specify where metrics are sent.
         self._exports = ExitStack()
         meter = self._exports.enter_context(exporting(None))
-        # The handler does nothing, because Spark itself fetches the records.
+        # The handler does nothing, because Spark takes the records from the buffers (`take_rows`).
         self._runner = Runner(
             worker, lambda _delivery: None, meter=meter, drain_seconds=STOP_SECONDS, begin=self._begin_prefetching
         )
@@ -88,7 +88,8 @@ class LeaseLoop:
 
     def _measure_batch(self, holding: Holding, batch: Batch) -> None:
         holding.progress.read(batch, self._worker.clock())
-        holding.progress.done(self._worker.clock())  # a record counts as processed once it is read ahead
+        # In the metrics, a record counts as processed once it is read ahead. Its checkpoint waits for Spark's commit.
+        holding.progress.done(self._worker.clock())
         self._runner.handling.measure(holding, batch)
 
     def _find_closed_shards(self) -> Collection[str]:
@@ -109,8 +110,8 @@ class LeaseLoop:
 
     def close(self) -> None:
         """Release the held leases, within a bounded time."""
-        # From now on no shard may wait for a commit, because Spark plans no further batch and will never commit the
-        # last one.
+        # From now on no shard may wait for a commit. Spark plans no further batch, and will not commit the last one,
+        # which the next run of the query repeats.
         self._shared_tables.ending = True
         self._runner.stop()
         if self._thread is not None:
@@ -152,7 +153,9 @@ class LeaseLoop:
             self._changed.wait_for(lambda: self._fault or condition(), seconds)
 
     def wait_for_more_rows(self, max_seconds: float, enough_rows: int, enough_bytes: int) -> bool:
-        """Wait for more rows while there are shards to read that are behind. Return whether the rows fill a batch.
+        """Wait for more rows, and return whether the rows fill a batch.
+
+        The wait also ends if no shard that is behind has room in its buffer, or if a lease is to be handed off.
 
         Args:
             max_seconds: The maximum time to wait.
@@ -199,7 +202,8 @@ class LeaseLoop:
             max_bytes: The maximum number of bytes, over all shards.
 
         Returns:
-            The position at which the next range of each held shard begins, and the rows of each shard that has rows.
+            The position at which the next range of each held shard begins, and the rows of each shard that has rows. A
+            range consists of the records of one shard in one batch.
         """
         with self._changed:
             # Read `range_start` only once per shard, because its value changes if the lease is lost or expires during
@@ -247,7 +251,7 @@ class LeaseLoop:
                 self._prefetchers[key].commit(end_positions[key])
         for key in held_keys:
             self._runner.hurry(key)
-        # Do not warn about leases that this run never held. An earlier run held them.
+        # Do not warn about leases that this run never held, because an earlier run of the query held them.
         if lost_keys := sorted((end_positions.keys() & self._ever_held) - set(held_keys)):
             log.warning(
                 "leases were lost to other workers, which write their checkpoints from now on: %s",
@@ -299,8 +303,8 @@ class LeaseLoop:
     def awaited_shards(self) -> Mapping[str, str]:
         """The shards that may contain more records for an AvailableNow query to read, each with the reason.
 
-        The result contains shards that this worker holds, and shards of which no living worker is known to be the
-        owner.
+        The result contains shards that this worker holds, and shards without a known living owner. To find the latter,
+        the table is listed, unless a held shard is awaited.
         """
         with self._changed:
             statuses_by_key = {
@@ -366,8 +370,8 @@ class LeaseLoop:
 
 
 STALL_SECONDS = 300.0
-"""How long a wait may last without progress on any of the awaited shards, in seconds. The limit is higher if leases
-take long to expire."""
+"""How long a wait may last without progress on any of the awaited shards, in seconds. The limit is `STALL_LEASE_TIMES`
+times the time after which leases expire, if that is longer."""
 STALL_LEASE_TIMES = 3.0
 
 

@@ -3,7 +3,8 @@
 1. At most one renewal of a lease is in progress at a time. After a failed renewal, the next one begins a second later.
 2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. If a
    renewal is in progress at that moment, the lease is dropped only after another third of `lease_seconds`, because the
-   renewal will most likely succeed.
+   renewal will most likely succeed. Meanwhile, the lease counts as expired (`Holding.expired`), so its records are not
+   delivered.
 
 `SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
 from ours. The other functions concern bulletins (C4). `first_watch` determines whether a worker reads bulletins,
@@ -107,7 +108,8 @@ class Renewing:
             me: This worker and what it knows.
             look: The present look, with the annotations to write.
             background_map: Applies a function to each item.
-            pause: The maximum time between two checks of a lease.
+            pause: The maximum time between two checks of a lease. If workers read bulletins, it is the heartbeat
+                interval (`renew_pause_seconds`).
 
         Returns:
             The leases that were checked. Each lease is checked at least every `pause` seconds, because another worker
@@ -166,16 +168,15 @@ class Renewing:
             _with_age(holding, now) for holding in holdings if now - holding.confirmed_at >= config.renew_seconds
         ]
         due_actions = [*renewals(old_leases, me, config)] if old_leases else []
-        # Checkpoints write no annotations, so the row of a lease that is renewed only by checkpoints would never
-        # contain its lag.
+        # Checkpoints renew a lease but write no annotations. Therefore, leases that only checkpoints renew are also
+        # renewed here, so that their rows contain their lag and, below, the bulletin.
         due_actions += [
             Renew(holding.lease, config.rules.renewal_rule)
             for holding in holdings
             if holding.progress.annotation_due(now)
         ]
         if look.annotations:
-            # C4: the row of a lease that is renewed only by checkpoints would not contain the bulletin, because
-            #     checkpoints write no annotations.
+            # C4: select the leases that only checkpoints have renewed recently.
             without_recent_bulletin = [
                 holding for holding in holdings if now - holding.renewal_tried_at >= config.renew_seconds
             ]
@@ -187,8 +188,7 @@ class Renewing:
             )
             due_actions += [*heartbeats, *(Renew(holding.lease, "C4") for holding in without_recent_bulletin)]
         if due_actions and any(holding.groups_writes for holding in holdings):
-            # If the store groups writes, one write renews all leases. From then on, all of them are due at the same
-            # time.
+            # If the store groups writes, one write renews all leases, so renew all of them as soon as one is due.
             holdings_by_key = {
                 candidate.key: candidate for candidate in self._held if not self._must_wait(candidate, now)
             }
@@ -232,7 +232,8 @@ class Renewing:
             holding.renew(merge_annotations(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
-        # Use a moving average, because a single slow request changes it little, while several of them raise it quickly.
+        # Use a moving average of limited values. The limit keeps a single slow request from changing it much, while
+        # several of them raise it quickly.
         seconds_taken = min(self._clock() - renewal_began, 4 * self._average_seconds + 0.02)
         self._average_seconds += (seconds_taken - self._average_seconds) / 8
 
@@ -246,7 +247,7 @@ class Renewing:
         if self._must_wait(holding, now):
             return min(now + RETRY_SECONDS, self._drop_at(holding))
         # C4: the lookout renews the row with the bulletin more often than the others. The interval is slightly longer
-        #     than the pause, because a look that is due at the same time also renews that row.
+        #     than the heartbeat interval (`_pause`), because a look that is due at the same time renews the row first.
         heartbeat_interval = (
             self._pause + HEARTBEAT_DELAY_SECONDS
             if self._writes_bulletin and holding is self._bulletin_holding
@@ -316,9 +317,8 @@ def first_watch(config: Config, capabilities: Capabilities) -> Watch:
 def renew_pause_seconds(watch: Watch, config: Config) -> float:
     """Return the longest pause between two calls of `Renewing.begin`.
 
-    If workers read bulletins, the pause is the heartbeat interval.
-
-    Any worker may become the lookout, and the lookout must write its bulletin at each heartbeat.
+    If workers read bulletins, the pause is the heartbeat interval, because any worker may become the lookout, which
+    must write its bulletin at each heartbeat.
     """
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
@@ -328,13 +328,15 @@ def bulletin_renewals(holdings: Iterable[Holding], me: str) -> list[tuple[Holdin
 
     Usually, the result contains one renewal. If the bulletin moves to the row of a lease that the lookout has just
     claimed, the renewal of the former row is returned, too, because other workers still read that row. In the layout
-    `sessions`, the former row even continues to change, so other workers would not notice that the bulletin has moved.
+    `sessions`, one write renews all rows, so the former row continues to change, and other workers would not notice
+    that the bulletin has moved.
     """
     holdings_by_key = {holding.key: holding for holding in holdings}
     leases = [holding.lease for holding in holdings_by_key.values()]
     bulletin_lease = bulletin_row(leases, me)
     if bulletin_lease is None:
         return []
+    # The row with the latest bulletin is the one on which it was last written. It may still be the same row.
     former_lease = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
     return [
         (holdings_by_key[key], Renew(holdings_by_key[key].lease, "C4"))

@@ -5,20 +5,24 @@ objects are written. The docstring of `leasehold.stores.objects` explains this o
 between two writes.
 
 1. An ordinary checkpoint first renews the ownership on the condition that its ETag has not changed, so a worker that
-   has lost its lease cannot move the checkpoint. The only exception is a steal between the two writes. In this case,
-   the checkpoint still moves forward, but only past records that were processed. After a request, which also changes
-   the ownership, the owner reads the ownership instead of renewing it, and then writes the checkpoint. The ownership is
-   renewed by the write that gives the lease to the next owner.
+   has lost its lease cannot move the checkpoint. The only exception is a steal between the two writes. The checkpoint
+   then still moves forward, which is harmless, because the records before it were processed. If the lease is requested,
+   its owner only reads the ownership before it writes the checkpoint. The ownership is then renewed by the write that
+   gives the lease to the next owner.
 2. At the end of a shard, and when the lease is given away and its checkpoint moves, the checkpoint is written first.
    Therefore, the next owner starts where the last owner stopped. The write of the checkpoint does not depend on the
    ownership's ETag, so the ownership is read just before this write.
 3. The result of a write that takes a lease contains the checkpoint as it was read after that write. If the checkpoint
-   were read earlier, it might not be the last one that the former owner wrote.
+   were read earlier, it might not be the last one that the former owner wrote. If there is no checkpoint, the lease was
+   deleted, and the ownership is deleted again.
 4. If the first of two writes is rejected, nothing has changed. Therefore, it is retried after a read, as long as its
-   condition holds for the lease that was read. If the second write is rejected, the result contains the lease as it is
-   stored.
+   condition holds for the lease that was read. If the second write is rejected, the result is `Lost`, except under rule
+   2. There, both writes are tried again under the same condition. This is harmless, because the first write stores the
+   same checkpoint again.
 5. Reads fetch the ownership before the checkpoint. A write that gives the lease away stores the two in the reverse
    order. Therefore, if the next owner reads that it is the owner, it also reads the last checkpoint of the old owner.
+6. A reset writes the ownership, then the checkpoint, and then reads the ownership again. If another worker has claimed
+   the lease in the meantime, it may have read the old checkpoint, so the result is `Lost`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -50,7 +54,8 @@ _CONCURRENT_READS = 8
 """The number of objects to read concurrently."""
 
 _OWNERSHIP_FIELDS = ("owner", "epoch", "next_owner", "yields")
-"""If one of these fields changes, the ownership object is written. It also contains the weight."""
+"""If one of these fields changes, the ownership object is written. Each renewal changes `epoch`. The ownership object
+also contains the weight."""
 
 _NO_OBJECTS = Parts()
 
@@ -111,7 +116,7 @@ class EtagStore:
         return build_listing(self._row(key, parts) for key, parts in sorted(parts_by_key.items()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Return these leases in the given order. Raises StoreError if one of them cannot be parsed.
+        """Return those of these leases that exist, in the given order. Raises StoreError if a row cannot be parsed.
 
         If `stale_ok` is true, read only the ownerships, one by one or in a listing. If the owner of a lease is still
         the cached one, the checkpoint and the annotations are taken from the cache.
@@ -225,8 +230,8 @@ class EtagStore:
             if not renewed_parts:
                 return None
             if new_lease.owner not in (None, old_lease.owner):
-                # If the lease was deleted in the meantime, the ownership that was just written has no checkpoint, so
-                # delete it (rule 3).
+                # Read the checkpoint (rule 3). If there is none, the lease was deleted in the meantime, so delete the
+                # ownership that was just written.
                 current_parts = renewed_parts.replace("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
                 if self._lease(key, current_parts):
                     return self._outcome(key, current_parts)
@@ -240,7 +245,8 @@ class EtagStore:
                 and new_lease.owner is None
                 and not self._read_if_unchanged(key, written_parts)
             ):
-                # Another worker claimed the lease between the two writes of a reset, perhaps at the old checkpoint.
+                # Another worker claimed the lease between the two writes of a reset, perhaps at the old checkpoint
+                # (rule 6).
                 written_parts = None
             return self._outcome(key, written_parts)
         # The first write is not conditional on the ownership's ETag, so check that the cached ownership is current
@@ -259,7 +265,10 @@ class EtagStore:
         return self._outcome(key, written_parts) if written_parts else None
 
     def _advance(self, key: str, parts: Parts, new_lease: Lease) -> Parts | None:
-        """Move the checkpoint object forward. Return None if it is already past this position or at SHARD_END."""
+        """Write the checkpoint of `new_lease`, on the condition that the checkpoint object has not changed.
+
+        If the object has changed, try again. Return None if it is now past this position or at SHARD_END.
+        """
         for _ in range(ATTEMPTS):
             written_parts = self._put(
                 key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), new_lease)
@@ -295,7 +304,8 @@ class EtagStore:
         ownership_kind, *other_kinds = self._layout.parts
         cached_parts = {key: self._cached_parts.get(key, _NO_OBJECTS) for key in keys}
         if stale_ok and len(self._cached_parts) < _OBJECTS_PER_LISTING_COST * (len(cached_parts) - 1):
-            # So many of the leases are requested that one listing is cheaper than a request for each ownership.
+            # So many of the leases are requested that one listing is cheaper than a request for each ownership. The
+            # size of the cache is about the number of leases in the table.
             listed_ownerships = {
                 ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(ownership_kind))
             }
@@ -330,8 +340,8 @@ class EtagStore:
     def _cache(self, parts_before_read: Mapping[str, Parts], parts_read: Mapping[str, Parts]) -> None:
         """Cache the objects that were read, except for leases that were written since `parts_before_read` was copied.
 
-        The objects of such a lease may have been read before the write. If they were cached, the owner's next result
-        could contain an older checkpoint than the one that it wrote last.
+        The objects of such a lease may have been read before the write. If they were cached, the result of the owner's
+        next write could contain an older checkpoint than its last one.
         """
         with self._cache_lock:
             for key, parts in parts_read.items():

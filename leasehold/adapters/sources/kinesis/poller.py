@@ -4,17 +4,17 @@ Each read makes one request (`Poller._request`). The rows of the response are co
 unpacked, and records that were already processed are dropped (`Unpacker`). The resulting batch contains the position up
 to which the shard has been read.
 
-Rule 1: Requests are made twice a second at the tip, four times a second while behind, and every two seconds while
-nothing arrives. After throttling they are made less often (`faults.PollPace`).
+Rule 1: Requests are made four times a second while behind the tip, twice a second at the tip while records arrive, and
+every two seconds while nothing arrives. After throttling they are made less often (`faults.PollPace`).
 
 Rule 2: The first iterator starts AT the checkpoint, because the checkpoint may be inside an aggregated record. Records
 up to the checkpoint are dropped. Later iterators start AFTER the last Kinesis record read.
 
-Rule 3: If a request exceeds the longest timeout, the next requests ask for fewer records until the tip is reached. If
-the network is slow or the service is busy, a response of several megabytes may never arrive in time, and each retry
-would only add to the load.
+Rule 3: If a request exceeds the longest timeout (see rule 4), the next requests ask for fewer records until the tip is
+reached. If the network is slow or the service is busy, a response of several megabytes may never arrive in time, and
+each retry would only add to the load.
 
-Rule 4: If a request exceeds a shorter timeout, it is soon repeated with a longer one (`CallTimeouts`).
+Rule 4: If a request exceeds any other timeout, it is soon repeated with the next longer one (`CallTimeouts`).
 """
 
 import logging
@@ -125,12 +125,13 @@ class Unpacker:
     """Extracts the user records of a response.
 
     Args:
-        hash_range: The hash range of the shard; None if no aggregate is misplaced.
+        hash_range: The hash range of the shard, outside of which user records are misplaced. None to keep all of them.
         skip_through: Records up to this position (as `Position.order`) are dropped. None to keep all records.
         misplaced: What to do with aggregates that have records outside the hash range.
         drop_counter: Counts the records that are dropped.
         whole_aggregates: Whether to keep aggregates as they are. An aggregate has the position of its last user record.
-        seen_rows: The rows of Spark sinks that were already read. Their duplicates are dropped.
+        seen_rows: The rows of Spark sinks that were already read. Their duplicates are dropped. A record's tag
+            identifies its row, and the token of a position contains this state (`sources/deduplication.py`).
 
     Attributes:
         size: The size of the rows' payloads, in bytes.
@@ -200,8 +201,8 @@ class Unpacker:
         self.subs = max(len(user_records) + user_records.dropped, 1)
         last_sub = self.subs - 1
         if self.skip_through is not None:
-            # If a checkpoint is inside this aggregate, because an earlier reader returned user records, the whole
-            # aggregate is returned again.
+            # If the checkpoint is inside this aggregate, because an earlier reader unpacked it, the whole aggregate is
+            # returned again.
             if (1, int(rows.numbers[index]), last_sub) <= self.skip_through:
                 return
             self.skip_through = None
@@ -211,7 +212,9 @@ class Unpacker:
 
     def _unpack_aggregate(self, rows: RowColumns, index: int) -> None:
         data, number, arrival_time = rows.payloads[index], rows.numbers[index], rows.arrived[index]
+        # The row may also be a plain record, because all rows are unpacked one by one until `skip_through` is passed.
         rows.payloads[index] = b""
+        # If no user record is to be skipped or may be a duplicate, note only where they are, without copying them.
         is_locating_possible = self.skip_through is None and not self.seen
         located_records = locate_records(data, number, arrival_time, self._hash_range) if is_locating_possible else None
         if located_records is not None:
@@ -273,7 +276,7 @@ class Unpacker:
 def convert_to_columns(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
     """Turn the rows of a response into columns, and empty `rows`.
 
-    Other code checks that the last sequence number is decimal.
+    The caller checks that the last sequence number is decimal, by making it a `Position`.
 
     Raises:
         TypeError: If a sequence number or a partition key is not a string.
@@ -318,7 +321,7 @@ class Poller:
         stream: The name of the stream.
         shard: The id of the shard.
         start: Where to start: just after a sequence number, or at a sentinel or a time.
-        hash_range: The hash range of the shard; None if no aggregate is misplaced.
+        hash_range: The hash range of the shard, outside of which user records are misplaced. None to keep all of them.
         misplaced: What to do with aggregates that have records outside the hash range.
         whole_aggregates: Whether to return aggregates as they are, instead of their user records.
         rewind: Whether to start at the oldest record if the start was trimmed.
@@ -402,7 +405,7 @@ class Poller:
         self._dropped.log_totals()
 
     def _read_batch(self) -> Batch | None:
-        """Return the batch of the next response, or None if there was no response.
+        """Return the batch of the next response, or None if the iterator is no longer valid (`_needs_new_iterator`).
 
         If a response cannot be parsed, no part of it counts as read, and the next read makes the same request again.
         """
@@ -420,7 +423,7 @@ class Poller:
             raise
 
     def _reset_request(self) -> None:
-        """Do nothing, because the iterator was already restored, so the next read repeats the request."""
+        """Reset the state of a request that a subclass keeps. The caller has already restored the iterator."""
 
     def _request(self) -> "GetRecordsOutputTypeDef | None":
         with translate_errors(self._stream, self.service):
@@ -453,6 +456,7 @@ class Poller:
 
     def _rewind_from(self, error: ClientError) -> None:
         """Restart at the oldest record if the start was trimmed and `rewind` is set. Otherwise raise an error."""
+        # Kinesis responds with InvalidArgumentException if the sequence number no longer exists.
         is_trimmed = (
             error_code(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
         )
