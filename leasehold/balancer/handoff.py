@@ -29,10 +29,10 @@ def handoff_actions(census: Census, config: FleetSeconds) -> tuple[Claim | Relea
     """Return this worker's actions for hand-offs in progress, sorted by lease key."""
     expired_keys = {lease.key for lease in census.expired}
     steps = (_next_step(lease, census.worker, config, is_expired=lease.key in expired_keys) for lease in census.moving)
-    return tuple(sorted((move for move in steps if move is not None), key=lambda move: move.lease.key))
+    return tuple(sorted((action for action in steps if action is not None), key=lambda action: action.lease.key))
 
 
-def renew_request(request: Lease, lease: Lease) -> RequestHandoff | None:
+def repeat_request(request: Lease, lease: Lease) -> RequestHandoff | None:
     """Return a new request if the owner has released the lease and then taken it back (H4).
 
     An owner takes a lease back if the next owner does not claim it in time.
@@ -48,11 +48,11 @@ def renew_request(request: Lease, lease: Lease) -> RequestHandoff | None:
 
 def counts_after_handoffs(census: Census, config: FleetSeconds) -> Mapping[str, int]:
     """Return the number of leases of each worker, with hand-offs in progress counted as done (H1)."""
-    moves = pending_handoffs(census, config)
-    if not moves:
+    handoffs = pending_handoffs(census, config)
+    if not handoffs:
         return census.counts
     counts = dict(census.counts)
-    for owner, next_owner in moves.values():
+    for owner, next_owner in handoffs.values():
         counts[owner] -= 1
         counts[next_owner] = counts.get(next_owner, 0) + 1
     return counts

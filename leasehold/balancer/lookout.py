@@ -155,7 +155,7 @@ a listing passes in addition to `LOOKS_SILENCE_SECONDS`. The sum is at most 127.
 worker itself took longer than a minute.
 """
 
-STAND_INS_MAX = 4
+LOOKOUT_CANDIDATES_MAX = 4
 """The number of workers whose rows are read if the lookout stops: itself and the three that stand in first (C8)."""
 
 ROWS_PER_LISTING_COST = 12
@@ -399,10 +399,10 @@ def next_look(
         # Between two listings, the lookout reads only those of its rows whose leases other workers will probably
         # request (C7).
         seconds_to_listing = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
-        own_row = bulletin_row(own_leases, me.worker) if likely_requested_keys else None
+        own_bulletin_row = bulletin_row(own_leases, me.worker) if likely_requested_keys else None
         hurried_seconds = scale_to_lease_seconds(HURRIED_READ_SECONDS, config)
         if (
-            own_row is None
+            own_bulletin_row is None
             or seconds_to_listing <= hurried_seconds
             or ROWS_PER_LISTING_COST * len(likely_requested_keys) > len(leases)
         ):
@@ -412,7 +412,7 @@ def next_look(
             )
         return Look(
             hurried_seconds,
-            keys=tuple(dict.fromkeys((own_row.key, *likely_requested_keys))),
+            keys=tuple(dict.fromkeys((own_bulletin_row.key, *likely_requested_keys))),
             annotations=annotations,
             stale_ok=True,
         )
@@ -434,10 +434,10 @@ def next_look(
     keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *likely_requested_keys)
     lookout_stopped = bulletin_state.looks_still > _looks_silence_limit(me, bulletin_state, config)
     lookout_stopped |= ranks.row_released or ranks.silent_seconds > _row_silence_limit(me, bulletin_state, config)
-    if lookout_stopped and len(leases) >= ROWS_PER_LISTING_COST * STAND_INS_MAX:
+    if lookout_stopped and len(leases) >= ROWS_PER_LISTING_COST * LOOKOUT_CANDIDATES_MAX:
         # C8: if another worker stands in for the lookout, it writes its bulletin on one of these rows. Reading them is
         # cheaper than listing the table.
-        keys += _bulletin_row_keys(leases, ranks.ranks[:STAND_INS_MAX]) if call is None else call.stand_in_rows
+        keys += _bulletin_row_keys(leases, ranks.ranks[:LOOKOUT_CANDIDATES_MAX]) if call is None else call.stand_in_rows
     if ROWS_PER_LISTING_COST * len(likely_requested_keys) > len(leases):
         return Look(2 * seconds, annotations=annotations)
     return Look(seconds, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
@@ -471,15 +471,15 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
     may_act = call is None or call.reads_whole_table(me.worker) or listing_is_cheaper or not census.mine
     work_for_us = bulletin_state.latest.acts != bulletin_state.acts_read and may_act
-    row_changed_owner = bulletin_state.turned and (
-        call is None or (ranks.row_released and len(leases) < ROWS_PER_LISTING_COST * STAND_INS_MAX)
+    must_list_for_new_owner = bulletin_state.turned and (
+        call is None or (ranks.row_released and len(leases) < ROWS_PER_LISTING_COST * LOOKOUT_CANDIDATES_MAX)
     )
     # Use the larger number, because the ranks contain only workers of this library, while the counts contain all
     # owners.
     is_last_resort = full_still > scale_to_lease_seconds(LAST_RESORT_SECONDS, config) * max(
         len(ranks.ranks), len(census.counts)
     )
-    return work_for_us or row_changed_owner or bulletin_stopped or is_last_resort
+    return work_for_us or must_list_for_new_owner or bulletin_stopped or is_last_resort
 
 
 def _likely_requested_keys(census: Census, me: Me, config: Config) -> tuple[str, ...]:
@@ -641,7 +641,7 @@ def _next_bulletin(
         or me.history.fleet_still <= scale_to_lease_seconds(REQUESTS_EXPECTED_SECONDS, config)
     )
     keys_by_worker = config.rules.calls(census, me, config) if moves_expected and not moves_overdue else {}
-    rows = (row.key, *_bulletin_row_keys(leases, lookout_ranks(leases, config).ranks[1:STAND_INS_MAX]))
+    rows = (row.key, *_bulletin_row_keys(leases, lookout_ranks(leases, config).ranks[1:LOOKOUT_CANDIDATES_MAX]))
     call = call_annotation(latest_bulletin.looks + 1, me.history.full_took, rows, keys_by_worker, to_all=moves_overdue)
     return bulletin_annotations(
         Bulletin(
@@ -692,7 +692,7 @@ def _last_bulletin(
     ):
         return ()
     row = bulletin_row(leases, ranks.ranks[0]) if ranks.ranks else None
-    stand_ins = ranks.ranks[1:STAND_INS_MAX]
+    stand_ins = ranks.ranks[1:LOOKOUT_CANDIDATES_MAX]
     call = (
         ()
         if row is None

@@ -6,7 +6,7 @@ from attrs import evolve
 from leasehold.balancer.actions import Claim, Release, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
-from leasehold.balancer.handoff import counts_after_handoffs, handoff_actions, pending_handoffs, renew_request
+from leasehold.balancer.handoff import counts_after_handoffs, handoff_actions, pending_handoffs, repeat_request
 from leasehold.balancer.model import SHARD_END, Lease, Me
 
 CONFIG = Config(lease_seconds=10.0, cycle_seconds=20.0)
@@ -76,7 +76,7 @@ def test_steps_are_in_key_order() -> None:
 def test_lease_taken_back_is_requested_again() -> None:
     """A next owner that was too late to accept the lease, so that the giver took it back, requests it again."""
     stored_lease = evolve(ASKED, next_owner=None)
-    assert renew_request(ASKED, stored_lease) == RequestHandoff(stored_lease, "ann", "H4")
+    assert repeat_request(ASKED, stored_lease) == RequestHandoff(stored_lease, "ann", "H4")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_lease_taken_back_is_requested_again() -> None:
 )
 def test_lease_no_longer_needed_is_not_requested_again(found: Lease) -> None:
     """A worker does not request a lease that it no longer lacks, or that it can take without a request."""
-    assert renew_request(ASKED, found) is None
+    assert repeat_request(ASKED, found) is None
 
 
 def test_counts_include_moves_in_progress() -> None:

@@ -218,7 +218,7 @@ LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
     records.check_parents_before_children,
     records.check_one_process_per_token,
     check_everything_is_explained,
-    rights.check_one_holder_at_a_time,
+    rights.check_table_writes,
     rights.check_only_finished_is_checkpointed,
     rights.check_only_holders_dispatch,
     rights.check_held_leases_are_read,

@@ -87,7 +87,7 @@ The limit is used only if the lease duration of the worker is unknown.
 """
 
 
-def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
+def check_table_writes(run: JudgedRun) -> Iterator[Breach]:
     """Check that no write took or released a held lease (law 1), and that counters and checkpoints grew (law 2)."""
     last_writes: dict[str, WriteEvent] = {}
     for write in run.history.writes:
@@ -486,7 +486,7 @@ def check_only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
 NO_OWNER_NEEDED = "nobody is needed"
 """The value used as the owner of a lease that has ended or was deleted, and therefore needs no owner."""
 
-OwnerSpans = list[tuple[float, str | None]]
+OwnerTimeline = list[tuple[float, str | None]]
 """The owners of one lease, each with the time when it became the owner. None means that the lease had no owner."""
 
 
@@ -528,9 +528,9 @@ def drop_taken_back_handoffs(owner_changes: Iterable[OwnerChange]) -> tuple[Owne
     )
 
 
-def list_written_owner_spans(history: RunHistory) -> dict[str, OwnerSpans]:
+def list_written_owner_spans(history: RunHistory) -> dict[str, OwnerTimeline]:
     """Return the owners of each lease over time, according to the writes."""
-    spans: dict[str, OwnerSpans] = {row.key: [(0.0, row.owner)] for row in history.first}
+    spans: dict[str, OwnerTimeline] = {row.key: [(0.0, row.owner)] for row in history.first}
     for write in history.writes:
         if write.done:
             needs_no_owner = write.verb == "delete" or write.after is None or write.after.ended
@@ -544,9 +544,9 @@ def list_written_owner_spans(history: RunHistory) -> dict[str, OwnerSpans]:
 
 def list_reader_spans(
     tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]
-) -> dict[str, OwnerSpans]:
+) -> dict[str, OwnerTimeline]:
     """Return the readers of each shard over time. Unread shards are included if their parents were read to the end."""
-    spans: dict[str, OwnerSpans] = {}
+    spans: dict[str, OwnerTimeline] = {}
     for shard in {*tenures, *parents}:
         readers = tenures.get(shard, [])
         last_parent_readers = [tenures[parent][-1] for parent in parents.get(shard, ()) if tenures.get(parent)]
@@ -555,7 +555,7 @@ def list_reader_spans(
             and len(last_parent_readers) == len(parents[shard])
             and all(tenure.how == "shard-ended" for tenure in last_parent_readers)
         )
-        owners_with_times: OwnerSpans = (
+        owners_with_times: OwnerTimeline = (
             [(max(tenure.end for tenure in last_parent_readers), None)] if are_parents_finished else []
         )
         for reader in readers:
@@ -568,7 +568,7 @@ def list_reader_spans(
     return spans
 
 
-def _append_owner(spans: OwnerSpans, time: float, owner: str | None) -> None:
+def _append_owner(spans: OwnerTimeline, time: float, owner: str | None) -> None:
     if not spans or spans[-1][1] != owner:
         spans.append((time, owner))
 
@@ -589,7 +589,7 @@ def measure_unowned_seconds(history: RunHistory, end: float, since: float = 0.0)
 
 
 def measure_longest_unowned(
-    spans: Mapping[str, OwnerSpans], since: float, end: float, lifetimes: Iterable[ProcessLifetime] | None = None
+    spans: Mapping[str, OwnerTimeline], since: float, end: float, lifetimes: Iterable[ProcessLifetime] | None = None
 ) -> dict[str, float]:
     """Return the longest time for which each lease had no living owner.
 

@@ -13,7 +13,7 @@ from leasehold.adapters.ops.checkpoints import (
     copy_lease,
     live_keys_by_table,
     needs_write,
-    planned_copies,
+    plan_copies,
     read_leases,
     rename_prefix,
     verify,
@@ -80,13 +80,13 @@ def command(  # noqa: PLR0917  one for each option
         # will be overwritten.
         stored_leases, counts_owners = read_leases(target, "TO"), target.capabilities.counts_owners
         moves_to_write = [
-            move for move in planned_copies(leases, stored_leases, (), counts_owners=counts_owners) if needs_write(move)
+            move for move in plan_copies(leases, stored_leases, (), counts_owners=counts_owners) if needs_write(move)
         ]
         leases_to_overwrite = [] if even_if_owned else [move.stored for move in moves_to_write if move.stored]
         live_in_from, live_in_to = live_keys_by_table(
             [(source, watched_leases if moves_to_write else ()), (target, leases_to_overwrite)], still_seconds
         )
-        moves = planned_copies(leases, stored_leases, live_in_to, counts_owners=counts_owners)
+        moves = plan_copies(leases, stored_leases, live_in_to, counts_owners=counts_owners)
         live_owners = sorted({lease.owner for lease in watched_leases if lease.key in live_in_from and lease.owner})
         if live_owners:
             refusal_reason = f"FROM is still read by {', '.join(live_owners)}; stop its workers first"

@@ -20,7 +20,7 @@ from leasehold.adapters.cli.common.columns import format_position, print_moves
 from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.inputs import check_time_ms, find_named_position, parse_initial_position, parse_shift_seconds
 from leasehold.adapters.json_form import BadJsonField, JsonValue, parse_json_document, parse_lease
-from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, live_keys, planned_resets, read_leases, reset
+from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, live_keys, plan_resets, read_leases, reset
 from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
 from leasehold.errors import StoreError
@@ -71,7 +71,7 @@ def plan_moves_from_resets(
     for planned_reset in plan:
         if planned_reset.key not in leases_by_key:
             raise ValueError(f"--plan: there is no lease {planned_reset.key!r}; is it the plan of another store?")
-        (move,) = planned_resets((leases_by_key[planned_reset.key],), planned_reset.wanted, keys_with_live_owner)
+        (move,) = plan_resets((leases_by_key[planned_reset.key],), planned_reset.wanted, keys_with_live_owner)
         current_checkpoint = leases_by_key[planned_reset.key].checkpoint
         refusal_reason = (
             f"its checkpoint is {format_position(current_checkpoint)}, "
@@ -164,7 +164,7 @@ def command(  # noqa: PLR0917  one for each option
             leases = tuple(leases_by_key[name] for name in key) if key else leases
             keys_with_live_owner = frozenset[str]() if even_if_owned else live_keys(open_table, leases, still_seconds)
             if position is not None:
-                moves = planned_resets(leases, position, keys_with_live_owner)
+                moves = plan_resets(leases, position, keys_with_live_owner)
             elif plan is not None:
                 moves = plan_moves_from_resets(planned_reset_list, leases, keys_with_live_owner)
             else:
@@ -223,7 +223,7 @@ def _plan_shifted_moves(
                 f"--shift-by: the row of lease {lease.key!r} does not contain the time of its checkpoint; "
                 "set a time with --to, or name other leases with --key"
             )
-        moves += planned_resets(
+        moves += plan_resets(
             (lease,), at_timestamp(round(min(now, checkpoint_seconds + shift_seconds) * 1000)), keys_with_live_owner
         )
     return tuple(moves)

@@ -94,7 +94,7 @@ class LeaseReader:
         """Poll the consumer and carry out one order. Return the time of the next step."""
         holding, ready = self.holding, self.consumer.poll(now)
         if not isinstance(ready, Ready):
-            due = self._apply(ready, now)
+            due = self._carry_out_result(ready, now)
         elif holding.progress.call_abandoned and not holding.lost.is_set():
             due = now + RELEASED_CHECK_SECONDS
         else:
@@ -118,7 +118,7 @@ class LeaseReader:
             case OpenReader() | ReadBatch():
                 return self._read(now)
             case DeliverRows():
-                return self._apply(consumer.offer(now), now)
+                return self._carry_out_result(consumer.offer(now), now)
             case AwaitEvent():
                 if ready.next_poll_seconds is not None:
                     return now + ready.next_poll_seconds
@@ -134,7 +134,7 @@ class LeaseReader:
             case BeginReading():
                 return self._begin(now)
             case RequestFinalCheckpoint(ended):
-                return self._apply(consumer.request_final_checkpoint(now, ended=ended), now)
+                return self._carry_out_result(consumer.request_final_checkpoint(now, ended=ended), now)
             case ReleaseAt(release_position):
                 # If the next owner has withdrawn its request, the lease stays here and reading continues immediately.
                 return self._close_shard("stopped") if holding.release(release_position) else now
@@ -175,9 +175,9 @@ class LeaseReader:
         except BaseException:
             consumer.read_failed()
             raise
-        return self._apply(consumer.batch_read(batch, now), now)
+        return self._carry_out_result(consumer.batch_read(batch, now), now)
 
-    def _apply(self, result: StepResult, now: float) -> float:
+    def _carry_out_result(self, result: StepResult, now: float) -> float:
         """Carry out the result of one of the consumer's methods. Return the time of the next step."""
         match result:
             case float() | int():

@@ -190,7 +190,7 @@ class Schedule:
                 return
             step.abandoned = True
             self._abandoned_count += 1
-            self._end_drains()
+            self._end_drains_if_done()
             new_task = self._assign_task()
         self._start_or_report(new_task)
 
@@ -202,7 +202,7 @@ class Schedule:
         end_queue = self._scheduler.queue()
         with self._lock:
             self._drain_queues.append(end_queue)
-            self._end_drains()
+            self._end_drains_if_done()
         return end_queue.get(until) is not None
 
     # Work that is called once
@@ -298,7 +298,7 @@ class Schedule:
                 task.wakeups.put(True)
             self._due_heap = [entry for entry in self._due_heap if entry[2].key is None]
             heapq.heapify(self._due_heap)
-            self._end_closes()
+            self._end_closes_if_done()
             if self._abandoned_count:
                 until = min(until, self._scheduler.clock())
         return end_queue.get(until) is not None
@@ -342,7 +342,7 @@ class Schedule:
                 if task.step is None:
                     self._choose_step(task)
                 step, due = task.step, task.due
-                if step is None and (self._closed or self._has_too_many_idle_tasks()):
+                if step is None and (self._closed or self._has_too_many_spare_tasks()):
                     self._tasks.discard(task)
                     return None
                 if step is not None and due <= self._scheduler.clock():
@@ -395,7 +395,7 @@ class Schedule:
                     self._push(step.successor)
                 else:
                     del self._steps[step.key]
-                    self._end_drains()
+                    self._end_drains_if_done()
 
     def _start_task(self, task: ScheduleTask) -> None:
         try:
@@ -403,7 +403,7 @@ class Schedule:
         except BaseException:
             with self._lock:
                 self._tasks.discard(task)
-                self._end_closes()
+                self._end_closes_if_done()
             raise
 
     def _start_or_report(self, task: ScheduleTask | None) -> None:
@@ -429,7 +429,7 @@ class Schedule:
             if task.step is not None:
                 self._push(task.step)
                 task.step = None
-            self._end_closes()
+            self._end_closes_if_done()
             new_task = self._assign_task()
         self._start_or_report(new_task)
 
@@ -491,8 +491,8 @@ class Schedule:
         if step is None:
             return None
         task = max(self._idle_tasks, key=lambda idle_task: idle_task.due, default=None)
-        is_busy = task is None or task.step is not None
-        if may_start and is_busy and len(self._tasks) < self._task_limit + self._abandoned_count:
+        no_task_is_spare = task is None or task.step is not None
+        if may_start and no_task_is_spare and len(self._tasks) < self._task_limit + self._abandoned_count:
             return self._add_task()
         if task is not None and step.due < task.due:
             given_up_step = task.step
@@ -502,16 +502,16 @@ class Schedule:
             task.wakeups.put(True)
         return None
 
-    def _has_too_many_idle_tasks(self) -> bool:
+    def _has_too_many_spare_tasks(self) -> bool:
         max_idle = self._task_limit if self._max_idle is None else self._max_idle
         return sum(idle_task.step is None for idle_task in self._idle_tasks) > max_idle
 
-    def _end_drains(self) -> None:
+    def _end_drains_if_done(self) -> None:
         if all(step.abandoned for step in self._steps.values()):
             while self._drain_queues:
                 self._drain_queues.pop().put(True)
 
-    def _end_closes(self) -> None:
+    def _end_closes_if_done(self) -> None:
         if self._closed and not self._tasks:
             while self._close_queues:
                 self._close_queues.pop().put(True)

@@ -133,7 +133,7 @@ class ChildHandler:
         self._loop: AbstractEventLoop
         self._runner: Runner | None = None
         self._holdings: dict[str, Holding] = {}
-        self._final_checkpoints: dict[str, FinalCheckpoint] = {}
+        self._shard_end_checkpoints: dict[str, FinalCheckpoint] = {}
         # Keep a search when its lease is lost, because this worker may get the lease again, with the same bad record.
         self._searches: dict[str, RecordSearch] = {}
         self._pending_messages: dict[
@@ -188,11 +188,11 @@ class ChildHandler:
         if event == "initialize":
             self._holdings[key] = holding
             self._pending_messages[key] = self._submit_to_loop(
-                self._children.start_child(shard, *self._make_checkpoint_writer(holding))
+                self._children.start_child(shard, *self._checkpoint_and_writer(holding))
             )
             self._pending_messages[key].add_done_callback(self._check_message)
             return
-        self._final_checkpoints.pop(key, None)
+        self._shard_end_checkpoints.pop(key, None)
         self._pending_messages.pop(key, None)
         # This also ends the child of a lease that was released. After the end of a shard, no child is left.
         lease_loss = self._submit_to_loop(self._children.lose_lease(shard))
@@ -208,14 +208,14 @@ class ChildHandler:
             not previous_message.done() or previous_message.cancelled() or previous_message.exception() is not None
         ):
             return
-        checkpoint, write_checkpoint = self._make_checkpoint_writer(holding)
+        checkpoint, write_checkpoint = self._checkpoint_and_writer(holding)
         message = self._children.process_batch(
             holding.lease.shard, checkpoint, (), batch.behind_seconds, write_checkpoint
         )
         self._pending_messages[holding.key] = self._submit_to_loop(message)
         self._pending_messages[holding.key].add_done_callback(self._check_message)
 
-    def _make_checkpoint_writer(self, holding: Holding) -> tuple[Position, Any]:
+    def _checkpoint_and_writer(self, holding: Holding) -> tuple[Position, Any]:
         # Write checkpoints in another thread, so that the event loop can serve the other children meanwhile.
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
@@ -241,7 +241,7 @@ class ChildHandler:
     async def _process_delivery(self, delivery: Delivery) -> None:
         await self._await_message(delivery.lease)
         holding = self._holdings[delivery.lease]
-        checkpoint, write_checkpoint = self._make_checkpoint_writer(holding)
+        checkpoint, write_checkpoint = self._checkpoint_and_writer(holding)
         search = self._searches.setdefault(holding.key, RecordSearch(self._max_attempts))
         message_parts = (
             search.split_into_messages(delivery.records, checkpoint.order) if self._dead_letter else [delivery.records]
@@ -289,9 +289,9 @@ class ChildHandler:
         shard = holding.lease.shard
         try:
             if final_checkpoint.ended:
-                self._final_checkpoints[holding.key] = final_checkpoint
+                self._shard_end_checkpoints[holding.key] = final_checkpoint
                 await asyncio.wrap_future(
-                    self._submit_to_loop(self._children.end_shard(shard, *self._make_checkpoint_writer(holding)))
+                    self._submit_to_loop(self._children.end_shard(shard, *self._checkpoint_and_writer(holding)))
                 )
             else:
                 await asyncio.wrap_future(self._submit_to_loop(self._children.request_shutdown(shard)))
@@ -306,7 +306,9 @@ class ChildHandler:
         if holding.lost.is_set():
             return "ShutdownException"
         try:
-            is_stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
+            is_stored = (
+                self._shard_end_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
+            )
         except OutcomeUnknown as fault:  # the checkpoint may be stored or the lease lost, so the child should retry
             log.warning("shard %s: the outcome of a checkpoint is unknown: %s", holding.key, fault)
             return "ThrottlingException"

@@ -129,18 +129,18 @@ def live_keys_by_table(
     pause: Callable[[float], object] | None = None,
 ) -> tuple[frozenset[str], ...]:
     """Return the keys of leases with a live owner, for each table. The tables are watched together, with one wait."""
-    recent_rows_by_store = [
+    recent_rows_with_stores = [
         (
             store,
             {lease.key: lease for lease in leases if lease.owner and not lease.ended and lease.idle < still_seconds},
         )
         for store, leases in tables
     ]
-    if any(rows_before for _, rows_before in recent_rows_by_store):
+    if any(rows_before for _, rows_before in recent_rows_with_stores):
         (pause or sleep)(still_seconds)
     rows_before_and_after = [
         (rows_before, store.get(sorted(rows_before)) if rows_before else ())
-        for store, rows_before in recent_rows_by_store
+        for store, rows_before in recent_rows_with_stores
     ]
     return tuple(
         frozenset(lease.key for lease in leases if lease.owner and lease.version != rows_before[lease.key].version)
@@ -224,14 +224,14 @@ def rename_prefix(
         # including the prefix.
         shard = lease.key.removeprefix(old_prefix) if lease.shard == lease.key else lease.shard
         # A key with a prefix is `stream:shard`.
-        prefix = key.removesuffix(shard).removesuffix(":") if old_prefix or new_prefix else lease.stream
+        stream_of_key = key.removesuffix(shard).removesuffix(":") if old_prefix or new_prefix else lease.stream
         parents = tuple(map(replace_prefix, lease.parents))
-        return evolve(lease, key=key, shard=shard, parents=parents, stream=prefix if stream is None else stream)
+        return evolve(lease, key=key, shard=shard, parents=parents, stream=stream_of_key if stream is None else stream)
 
     return tuple(rename_lease(lease) for lease in leases if lease.key.startswith(old_prefix))
 
 
-def planned_copies(
+def plan_copies(
     leases: Iterable[Lease],
     stored_leases: Iterable[Lease],
     keys_with_live_owner: Collection[str],
@@ -248,7 +248,7 @@ def planned_copies(
     """
     stored_by_key = {lease.key: lease for lease in stored_leases}
     return tuple(
-        _planned_copy(
+        _plan_copy(
             without_owner(lease, lease.checkpoint),
             stored_by_key.get(lease.key),
             keys_with_live_owner,
@@ -258,7 +258,7 @@ def planned_copies(
     )
 
 
-def _planned_copy(
+def _plan_copy(
     lease: Lease, stored_lease: Lease | None, keys_with_live_owner: Collection[str], *, counts_owners: bool
 ) -> Move:
     if stored_lease is None:
@@ -322,9 +322,7 @@ def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
 # Back and forward
 
 
-def planned_resets(
-    leases: Iterable[Lease], position: Position, keys_with_live_owner: Collection[str]
-) -> tuple[Move, ...]:
+def plan_resets(leases: Iterable[Lease], position: Position, keys_with_live_owner: Collection[str]) -> tuple[Move, ...]:
     """Return the moves that would set these leases to one position, refusing those in `keys_with_live_owner`."""
     moves = []
     for stored_lease in sorted(leases, key=lambda lease: lease.key):

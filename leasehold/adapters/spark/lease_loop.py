@@ -81,7 +81,7 @@ class LeaseLoop:
         self._prefetchers: dict[str, ShardPrefetcher] = {}
         self._ever_held: set[str] = set()
         self._fault: BaseException | None = None
-        self._closed_listing: tuple[Shard, ...] = ()
+        self._listing_of_closed_keys: tuple[Shard, ...] = ()
         self._closed_keys: Collection[str] = ()
         self._available_now = AvailableNowProgress(worker.me)
         self._thread: Thread | None = None
@@ -95,9 +95,9 @@ class LeaseLoop:
     def _find_closed_shards(self) -> Collection[str]:
         """Return the shards that the last listing shows as closed."""
         listed_shards = self._worker.discovery.listed_shards
-        if self._closed_listing is not listed_shards:
+        if self._listing_of_closed_keys is not listed_shards:
             parent_ids = {parent for shard in listed_shards for parent in shard.parents}
-            self._closed_listing, self._closed_keys = (
+            self._listing_of_closed_keys, self._closed_keys = (
                 listed_shards,
                 {shard.id for shard in listed_shards if not shard.open} | parent_ids,
             )

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Protocol, TypeVar
 
 from leasehold.balancer.actions import RequestHandoff
-from leasehold.balancer.handoff import renew_request
+from leasehold.balancer.handoff import repeat_request
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
 from leasehold.stores.printable import make_safe_logger
@@ -87,7 +87,7 @@ class Handoffs:
             requested_and_current = [
                 (self._requested_leases[lease.key], lease) for lease in leases if lease.key in self._requested_leases
             ]
-        renewed_requests = (renew_request(requested_lease, lease) for requested_lease, lease in requested_and_current)
+        renewed_requests = (repeat_request(requested_lease, lease) for requested_lease, lease in requested_and_current)
         return tuple(request for request in renewed_requests if request is not None)
 
     def note_given(self, lease: Lease, now: float) -> None:

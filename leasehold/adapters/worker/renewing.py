@@ -59,7 +59,7 @@ class BackgroundMap(Protocol):
         """
 
 
-def _with_age(holding: Holding, now: float) -> Lease:
+def _with_idle_time(holding: Holding, now: float) -> Lease:
     lease = holding.lease
     return lease.watched(max(0.0, now - holding.confirmed_at), lease.held, lease.next_owner_idle)
 
@@ -165,7 +165,7 @@ class Renewing:
         """
         config, holdings_by_key = self._config, {holding.key: holding for holding in holdings}
         old_leases = [
-            _with_age(holding, now) for holding in holdings if now - holding.confirmed_at >= config.renew_seconds
+            _with_idle_time(holding, now) for holding in holdings if now - holding.confirmed_at >= config.renew_seconds
         ]
         due_actions = [*renewals(old_leases, me, config)] if old_leases else []
         # Checkpoints renew a lease but write no annotations. Therefore, leases that only checkpoints renew are also
@@ -177,16 +177,16 @@ class Renewing:
         ]
         if look.annotations:
             # C4: select the leases that only checkpoints have renewed recently.
-            without_recent_bulletin = [
+            renewed_only_by_checkpoints = [
                 holding for holding in holdings if now - holding.renewal_tried_at >= config.renew_seconds
             ]
             bulletin_holding = self._bulletin_holding
             heartbeats = (
                 ()
                 if bulletin_holding is None or bulletin_holding.key not in holdings_by_key
-                else bulletin_row_renewals([_with_age(bulletin_holding, now)], me, config)
+                else bulletin_row_renewals([_with_idle_time(bulletin_holding, now)], me, config)
             )
-            due_actions += [*heartbeats, *(Renew(holding.lease, "C4") for holding in without_recent_bulletin)]
+            due_actions += [*heartbeats, *(Renew(holding.lease, "C4") for holding in renewed_only_by_checkpoints)]
         if due_actions and any(holding.groups_writes for holding in holdings):
             # If the store groups writes, one write renews all leases, so renew all of them as soon as one is due.
             holdings_by_key = {
@@ -337,8 +337,8 @@ def bulletin_renewals(holdings: Iterable[Holding], me: str) -> list[tuple[Holdin
     if bulletin_lease is None:
         return []
     # The row with the latest bulletin is the one on which it was last written. It may still be the same row.
-    former_lease = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
+    last_written_lease = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
     return [
         (holdings_by_key[key], Renew(holdings_by_key[key].lease, "C4"))
-        for key in dict.fromkeys((bulletin_lease.key, former_lease.key))
+        for key in dict.fromkeys((bulletin_lease.key, last_written_lease.key))
     ]

@@ -211,7 +211,7 @@ class EtagStore:
         new_lease = lease_after_write(write, old_lease)
         if old_lease is None or new_lease is None:
             return None
-        owner_changed = any(getattr(old_lease, name) != getattr(new_lease, name) for name in _OWNERSHIP_FIELDS)
+        ownership_changed = any(getattr(old_lease, name) != getattr(new_lease, name) for name in _OWNERSHIP_FIELDS)
         checkpoint_changed = any(getattr(old_lease, name) != getattr(new_lease, name) for name in _CHECKPOINT_FIELDS)
         # Compare the tokens separately, because the equality of positions ignores them.
         checkpoint_changed = checkpoint_changed or old_lease.checkpoint.token != new_lease.checkpoint.token
@@ -225,7 +225,7 @@ class EtagStore:
             # Another worker has requested the lease, so write only the checkpoint (rule 1). The ownership was just
             # read, and will be renewed when the lease is given to the other worker.
             return self._outcome(key, self._advance(key, parts, new_lease))
-        if owner_changed and not checkpoint_first:
+        if ownership_changed and not checkpoint_first:
             renewed_parts = self._put(key, "ownership", parts, ownership_fields)
             if not renewed_parts:
                 return None
@@ -243,7 +243,7 @@ class EtagStore:
                 written_parts
                 and checkpoint_changed
                 and new_lease.owner is None
-                and not self._read_if_unchanged(key, written_parts)
+                and not self._ownership_is_unchanged(key, written_parts)
             ):
                 # Another worker claimed the lease between the two writes of a reset, perhaps at the old checkpoint
                 # (rule 6).
@@ -251,12 +251,12 @@ class EtagStore:
             return self._outcome(key, written_parts)
         # The first write is not conditional on the ownership's ETag, so check that the cached ownership is current
         # (rule 2).
-        if not just_read and not self._read_if_unchanged(key, parts):
+        if not just_read and not self._ownership_is_unchanged(key, parts):
             return None
         written_parts = self._advance(key, parts, new_lease) if checkpoint_changed else parts
         if not written_parts:
             return self._outcome(key, None)
-        if owner_changed or (old_lease.annotations != new_lease.annotations and "notes" not in layout.parts):
+        if ownership_changed or (old_lease.annotations != new_lease.annotations and "notes" not in layout.parts):
             written_parts = self._put(key, "ownership", written_parts, ownership_fields)
         elif old_lease.annotations != new_lease.annotations:
             written_parts = self._put(
@@ -315,12 +315,12 @@ class EtagStore:
             }
         else:
             current_parts = self._fetch(cached_parts, (ownership_kind,))
-        outdated_parts = dict(current_parts)
+        incomplete_parts = dict(current_parts)
         for key, parts in cached_parts.items() if stale_ok else ():
             cached_lease, current_lease = self._lease(key, parts), self._lease(key, current_parts[key])
             if parts.ownership and cached_lease and current_lease and cached_lease.owner == current_lease.owner:
-                del outdated_parts[key]  # the owner is the same, so use the cached checkpoint
-        current_parts |= self._fetch(outdated_parts, other_kinds)
+                del incomplete_parts[key]  # the owner is the same, so use the cached checkpoint
+        current_parts |= self._fetch(incomplete_parts, other_kinds)
         self._cache(cached_parts, current_parts)
         return current_parts
 
@@ -351,7 +351,7 @@ class EtagStore:
                     else:
                         self._cached_parts.pop(key, None)
 
-    def _read_if_unchanged(self, key: str, parts: Parts) -> bool:
+    def _ownership_is_unchanged(self, key: str, parts: Parts) -> bool:
         """Return whether the stored ownership still has the same ETag as in `parts`."""
         current_ownership = self._objects.get(self._layout.name(key, "ownership"))
         return current_ownership is not None and current_ownership.etag == parts.etag

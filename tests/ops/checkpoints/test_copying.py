@@ -55,7 +55,7 @@ def decisions_and_reasons(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
 def test_copying_only_moves_checkpoints_forward() -> None:
     source_leases = leases(AT_9, AT_9, AT_10, SHARD_END, LATEST, AT_9, AT_9)
     target_leases = leases(TRIM_HORIZON, AT_9, AT_9, AT_9, TRIM_HORIZON, AT_10, owner="ann")
-    assert decisions_and_reasons(checkpoint_moves.planned_copies(source_leases, target_leases, {"2"})) == [
+    assert decisions_and_reasons(checkpoint_moves.plan_copies(source_leases, target_leases, {"2"})) == [
         ("forward", ""),
         ("same", ""),
         ("refuse", "ann is working on it"),
@@ -72,7 +72,7 @@ def test_copying_never_moves_a_checkpoint_back_within_a_record() -> None:
         Lease("0", checkpoint=Position("9", 1), epoch=7),
         Lease("0", checkpoint=Position("9", 3), epoch=2),
     )
-    planned_moves = checkpoint_moves.planned_copies((source_lease,), (target_lease,), ())
+    planned_moves = checkpoint_moves.plan_copies((source_lease,), (target_lease,), ())
     assert decisions_and_reasons(planned_moves) == [("refuse", "a later checkpoint is stored there")]
 
 
@@ -116,7 +116,7 @@ def test_a_hubs_leases_are_copied_to_another_group_only_on_request() -> None:
 def test_a_written_checkpoint_is_read_back() -> None:
     """A store that confirms a write without keeping it is noticed before a record is lost."""
     target = MemoryStore()
-    moves = checkpoint_moves.planned_copies(leases(AT_9, AT_9), (), ())
+    moves = checkpoint_moves.plan_copies(leases(AT_9, AT_9), (), ())
     checkpoint_moves.copy_lease(target, moves[0])
     assert decisions_and_reasons(checkpoint_moves.verify(target, moves)) == [
         ("create", ""),
@@ -126,7 +126,7 @@ def test_a_written_checkpoint_is_read_back() -> None:
 
 def test_a_lease_created_during_the_copy_is_not_overwritten() -> None:
     target = MemoryStore()
-    (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
+    (move,) = checkpoint_moves.plan_copies(leases(AT_9), (), ())
     expect_applied(target.write(CreateLease(Lease("0"))))
     assert checkpoint_moves.copy_lease(target, move) == move.refused("another process changed it in the meantime")
 
@@ -163,7 +163,7 @@ def test_old_and_unowned_leases_are_not_watched() -> None:
 def test_a_reset_can_move_either_way() -> None:
     """A checkpoint that moves back is written in another way than one that moves forward."""
     stored_leases = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
-    assert decisions_and_reasons(checkpoint_moves.planned_resets(stored_leases, AT_10, {"4"})) == [
+    assert decisions_and_reasons(checkpoint_moves.plan_resets(stored_leases, AT_10, {"4"})) == [
         ("forward", ""),
         ("forward", ""),
         ("same", ""),
@@ -178,7 +178,7 @@ def test_a_reset_sets_any_position(position: Position) -> None:
     for old_checkpoint in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
         store = MemoryStore()
         stored_lease = create_unowned_lease(store, "0", old_checkpoint)
-        (move,) = checkpoint_moves.planned_resets((stored_lease,), position, ())
+        (move,) = checkpoint_moves.plan_resets((stored_lease,), position, ())
         assert checkpoint_moves.reset(store, move) == move
         assert clear_layout_fields(store.get(["0"])[0]) == Lease("0", checkpoint=position)
 
@@ -186,7 +186,7 @@ def test_a_reset_sets_any_position(position: Position) -> None:
 def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
     store = MemoryStore()
     listed_lease = create_owned_lease(store, key="0", checkpoint=AT_9)
-    (move,) = checkpoint_moves.planned_resets((listed_lease,), TRIM_HORIZON, ())
+    (move,) = checkpoint_moves.plan_resets((listed_lease,), TRIM_HORIZON, ())
     expect_applied(store.write(RenewLease(listed_lease)))
     assert checkpoint_moves.reset(store, move).why == "another process changed it in the meantime"
     assert store.get(["0"])[0].owner == "ann"
@@ -230,7 +230,7 @@ def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None,
         rows = [
             create_lease_with_owner(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"
         ]
-        moves = checkpoint_moves.planned_resets(rows, TRIM_HORIZON, ())
+        moves = checkpoint_moves.plan_resets(rows, TRIM_HORIZON, ())
         dying_store = StoreThatDies(store, writes, after)
         try:
             for move in moves:
@@ -239,7 +239,7 @@ def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None,
             assert {(lease.key, lease.hash_range) for lease in store.list().leases} == {("a", (0, 9)), ("b", (0, 9))}
         else:
             break
-        for move in checkpoint_moves.planned_resets(store.list().leases, TRIM_HORIZON, ()):
+        for move in checkpoint_moves.plan_resets(store.list().leases, TRIM_HORIZON, ()):
             assert checkpoint_moves.reset(store, move) == move
         assert [clear_layout_fields(lease) for lease in store.list().leases] == [
             Lease(key, checkpoint=TRIM_HORIZON, hash_range=(0, 9)) for key in "ab"
@@ -253,7 +253,7 @@ def test_a_second_reset_to_latest_pins_the_lease_again() -> None:
     stored_lease = expect_applied(
         store.write(CreateLease(Lease("0", checkpoint=AT_9, annotations=((LATEST_MS, "5"), ("other", "x")))))
     )
-    (move,) = checkpoint_moves.planned_resets((stored_lease,), LATEST, ())
+    (move,) = checkpoint_moves.plan_resets((stored_lease,), LATEST, ())
     checkpoint_moves.reset(store, move)
     row = expect_applied(store.write(ClaimLease(store.get(["0"])[0], "ann")))
     assert row.annotation("other") == "x"
@@ -283,7 +283,7 @@ def test_a_copied_lease_continues_its_fencing_number() -> None:
         )
         tokens.append(source_lease.epoch)
         source_lease = expect_applied(source.write(ReleaseLease(source_lease, "ann")))
-        (move,) = checkpoint_moves.planned_copies((source_lease,), target.list().leases, ())
+        (move,) = checkpoint_moves.plan_copies((source_lease,), target.list().leases, ())
         assert checkpoint_moves.verify(target, [checkpoint_moves.copy_lease(target, move)]) == (move,)
         (target_lease,) = target.list().leases
         assert target_lease.checkpoint == position
@@ -298,12 +298,12 @@ def test_a_second_copy_raises_an_outdated_fencing_number() -> None:
     """If the fleet continued after the first copy, the second copy must also raise the number in the target."""
     source_leases = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
     target_leases = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
-    assert decisions_and_reasons(checkpoint_moves.planned_copies(source_leases, target_leases, ())) == [
+    assert decisions_and_reasons(checkpoint_moves.plan_copies(source_leases, target_leases, ())) == [
         ("raise", ""),
         ("same", ""),
     ]
     assert decisions_and_reasons(
-        checkpoint_moves.planned_copies(source_leases, target_leases, (), counts_owners=False)
+        checkpoint_moves.plan_copies(source_leases, target_leases, (), counts_owners=False)
     ) == [
         ("same", ""),
         ("same", ""),
@@ -322,6 +322,6 @@ class StoreLosingCreations(MemoryStore):
 
 def test_an_unknown_outcome_is_not_reported_as_a_rejection() -> None:
     """The error tells the user that the write may have been applied."""
-    (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
+    (move,) = checkpoint_moves.plan_copies(leases(AT_9), (), ())
     with pytest.raises(OutcomeUnknown, match="no answer about 0"):
         checkpoint_moves.copy_lease(StoreLosingCreations(), move)

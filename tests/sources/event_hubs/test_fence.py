@@ -8,7 +8,7 @@ from azure.eventhub import EventHubConsumerClient
 from hub_steps import HubSteps, collect, fault, texts
 from waiters import until
 
-from leasehold.adapters.ops.checkpoints import copy_lease, planned_copies
+from leasehold.adapters.ops.checkpoints import copy_lease, plan_copies
 from leasehold.adapters.sources.event_hubs.poller import PartitionReader
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError
@@ -73,7 +73,7 @@ def test_fence_holds_after_a_copy_into_another_layout(
     )
     former_reader = open_reader(event_hub, source_lease)
     collect(former_reader, 1)
-    (copied_lease,) = planned_copies((source_lease,), (), ())
+    (copied_lease,) = plan_copies((source_lease,), (), ())
     assert copy_lease(target, copied_lease) == copied_lease
     target_lease = expect_applied(target.write(ClaimLease(target.get(["0"])[0], "bob")))
     assert (source_lease.epoch, target_lease.epoch) == (502, 503)
