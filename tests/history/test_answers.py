@@ -111,12 +111,12 @@ def test_dispatch_without_recent_write_is_reported() -> None:
 
     assert describe_breaches(claim, records=dispatch_events(8.8)) == []
     expected_breach = (
-        "handed over unheld: a#1 handed over 5 of s-0, and wrote 8.200 s before for the last time of the lease"
+        "dispatched unheld: a#1 dispatched 5 of s-0, and wrote 8.200 s before for the last time of the lease"
     )
     assert describe_breaches(claim, records=dispatch_events(9.1)) == [expected_breach]
     assert describe_breaches(claim, records=dispatch_events(9.1), naps=[Incident(2, "nap", "a", 6.5)]) == []
     assert describe_breaches(claim, unconfirmed_write(2, "a#1", "renew"), records=dispatch_events(9.1)) == []
-    never_wrote = "handed over unheld: b#1 handed over 5 of s-0, and never wrote of the lease"
+    never_wrote = "dispatched unheld: b#1 dispatched 5 of s-0, and never wrote of the lease"
     assert describe_breaches(claim, records=dispatch_events(2, "b#1")) == [never_wrote]
 
 
@@ -156,7 +156,7 @@ def test_rereading_of_finished_shard_is_reported() -> None:
     deletion, creation = confirmed_write(6, "b#1", "delete", 3), confirmed_write(7, "a#1", "create", 4)
     records = [*read_events(2, "b#1"), *read_events(8, "a#1")]
     writes = confirmed_write(1, "b#1", "claim", 2), end, deletion, creation, confirmed_write(7.5, "a#1", "claim", 5)
-    expected_breach = "handed over again: a#1 handed over 1 records of s-0 after its end was checkpointed"
+    expected_breach = "dispatched again: a#1 dispatched 1 records of s-0 after its end was checkpointed"
     assert describe_breaches(*writes, records=records) == [expected_breach]
     assert describe_breaches(*writes, evolve(deletion, t=6.5, process=OPERATOR), records=records) == []
     assert describe_breaches(*writes, unconfirmed_write(6.5, "b#1", "create"), records=records) == []

@@ -140,7 +140,7 @@ def test_repetition_needs_an_explanation() -> None:
         *(start_event(0, "a#1"), record(10, "a#1", 1), record(11, "a#1", 2), end_event(12, "a#1")),
         *(start_event(13, "b#1"), record(14, "b#1", 2)),
     ]
-    fault = "handed over again: b#1 handed over 2 of s-0 after a#1 had, 3.0 s later; no fault explains it"
+    fault = "dispatched again: b#1 dispatched 2 of s-0 after a#1 had, 3.0 s later; no fault explains it"
     assert describe_faults(history(events, (9.0, 10.0))) == (fault,)
     assert describe_faults(history(events, (9.0, 10.0), Incident(2, "trouble", "a", 0, "lost replies"))) == ()
     assert describe_faults(history(events, (9.0, 10.0), Incident(0, "trouble", "a", 0, "lost replies"))) == (fault,)
@@ -151,7 +151,7 @@ def test_skipped_record_is_reported_only_as_lost() -> None:
     """A record that was skipped is reported as lost, and not also as unread."""
     events = [start_event(0, "a#1"), record(10, "a#1", 1), record(30, "a#1", 3)]
     (fault,) = describe_faults(history(events, (9.0, 20.0, 29.0)))
-    assert fault == "lost: 1 records were never handed over, the first is number 2 of k"
+    assert fault == "lost: 1 records were never dispatched, the first is number 2 of k"
 
 
 def test_longest_wait_is_returned_with_its_explanation() -> None:

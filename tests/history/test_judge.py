@@ -107,22 +107,22 @@ def test_verdict_on_a_good_run_has_every_count() -> None:
 @pytest.mark.parametrize(
     ("events", "told"),
     [
-        (faultless_events()[:-2], "lost: 1 records were never handed over, the first is number 5 of k"),
+        (faultless_events()[:-2], "lost: 1 records were never dispatched, the first is number 5 of k"),
         (
             [*faultless_events()[:-1], *records(45, "b", 6)],
-            "stranger: 1 records were handed over and never sent, one of them of k",
+            "stranger: 1 records were dispatched and never sent, one of them of k",
         ),
         (
             [*faultless_events(), *records(60, "b", 5)],
-            "handed over unheld: b handed over 1 records while not reading, as of s-0",
+            "dispatched unheld: b dispatched 1 records while not reading, as of s-0",
         ),
         (
             [*faultless_events()[:4], *records(15, "a", 3), *faultless_events()[4:]],
-            "repeated: a handed over 1 records of s-0 twice without a change of owner",
+            "repeated: a dispatched 1 records of s-0 twice without a change of owner",
         ),
         (
             [start_event(0, "a"), *records(10, "a", 1, 3, 2, 4, 5)],
-            "out of order: a handed over number 2 of k after number 3, both of s-0",
+            "out of order: a dispatched number 2 of k after number 3, both of s-0",
         ),
         (
             [
@@ -131,7 +131,7 @@ def test_verdict_on_a_good_run_has_every_count() -> None:
                 start_event(5, "b", "s-1"),
                 *records(10, "b", 3, shard="s-1"),
             ],
-            "out of order: number 3 of k was handed over before number 2",
+            "out of order: number 3 of k was dispatched before number 2",
         ),
     ],
 )
@@ -162,8 +162,8 @@ def test_a_record_that_was_checkpointed_may_not_come_again() -> None:
     """A new owner must start after the checkpoint, and must not read a finished shard again."""
     for row in (stored_row(12, 2), ObservedRow(12, "s-0", None, SHARD_END)):
         result = verdict(sent(1, 2, 3, 4, 5), crash_events(2), rows=[row])
-        expected_reason = "b handed over 1 records of s-0 again that were checkpointed when it took it"
-        assert describe_faults(result) == (f"handed over again: {expected_reason}",)
+        expected_reason = "b dispatched 1 records of s-0 again that were checkpointed when it took it"
+        assert describe_faults(result) == (f"dispatched again: {expected_reason}",)
 
 
 def test_records_of_a_recreated_hub_are_no_duplicates() -> None:
@@ -191,7 +191,7 @@ def test_reset_excuses_repeated_records(verb: WriteVerb) -> None:
     run = RunHistory(
         sent=sent(1, 2, 3, 4, 5), events=crash_events(2), answers=writes, rows=[stored_row(12, 2)], end=40.0
     )
-    assert ("handed over again" in " ".join(describe_faults(judge_finished_run(run)))) is (verb != "reset")
+    assert ("dispatched again" in " ".join(describe_faults(judge_finished_run(run)))) is (verb != "reset")
 
 
 @pytest.mark.parametrize(
@@ -229,10 +229,10 @@ def test_deleted_checkpoint_excuses_repeated_records() -> None:
         "end": 40.0,
     }
     rows = [stored_row(12, 2), stored_row(25, 1)]
-    assert "handed over again" not in " ".join(
+    assert "dispatched again" not in " ".join(
         describe_faults(judge_finished_run(RunHistory(rows=rows, **common_fields)))
     )
-    assert "handed over again" in " ".join(
+    assert "dispatched again" in " ".join(
         describe_faults(judge_finished_run(RunHistory(rows=[*rows, stored_row(29, 2)], **common_fields)))
     )
 
@@ -244,7 +244,7 @@ def test_reader_starts_at_the_checkpoint_in_its_claims_response(number: int, tol
     run = RunHistory(
         sent=sent(1, 2, 3, 4, 5), events=crash_events(2), answers=[claim], rows=[stored_row(29.5, 2)], end=40.0
     )
-    assert ("handed over again" in " ".join(describe_faults(judge_finished_run(run)))) is told
+    assert ("dispatched again" in " ".join(describe_faults(judge_finished_run(run)))) is told
 
 
 def test_later_checkpoints_do_not_count_against_a_new_owner() -> None:
@@ -402,7 +402,7 @@ def test_records_with_superseded_tokens_are_counted() -> None:
 def test_a_child_waits_for_its_parent() -> None:
     events = [start_event(0, "a"), start_event(1, "b", "s-1"), *records(5, "b", 9, shard="s-1"), *records(10, "a", 1)]
     result = verdict([*sent(1), *sent(9)], events, parents={"s-0": (), "s-1": ("s-0",)})
-    assert "out of order: b handed over 109 of s-1 before 101 of s-0, its parent" in describe_faults(result)
+    assert "out of order: b dispatched 109 of s-1 before 101 of s-0, its parent" in describe_faults(result)
 
 
 @pytest.mark.parametrize(("start", "told"), [(0.0, True), (3.0, False)])
@@ -415,7 +415,7 @@ def test_joining_worker_treats_a_deleted_lease_as_finished(start: float, told: b
     history = RunHistory(
         (), [*sent(1), *sent(9)], events, [deletion], incidents=[start_incident], parents=parents, end=10.0
     )
-    expected = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
+    expected = "out of order: b dispatched 109 of s-1 before 101 of s-0, its parent"
     assert (expected in describe_faults(judge_finished_run(history))) is told
 
 
@@ -454,7 +454,7 @@ def test_shards_of_a_former_stream_are_not_parents(anew: float) -> None:
     history = RunHistory(
         sent=sent_records, events=events, parents={"s-0": (), "s-1": ("s-0",)}, recreated_at=anew, end=10.0
     )
-    unexpected = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
+    unexpected = "out of order: b dispatched 109 of s-1 before 101 of s-0, its parent"
     assert (unexpected in describe_faults(judge_finished_run(history))) is (anew == 0.0)
 
 
@@ -463,7 +463,7 @@ def test_unfinished_record_may_be_repeated() -> None:
     finished_events = [evolve(event, t=11, event="finished") for event in records(10, "a", 1)]
     events = [start_event(0, "a"), *records(10, "a", 1, 2), *finished_events, *records(12, "a", 2)]
     assert faults(events, 2) == ()
-    expected_fault = "repeated: a handed over 1 records of s-0 twice without a change of owner"
+    expected_fault = "repeated: a dispatched 1 records of s-0 twice without a change of owner"
     assert faults([*events, *records(13, "a", 1)], 2) == (expected_fault,)
 
 

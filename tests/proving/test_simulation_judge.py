@@ -254,8 +254,8 @@ PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
     history_with_lost_record: "lost",
     out_of_order: "out of order",
     history_with_swapped_records: "out of order",
-    handed_over_again: "handed over again",
-    handed_over_unheld: "handed over unheld",
+    handed_over_again: "dispatched again",
+    handed_over_unheld: "dispatched unheld",
     token: "token",
     unfinished: "unfinished",
     history_with_unsent_record: "stranger",
@@ -263,7 +263,7 @@ PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
     held_unread: "held unread",
     unforeseen: "unforeseen",
     checkpoint_of_another: "checkpoint of another",
-    finished_again: "handed over again",
+    finished_again: "dispatched again",
 }
 
 
@@ -292,7 +292,7 @@ def test_each_law_is_broken_only_by_planted_faults(law: Callable[[JudgedRun], It
 def test_records_unread_at_the_end_are_lost() -> None:
     """The judge reports records of a shard that had no reader at the end."""
     assert any(
-        breach.what == "lost" and "never handed over" in breach.why for breach in judge_history(never_read(), LIMITS)
+        breach.what == "lost" and "never dispatched" in breach.why for breach in judge_history(never_read(), LIMITS)
     )
 
 

@@ -110,7 +110,7 @@ class Screen:
                 header_style=f"bold {COLOURS[index % 4]}",
             )
         table.add_column(
-            "records" if narrow else "handed over", justify="right", footer=f"{sum(stage.handed.values()):,}"
+            "records" if narrow else "dispatched", justify="right", footer=f"{sum(stage.handed.values()):,}"
         )
         for lease in stage.leases:
             name = shorten_shard_id(lease.shard)

@@ -178,11 +178,11 @@ class Explanations:
             ):
                 reported_pairs.add((record.process, record.shard))
                 description = (
-                    f"{record.process} handed over {record.place[0]} of {record.shard} "
+                    f"{record.process} dispatched {record.place[0]} of {record.shard} "
                     f"after {previous_dispatch.process} had"
                 )
                 delay = f"{record.t - previous_dispatch.t:.1f} s later; no fault explains it"
-                yield Breach("handed over again", record.t, f"{description}, {delay}")
+                yield Breach("dispatched again", record.t, f"{description}, {delay}")
 
     def _find_subjects_between(self, shard: str, since: float, until: float) -> frozenset[str]:
         """Return the shard, its parents, and the workers that read or owned any of them between the two times.

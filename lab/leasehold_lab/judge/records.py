@@ -29,21 +29,19 @@ def check_sent_records_are_dispatched(run: JudgedRun) -> Iterator[Breach]:
     lost_records = [record for record in run.undispatched_records if record.key not in run.forgotten_shards]
     if must_be_dispatched and lost_records:
         first_lost_record = f"the first is number {lost_records[0].number} of {lost_records[0].key}"
-        yield Breach(
-            "lost", run.history.end, f"{len(lost_records)} records were never handed over, {first_lost_record}"
-        )
+        yield Breach("lost", run.history.end, f"{len(lost_records)} records were never dispatched, {first_lost_record}")
     if unsent_records := run.unsent_records:
         description = (
-            f"{len(unsent_records)} records were handed over and never sent, one of them of {unsent_records[0][0]}"
+            f"{len(unsent_records)} records were dispatched and never sent, one of them of {unsent_records[0][0]}"
         )
         yield Breach("stranger", run.history.end, description)
     if records_outside_tenures := run.tenure_history.outside:
         first_record = records_outside_tenures[0]
         description = (
-            f"{first_record.process} handed over {len(records_outside_tenures)} records while not reading, "
+            f"{first_record.process} dispatched {len(records_outside_tenures)} records while not reading, "
             f"as of {first_record.shard}"
         )
-        yield Breach("handed over unheld", first_record.t, description)
+        yield Breach("dispatched unheld", first_record.t, description)
 
 
 def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
@@ -58,7 +56,7 @@ def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
             seen_places.add(record.place)
             if record_number < last_numbers.get(record.key, record_number):
                 earlier_position = f"after number {last_numbers[record.key]}, both of {tenure.shard}"
-                description = f"{tenure.process} handed over number {record_number} of {record.key} {earlier_position}"
+                description = f"{tenure.process} dispatched number {record_number} of {record.key} {earlier_position}"
                 yield Breach("out of order", record.t, description)
                 break
             last_numbers[record.key] = record_number
@@ -74,7 +72,7 @@ def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
             yield Breach(
                 "out of order",
                 dispatch_time,
-                f"number {record_number} of {key} was handed over before number {latest_number}",
+                f"number {record_number} of {key} was dispatched before number {latest_number}",
             )
             return
         latest_by_key[key] = (dispatch_time, record_number)
@@ -108,7 +106,7 @@ def check_parents_before_children(run: JudgedRun) -> Iterator[Breach]:
                 child_record, parent_record = first_records[shard], last_new_records[parent]
                 if run.must_assume_finished(child_record.process, parent, child_record.t):
                     continue
-                description = f"{child_record.process} handed over {child_record.place[0]} of {shard}"
+                description = f"{child_record.process} dispatched {child_record.place[0]} of {shard}"
                 parent_position = f"before {parent_record.place[0]} of {parent}, its parent"
                 yield Breach("out of order", child_record.t, f"{description} {parent_position}")
 
@@ -125,14 +123,14 @@ def check_repetitions(run: JudgedRun) -> Iterator[Breach]:
             else [record for record in tenure.records if first_records[record.place] is not record]
         )
         if repeated_records:
-            description = f"{tenure.process} handed over {len(repeated_records)} records of {tenure.shard} twice"
+            description = f"{tenure.process} dispatched {len(repeated_records)} records of {tenure.shard} twice"
             yield Breach("repeated", repeated_records[0].t, f"{description} without a change of owner")
     for change in run.reader_changes:
         if change.replayed or (change.duplicates and not run.limits.duplicates):
             repeated_count = change.replayed if run.limits.duplicates else change.duplicates
             circumstance = "that were checkpointed when it took it" if change.replayed else f"after {change.before}"
-            description = f"{change.after} handed over {repeated_count} records of {change.shard} again {circumstance}"
-            yield Breach("handed over again", change.t, description)
+            description = f"{change.after} dispatched {repeated_count} records of {change.shard} again {circumstance}"
+            yield Breach("dispatched again", change.t, description)
 
 
 def check_one_process_per_token(run: JudgedRun) -> Iterator[Breach]:

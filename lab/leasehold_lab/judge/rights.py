@@ -196,8 +196,8 @@ def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
             and not was_paused
         ):
             holding_period = f"held until {expiry_time:.3f}" if expiry_time else "never held"
-            description = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding_period}"
-            yield Breach("handed over unheld", dispatch_time, f"{description}; its owner is {owners.get(shard)}")
+            description = f"{process} dispatched {next(records).place[0]} of {shard}, which it {holding_period}"
+            yield Breach("dispatched unheld", dispatch_time, f"{description}; its owner is {owners.get(shard)}")
 
 
 def check_held_leases_are_read(run: JudgedRun) -> Iterator[Breach]:
@@ -365,10 +365,8 @@ def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
                 record for record in later_tenure.records if (record.place, record.digest) in records_read_before
             ]
             if repeated_records:
-                description = f"{later_tenure.process} handed over {len(repeated_records)} records of {shard}"
-                yield Breach(
-                    "handed over again", repeated_records[0].t, f"{description} after its end was checkpointed"
-                )
+                description = f"{later_tenure.process} dispatched {len(repeated_records)} records of {shard}"
+                yield Breach("dispatched again", repeated_records[0].t, f"{description} after its end was checkpointed")
                 break
 
 
@@ -478,9 +476,9 @@ def check_only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
                 else "never wrote"
             )
             description = (
-                f"{record.process} handed over {record.place[0]} of {record.shard}, and {last_write} of the lease"
+                f"{record.process} dispatched {record.place[0]} of {record.shard}, and {last_write} of the lease"
             )
-            yield Breach("handed over unheld", record.t, description)
+            yield Breach("dispatched unheld", record.t, description)
 
 
 NO_OWNER_NEEDED = "nobody is needed"
@@ -668,7 +666,7 @@ def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
         return
     for key, seconds in measure_unowned_seconds(history, history.end, settled_time).items():
         if seconds > 0.0:
-            description = f"{key} had no living owner for {seconds:.3f} s, when everybody had long been left in peace"
+            description = f"{key} had no living owner for {seconds:.3f} s, although the faults had long ended"
             yield Breach("held by nobody", history.end, description)
     if run.limits.even:
         owners = find_owners_at(history, history.end)
