@@ -28,4 +28,4 @@ def apply_carelessly(write: Write, stored_lease: Lease | None) -> Lease | None:
 def test_gift_taken_back_after_acceptance_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault takes a gift back if the owner matches, without comparing the version of the gift."""
     monkeypatch.setattr("leasehold.stores.embedded.memory.lease_after_write", apply_carelessly)
-    assert "handed over again" in " ".join(breaches(MoveScenario(STARTS[0])))
+    assert "dispatched again" in " ".join(breaches(MoveScenario(STARTS[0])))
