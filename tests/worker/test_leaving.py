@@ -17,7 +17,9 @@ from leasehold.adapters.consumer.lease_readers import LeaseReaders
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consumer.schedule import Schedule, ScheduledStep, ScheduleTask
 from leasehold.adapters.worker.holding import Holding
+from leasehold.balancer.model import Shard
 from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
+from leasehold_lab.simulator.world.world import ListSource
 
 
 def accept_records(_delivery: Delivery) -> None:
@@ -290,3 +292,24 @@ def test_step_that_raises_while_its_lease_is_leaving_is_not_retried(*, releasing
         guarded_step.held.lost.set()
     assert [guarded_step.run(), guarded_step.run()] == [1000.0, math.inf]
     assert guarded_step.held.excluded == ([("s-0", 60.0)] if releasing else [])
+
+
+def test_requests_are_withdrawn_although_a_turn_waits_for_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, listing_began, finish, is_closed = stream_with_five_records(), Event(), Event(), Event()
+    original_shards = ListSource.shards
+
+    def hang(list_source: ListSource) -> tuple[Shard, ...]:
+        listing_began.set()
+        finish.wait(WAIT)
+        return original_shards(list_source)
+
+    monkeypatch.setattr(ListSource, "shards", hang)
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.CALL_SECONDS", 0.05)
+    worker = joined(FaultyStore(), source)
+    monkeypatch.setattr(worker, "close", is_closed.set)
+    started_run = Ran(Runner(worker, accept_records, drain_seconds=0.5))
+    assert listing_began.wait(WAIT)
+    started_run.runner.stop()
+    assert started_run.ended()
+    finish.set()
+    assert is_closed.is_set()
