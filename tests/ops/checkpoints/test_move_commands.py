@@ -290,17 +290,27 @@ def test_each_move_in_a_pipe_is_one_uncut_line(new_table: tuple[str, MemoryStore
     ]
 
 
+def renew_during_waits(
+    monkeypatch: pytest.MonkeyPatch, store: MemoryStore, lease: Lease
+) -> tuple[list[Lease], list[float]]:
+    """Renew this lease whenever a command waits. Return its versions and the durations of the waits."""
+    versions, waits = [lease], list[float]()
+
+    def renew(seconds: float) -> None:
+        waits.append(seconds)
+        versions.append(expect_applied(store.write(RenewLease(versions[-1]))))
+
+    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
+    return versions, waits
+
+
 def test_a_living_owners_lease_is_reset_only_if_forced(
     new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A running worker would overwrite the reset position with its next checkpoint."""
     url, store = new_table
-    versions = [create_lease_with_owner(store, Lease("0", owner="ann", checkpoint=AT_9))]
-
-    def renew(_seconds: float) -> None:
-        versions.append(expect_applied(store.write(RenewLease(versions[-1]))))
-
-    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
+    lease = create_lease_with_owner(store, Lease("0", owner="ann", checkpoint=AT_9))
+    versions, _ = renew_during_waits(monkeypatch, store, lease)
     status, output = run_command(reset.app, url, "--to", "TRIM_HORIZON", "--json")
     assert (status, json.loads(output)["leases"][0]["why"]) == (1, "ann is working on it")
     assert store.get(["0"]) == (versions[-1],)
@@ -315,15 +325,9 @@ def test_leases_of_a_living_fleet_are_copied_only_if_forced(
     url, target = new_table
     name = uuid4().hex
     source = MemoryStore(name)
-    versions = [create_lease_with_owner(source, Lease("0", owner="ann", checkpoint=AT_9))]
+    lease = create_lease_with_owner(source, Lease("0", owner="ann", checkpoint=AT_9))
     expect_applied(source.write(CreateLease(Lease("1", checkpoint=AT_9))))
-    waits: list[float] = []
-
-    def renew(seconds: float) -> None:
-        waits.append(seconds)
-        versions.append(expect_applied(source.write(RenewLease(versions[-1]))))
-
-    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
+    _, waits = renew_during_waits(monkeypatch, source, lease)
     create_leases(url, (Lease("1", owner="bob"),))
     status, output = run_command(copy_leases.app, f"memory://{name}", url, "--json")
     reason = "FROM is still read by ann; stop its workers first"
@@ -341,12 +345,8 @@ def test_a_living_fleet_is_recognized_in_a_copy_that_renames_its_keys(
     url, target = new_table
     name = uuid4().hex
     source = MemoryStore(name)
-    versions = [create_lease_with_owner(source, Lease("orders:0", owner="ann", checkpoint=AT_9))]
-
-    def renew(_seconds: float) -> None:
-        versions.append(expect_applied(source.write(RenewLease(versions[-1]))))
-
-    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
+    lease = create_lease_with_owner(source, Lease("orders:0", owner="ann", checkpoint=AT_9))
+    renew_during_waits(monkeypatch, source, lease)
     assert run_copy(f"memory://{name}", url, "--strip", "orders:") == (1, [("0", "refuse")])
     assert target.list().leases == ()
 

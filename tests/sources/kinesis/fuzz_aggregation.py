@@ -74,7 +74,7 @@ def mutated(count: int, seed: int) -> Iterator[Case]:
         yield Case(seed_case.name, data, "", first=seed_case.first, last=seed_case.last)
 
 
-def read(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
+def deaggregate_case(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
     """Return the reason and the records that we keep of a case if misplaced records are dropped as by the KCL."""
     user_records = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     kept_records = tuple(
@@ -93,7 +93,11 @@ def read(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
 def differences(buffers: tuple[Case, ...]) -> list[Case]:
     """Return the cases for which the result of the KCL's jar differs from ours."""
     kcl_results = kcl_jar.kcl_records((case.data, case.first, case.last) for case in buffers)
-    return [case for case, kept_records in zip(buffers, kcl_results, strict=True) if read(case)[1] != kept_records]
+    return [
+        case
+        for case, kept_records in zip(buffers, kcl_results, strict=True)
+        if deaggregate_case(case)[1] != kept_records
+    ]
 
 
 def oversized_cases() -> Iterator[Case]:
@@ -152,7 +156,7 @@ def _main() -> None:
     slowest = 0.0
     for case in mutated(options.count, options.seed):
         started_at = time.perf_counter()
-        reasons[read(case)[0]] += 1
+        reasons[deaggregate_case(case)[0]] += 1
         slowest = max(slowest, time.perf_counter() - started_at)
     for case in oversized_cases():
         started_at = time.perf_counter()

@@ -2,7 +2,7 @@
 
 import pytest
 from aggregation_rows import ROWS, Rows, packed
-from fuzz_aggregation import differences, mutated, oversized_cases, read
+from fuzz_aggregation import deaggregate_case, differences, mutated, oversized_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kcl_jar import missing
@@ -89,7 +89,7 @@ def test_nothing_is_filtered_without_a_range() -> None:
 
 
 def test_mutated_records_do_not_crash_the_reader() -> None:
-    counts = [len(kept_records) for _, kept_records in map(read, mutated(3000, seed=6))]
+    counts = [len(kept_records) for _, kept_records in map(deaggregate_case, mutated(3000, seed=6))]
     assert len(counts) == 3000
 
 

@@ -4,6 +4,7 @@ import conformance
 import kcl_jar
 import pytest
 from crafted import Case, cases
+from fuzz_aggregation import deaggregate_case
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
     MALFORMED_REASONS,
@@ -15,24 +16,10 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
 TABLE = tuple(conformance.read())
 
 
-def _ours(case: Case) -> tuple[kcl_jar.KclRecord, ...]:
-    user_records = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
-    return tuple(
-        (
-            user_record.partition_key or "",
-            user_record.explicit_hash_key,
-            user_record.data,
-            user_record.sub_sequence_number,
-            user_records.aggregated,
-        )
-        for user_record in user_records
-    )
-
-
 @pytest.mark.parametrize(("case", "kept"), TABLE, ids=[case.name for case, _ in TABLE])
 def test_user_records_that_the_kcl_keeps_are_kept(case: Case, kept: tuple[kcl_jar.KclRecord, ...]) -> None:
     """Our workers must process the same records as the Java workers in their group."""
-    assert _ours(case) == kept
+    assert deaggregate_case(case)[1] == kept
 
 
 @pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
