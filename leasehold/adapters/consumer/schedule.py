@@ -474,7 +474,7 @@ class Schedule:
         while due_heap:
             due, _, step = due_heap[0]
             # Drop entries that are out of date because the step was woken or chosen after they were pushed.
-            if step.due == due and step.task is None and not step.running:
+            if step.due == due and step.task is None:
                 return step
             heapq.heappop(due_heap)
         return None
