@@ -1,4 +1,4 @@
-"""Tests the laws that every rule set keeps for every listing."""
+"""Tests that every rule set obeys the laws, whatever the table contains."""
 
 import math
 import os

@@ -626,7 +626,7 @@ class Trial:
             must_stay_ok = self.case.words == OK
             # A lease whose owner has missed a renewal is UNKNOWN before it is an ORPHAN.
             shown_seconds, table = self.until(
-                lambda found: not found.status.ok if must_stay_ok else found.status.word in self.case.words,
+                lambda table: not table.status.ok if must_stay_ok else table.status.word in self.case.words,
                 QUIET_SECONDS if must_stay_ok else FAULT_SHOWN_SECONDS,
             )
             assert table is not None
@@ -634,7 +634,7 @@ class Trial:
                 errors.append(f"{table.status} after {shown_seconds:.0f} s")
             if self.case.where == "pair":
                 shown_seconds, table = self.until(
-                    lambda found: found.status.ok and found.leases[0].owner == "w-2", FAULT_SHOWN_SECONDS
+                    lambda table: table.status.ok and table.leases[0].owner == "w-2", FAULT_SHOWN_SECONDS
                 )
                 if shown_seconds == float("inf"):
                     errors.append(f"the other worker did not take it: {table and table.leases}")
@@ -665,7 +665,7 @@ class Trial:
             if not must_stay_ok and lag < age - RESPONSE_SECONDS:
                 errors.append(f"lag {lag:.1f} below the age {age:.1f}")
             self.heal()
-            recovery_seconds, table = self.until(lambda found: found.status.ok, 120)
+            recovery_seconds, table = self.until(lambda table: table.status.ok, 120)
             # A lease that was put aside is taken again after a minute, since there is no other worker.
             log = (self.folder / "worker.log").read_text()  # the log is incomplete if the disk was full
             aside = "put it aside" in listing["says"] or re.search("not taken again|leaving its leases to others", log)

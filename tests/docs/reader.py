@@ -92,7 +92,7 @@ class Reader:
         return {**os.environ, **self.pasted, "PATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
 
     def types(self, command: str) -> str:
-        """Run a command and return what it prints. A command that keeps running gets its own terminal."""
+        """Run a command and return its output. A command that does not end by itself gets its own terminal."""
         if STAYS.search(command):
             self.starts(command).line()
             return ""

@@ -110,7 +110,7 @@ def test_half_written_batch_of_a_killed_worker_is_truncated(tmp_path: Path) -> N
 
 
 def test_directory_files_are_shared_and_resumed(tmp_path: Path) -> None:
-    """The page's program reads two files, one of which grows while it is read."""
+    """The page's program reads two files. One of them grows while it is read."""
     lines = write_files(tmp_path, ("a.log", "b.log"))
     command = [sys.executable, str(EXAMPLES / "directory.py"), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

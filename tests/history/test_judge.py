@@ -105,7 +105,7 @@ def test_verdict_on_a_good_run_has_every_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "told"),
+    ("events", "expected"),
     [
         (faultless_events()[:-2], "lost: 1 records were never dispatched, the first is number 5 of k"),
         (
@@ -135,8 +135,8 @@ def test_verdict_on_a_good_run_has_every_count() -> None:
         ),
     ],
 )
-def test_each_fault_is_named(events: list[ReadingEvent], told: str) -> None:
-    assert faults(events) == (told,)
+def test_each_fault_is_named(events: list[ReadingEvent], expected: str) -> None:
+    assert faults(events) == (expected,)
 
 
 def crash_events(*again: int) -> list[ReadingEvent]:
@@ -237,14 +237,14 @@ def test_deleted_checkpoint_excuses_repeated_records() -> None:
     )
 
 
-@pytest.mark.parametrize(("number", "told"), [(1, False), (2, True)])
-def test_reader_starts_at_the_checkpoint_in_its_claims_response(number: int, told: bool) -> None:
+@pytest.mark.parametrize(("number", "is_reported"), [(1, False), (2, True)])
+def test_reader_starts_at_the_checkpoint_in_its_claims_response(number: int, is_reported: bool) -> None:
     """The checkpoint in the response to the claim counts, not one that the previous owner stored later."""
     claim = WriteAnswer(29, 28, "b", "claim", "s-0", "done", "b", "7", 7, (1, 100 + number, 0))
     run = RunHistory(
         sent=sent(1, 2, 3, 4, 5), events=crash_events(2), answers=[claim], rows=[stored_row(29.5, 2)], end=40.0
     )
-    assert ("dispatched again" in " ".join(describe_faults(judge_finished_run(run)))) is told
+    assert ("dispatched again" in " ".join(describe_faults(judge_finished_run(run)))) is is_reported
 
 
 def test_later_checkpoints_do_not_count_against_a_new_owner() -> None:
@@ -330,8 +330,8 @@ def test_recreated_row_may_issue_tokens_again() -> None:
     assert "token" not in {breach.what for breach in breaches}
 
 
-@pytest.mark.parametrize(("epoch", "told"), [(0, False), (1_000_001, True)])
-def test_recreated_row_may_start_at_its_first_token(epoch: int, told: bool) -> None:
+@pytest.mark.parametrize(("epoch", "is_reported"), [(0, False), (1_000_001, True)])
+def test_recreated_row_may_start_at_its_first_token(epoch: int, is_reported: bool) -> None:
     """Only a worker that had seen the deleted row must continue with higher tokens in the recreated one."""
     free_lease, owned_lease = Lease("s-0"), Lease("s-0", owner="a", epoch=7)
     created_row = Lease("s-0", epoch=epoch)
@@ -344,7 +344,7 @@ def test_recreated_row_may_start_at_its_first_token(epoch: int, told: bool) -> N
     events = [start_event(5, "a"), start_event(22, "b"), *records(23, "a", 1), *records(24, "b", 2)]
     events_with_token = [evolve(item, token=7) if item.event == "record" else item for item in events]
     history = RunHistory((), sent(1, 2), events_with_token, writes, end=30.0)
-    assert ("token" in {item.what for item in judge_history(history, JudgeLimits())}) is told
+    assert ("token" in {item.what for item in judge_history(history, JudgeLimits())}) is is_reported
 
 
 def test_tokens_of_deleted_and_recreated_rows_are_not_compared() -> None:
@@ -369,8 +369,8 @@ def test_tokens_of_deleted_and_recreated_rows_are_not_compared() -> None:
     }
 
 
-@pytest.mark.parametrize(("how", "told"), [("lease-lost", False), ("stopped", True)])
-def test_new_group_is_excused_if_the_owner_had_lost_the_lease(how: str, told: bool) -> None:
+@pytest.mark.parametrize(("how", "is_reported"), [("lease-lost", False), ("stopped", True)])
+def test_new_group_is_excused_if_the_owner_had_lost_the_lease(how: str, is_reported: bool) -> None:
     """A new group is excused if the owner had lost the lease. A living owner would have passed its checkpoint on."""
     held_lease = Lease("s-0", owner="a", epoch=1, checkpoint=Position("101"))
     writes = [
@@ -382,7 +382,7 @@ def test_new_group_is_excused_if_the_owner_had_lost_the_lease(how: str, told: bo
     sent_records = [SentRecord("s-0", number, digest("s-0", number)) for number in (1, 2)]
     events = [evolve(item, key="s-0", digest=digest("s-0", 1)) if item.event == "record" else item for item in events]
     history = RunHistory((), sent_records, events, writes, incidents=incidents, end=90.0)
-    assert ("lost" in {item.what for item in judge_history(history, JudgeLimits())}) is told
+    assert ("lost" in {item.what for item in judge_history(history, JudgeLimits())}) is is_reported
 
 
 def test_records_with_superseded_tokens_are_counted() -> None:
@@ -405,8 +405,8 @@ def test_a_child_waits_for_its_parent() -> None:
     assert "out of order: b dispatched 109 of s-1 before 101 of s-0, its parent" in describe_faults(result)
 
 
-@pytest.mark.parametrize(("start", "told"), [(0.0, True), (3.0, False)])
-def test_joining_worker_treats_a_deleted_lease_as_finished(start: float, told: bool) -> None:
+@pytest.mark.parametrize(("start", "is_reported"), [(0.0, True), (3.0, False)])
+def test_joining_worker_treats_a_deleted_lease_as_finished(start: float, is_reported: bool) -> None:
     """Only a worker that read the table before the deletion can know that the parent is unfinished."""
     events = [start_event(4, "b", "s-1"), *records(5, "b", 9, shard="s-1"), start_event(6, "a"), *records(10, "a", 1)]
     deletion = WriteEvent(2.0, 2.0, OPERATOR, OPERATOR, "delete", "s-0", Lease("s-0"), None, done=True)
@@ -416,7 +416,7 @@ def test_joining_worker_treats_a_deleted_lease_as_finished(start: float, told: b
         (), [*sent(1), *sent(9)], events, [deletion], incidents=[start_incident], parents=parents, end=10.0
     )
     expected = "out of order: b dispatched 109 of s-1 before 101 of s-0, its parent"
-    assert (expected in describe_faults(judge_finished_run(history))) is told
+    assert (expected in describe_faults(judge_finished_run(history))) is is_reported
 
 
 @pytest.mark.parametrize("holder", [None, "a"])

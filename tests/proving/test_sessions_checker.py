@@ -181,7 +181,7 @@ def comparing_the_owner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "apply_request", apply_request)
 
 
-def positions_without_their_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def compare_positions_without_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust a session's entry whatever its epoch is."""
 
     def entry(self: Session, row: LeaseRow) -> SessionEntry | None:
@@ -282,7 +282,7 @@ PLANTS: dict[Plant, Callable[[], SessionModel]] = {
     beginning_because_the_row_names_me: lambda: build_session_models()["hand-over"],
     one_session_for_each_worker_id: lambda: setting((2, 0), PARTED[:5], "look claim", crash=1, restart=1),
     comparing_the_owner_alone: lambda: setting((0, 0), (HELD[0], HELD[2], (0, "claim", "s0", 1), *TAKEN), "look"),
-    positions_without_their_epoch: lambda: setting(
+    compare_positions_without_epochs: lambda: setting(
         (2, 0), (*PARTED[:5], (0, "release", "s0"), (1, "look", ""), (1, "reset", "s0")), "look claim"
     ),
     late_checkpoints_of_any_epoch: lambda: setting((1, 2), ROBBED, "late look claim"),

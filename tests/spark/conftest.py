@@ -63,7 +63,7 @@ def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[Kines
 
 @pytest.fixture(autouse=True)
 def own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore the variable that hides tracebacks. Data sources set it in what they take for a process of their own."""
+    """Restore the variable that hides tracebacks. Data sources set it, because they expect a process of their own."""
     monkeypatch.setenv(HIDE_TRACEBACK, "")
 
 

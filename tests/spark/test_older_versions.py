@@ -136,7 +136,7 @@ def test_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], killed:
 
 
 def test_first_batch_of_a_run_has_everything_there_is(older: Callable[..., OlderSpark]) -> None:
-    """With `trigger(availableNow=True)`, an older Spark announces no trigger, and takes one batch for everything."""
+    """With `trigger(availableNow=True)`, an older Spark does not name the trigger, and reads all rows in one batch."""
     query = older(a=texts("a", 300), b=texts("b", 25), c=texts("c", 1))
     query.batch()
     assert query.rows == texts("a", 300) + texts("b", 25) + texts("c", 1)

@@ -173,7 +173,7 @@ def test_after_any_crash_the_next_owner_starts_at_the_checkpoint(step: str, plac
 
 @pytest.mark.parametrize("make", [lambda lease: CheckpointLease(lease, Position("42")), RenewLease])
 def test_the_next_group_write_settles_an_unanswered_one(make: Callable[[Lease], Write]) -> None:
-    """A lost response does not cost a worker all of its leases, and the worker does not trust what was never stored."""
+    """After a lost response, a worker keeps its other leases, and does not assume that the write was stored."""
     objects = ObjectMemory()
     ann_store, _, lease = scene(objects)
     objects.mute = frozenset({"over"})

@@ -181,7 +181,7 @@ def test_reader_that_leaves_the_queue_is_not_admitted_later() -> None:
 
 @define
 class ManyReaders:
-    """Many readers of one worker, each of which is stepped when it is due, under a simulated clock."""
+    """Many readers of one worker. Each is stepped when it is due by a simulated clock."""
 
     shards: int
     budget: MemoryBudget

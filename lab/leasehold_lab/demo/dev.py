@@ -223,7 +223,7 @@ def run_dev_services(
         in_postgres: Whether to keep the lease tables in PostgreSQL, instead of DynamoDB and Blob.
 
     Raises:
-        ValueError: A folder is given, but some streams are hubs or tables, which can only be kept in memory.
+        ValueError: A folder is given, but it cannot keep streams that are hubs or tables.
         ServiceError: A stand-in cannot be installed or started.
     """
     hubs = [stream for stream in streams if stream.kind == "eventhubs"]

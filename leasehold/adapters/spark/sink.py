@@ -190,8 +190,8 @@ class WriteIdentity:
     def from_options(cls, opts: OptionReader) -> "WriteIdentity":
         """Return the identity that the options define. Raises ValueError if only one of name and batch is given."""
         query, batch = opts.read_text("writer.name"), opts.read_optional_number("writer.batch")
-        # If only the name or only the batch were given, two runs could write the same tags, and readers would drop the
-        # rows of the second run as duplicates.
+        # Require both or neither. With only one of them, two runs could write the same tags, and readers would drop
+        # the rows of the second run as duplicates.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it together with writer.batch, or give neither of them")
         checkpoint_location = opts.read_text("checkpointLocation").rstrip("/")

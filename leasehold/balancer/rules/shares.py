@@ -93,7 +93,7 @@ def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
 def workers_with_extra(counts: Mapping[str, int], base_share: int, extra_count: int, groups: Groups) -> frozenset[str]:
     """Return the workers whose share is one more than `base_share` (M2).
 
-    The result contains `extra_count` workers, or all workers if there are not so many.
+    The result contains `extra_count` workers, or all workers if there are fewer.
     """
     if not extra_count:
         return frozenset()
@@ -120,7 +120,7 @@ def _members_with_extra(
 
 
 def _first_by_digest(workers: list[str], count: int) -> list[str]:
-    """Return the first `count` workers in order of digest, or all workers if there are not so many."""
+    """Return the first `count` workers in order of digest, or all workers if there are fewer."""
     if len(workers) <= count:
         return workers
     return nsmallest(count, workers, key=lambda worker: (_digest(worker), worker)) if count > 0 else []

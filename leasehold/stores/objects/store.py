@@ -374,7 +374,7 @@ class EtagStore:
 
 
 class ObjectCells:
-    """The rows of layout `sessions`, each of which is an object below a prefix."""
+    """The rows of layout `sessions`. Each row is an object below a prefix."""
 
     def __init__(self, objects: Objects, folder: str, *, page_leases: int = PAGE_LEASES) -> None:
         self.page_leases = page_leases

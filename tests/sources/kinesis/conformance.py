@@ -1,4 +1,4 @@
-"""Writes conformance.jsonl, which contains the result of the KCL's jar for every crafted case.
+"""Writes conformance.jsonl: for every crafted case, the records that the KCL's jar returns.
 
 After adding a case, run `python tests/sources/kinesis/conformance.py`.
 """

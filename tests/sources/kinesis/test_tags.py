@@ -154,7 +154,7 @@ def test_tagged_records_before_an_unreadable_one_arrive_with_the_next_response()
     assert [record.data for record in poller.read().records] == [b"0", b"1", b"2"]
 
 
-def test_tagged_records_arrive_although_the_end_of_their_response_was_unreadable() -> None:
+def test_tagged_records_of_a_partly_unreadable_response_arrive_once_it_is_read_again() -> None:
     data, _ = sealed([(b"0", "a", Tag("q", 100, 0, "0-0", "e", 0, HASH_KEYS), None)])
 
     def make_response(last_number: str) -> dict[str, Any]:

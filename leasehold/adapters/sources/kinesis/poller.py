@@ -125,7 +125,7 @@ class Unpacker:
     """Extracts the user records of a response.
 
     Args:
-        hash_range: The hash range of the shard, outside of which user records are misplaced. None to keep all of them.
+        hash_range: The hash range of the shard. User records outside it are misplaced. None to keep all of them.
         skip_through: Records up to this position (as `Position.order`) are dropped. None to keep all records.
         misplaced: What to do with aggregates that have records outside the hash range.
         drop_counter: Counts the records that are dropped.
@@ -321,7 +321,7 @@ class Poller:
         stream: The name of the stream.
         shard: The id of the shard.
         start: Where to start: just after a sequence number, or at a sentinel or a time.
-        hash_range: The hash range of the shard, outside of which user records are misplaced. None to keep all of them.
+        hash_range: The hash range of the shard. User records outside it are misplaced. None to keep all of them.
         misplaced: What to do with aggregates that have records outside the hash range.
         whole_aggregates: Whether to return aggregates as they are, instead of their user records.
         rewind: Whether to start at the oldest record if the start was trimmed.
