@@ -1,13 +1,14 @@
 """Runs a worker by calling its renewals, its turns and the steps of its lease readers when they are due.
 
-`Worker.turn` and `Worker.renew` each run on a `Schedule` with one task (`consumer/schedule.py`), and each have a second
-schedule, whose tasks make the writes. The steps of lease readers run on the schedule of `LeaseReaders`
+`Worker.turn` and `Worker.renew` each run on a `Schedule` (`consumer/schedule.py`) with one task, and each have a second
+schedule, whose tasks make their writes to the store. The steps of lease readers run on the schedule of `LeaseReaders`
 (`consumer/lease_readers.py`).
 
 To stop, a worker drains: it finishes and checkpoints the running batches, and releases its leases. If a task fails or
 cannot be started, the worker also drains, and `Runner.run` raises the reason, because leases must not be renewed
-without being read. Within `stopping_on_signals`, the first termination signal drains the worker (SIGTERM, SIGINT, and
-SIGHUP unless that is ignored, as under nohup). A second signal ends the process immediately, and its leases expire.
+while their shards are not read. Within `stopping_on_signals`, the first termination signal (SIGTERM, SIGINT or SIGHUP)
+drains the worker. A second one ends the process immediately, and its leases expire. SIGHUP does nothing if it is
+ignored, as under nohup.
 """
 
 import logging
@@ -35,23 +36,23 @@ from leasehold.stores.printable import error_summary, join_limited, make_safe_lo
 
 log = make_safe_logger(logging.getLogger("leasehold.runner"))
 
-# Together with the few other tasks, these numbers allow at most 64 threads. This number does not include the
-# threads that call handlers (`executors.py`), nor the additional renewers of a worker that holds many leases
-# (`RENEWERS_MAX`). Twenty writers claim a thousand leases in 1.5 seconds.
+# Together with the few other tasks, the next three numbers allow at most 64 threads. Not counted are the threads that
+# call handlers (`executors.py`), and the additional renewers of a worker that holds many leases (`RENEWERS_MAX`).
+# Twenty writers claim a thousand leases in 1.5 seconds.
 READERS = 30
 WRITERS = 20
 RENEWERS = 10
 RENEWERS_MAX = 3 * WRITERS
-"""The maximum number of concurrent renewals with the default number of writers. Further renewals would have to wait for
-a connection, because the clients of the stores keep only a few more connections than this.
-"""
+"""The maximum number of concurrent renewals if there are `WRITERS` writers. With another number of writers, it changes
+in proportion. Further renewals would have to wait for a connection, because the clients of the stores keep only a few
+more connections than this."""
 IDLE_TASKS = 3
-"""How many idle tasks to keep for the next burst of claims, and for that of renewals. Further idle tasks end; new ones
-are started when needed."""
+"""How many tasks without work to keep for the next burst of claims, and how many for the next burst of renewals.
+Further ones end; new ones are started when needed."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 CALL_SECONDS = 2.0
-"""How many seconds a drain waits for running requests to the source, whose results are no longer needed."""
+"""How many seconds a drain waits for requests to the source that are still running. Their results are not needed."""
 EXPLAINED_ERRORS = (WorkerError, StoreError, SourceError)
 """Exceptions that are raised unchanged, because their messages already explain the cause to a user."""
 
@@ -72,15 +73,16 @@ class Runner:
             batch is read only while no other batch is in memory.
         begin: Makes the step for a lease that the worker has taken; by default one that reads the shard.
         executor: Calls the handlers; by default in `readers` threads.
-        wall: The clock from which the lag in the table's rows is computed, in seconds since 1970. If None, rows contain
-            no lag.
+        wall: The clock from which the lag in the rows of the lease table is computed, in seconds since 1970. If None,
+            the rows contain no lag.
 
     Examples:
         >>> from leasehold.adapters import Handling, Runner
-        >>> def until(worker, stop) -> None:
+        >>> from leasehold.adapters.consumer.runner import stopping_on_signals
+        >>> def run_until_signal(worker) -> None:
         ...     runner = Runner(worker, Handling(print))
-        ...     stop.on(runner.stop)
-        ...     runner.run()
+        ...     with stopping_on_signals(runner):
+        ...         runner.run()
     """
 
     def __init__(
@@ -159,7 +161,8 @@ class Runner:
         # All of the following waits have the same deadline, so that their durations don't add up.
         deadline = self._scheduler.clock() + self._drain_seconds
         is_drained = self._drain(deadline)
-        # Stop renewing only now. Otherwise, leases with slow batches would be lost while the worker drains.
+        # Stop renewing only now, without waiting for a running call. If renewing stopped earlier, leases with slow
+        # batches would be lost while the worker drains.
         self._renew_schedule.close(-math.inf)
         unreleased = [holding for holding in self.worker.holdings if not holding.lease.ended]
         for holding in unreleased:
@@ -182,7 +185,7 @@ class Runner:
 
     def stop(self) -> None:
         """Make `run` finish and checkpoint the running batches, release the leases, and return."""
-        self._end_reasons.put((None,))  # without a lock, which could deadlock in a signal handler
+        self._end_reasons.put((None,))  # `put` takes no lock, so a signal handler may call this
 
     def hurry(self, key: str) -> None:
         """Run the next step for this lease immediately."""
@@ -266,7 +269,7 @@ class Runner:
         if not turn_ended and not self.worker.discovery.is_calling_source:
             turn_ended = self._turn_schedule.drain(deadline)
         # `Worker.close` withdraws this worker's requests for leases. Call it in a separate task, because the store
-        # might not respond. It can be called while a turn is waiting for the stream, because once the worker is closed,
+        # might not respond. It can be called while a turn is waiting for the source, because once the worker is closed,
         # the turn requests no more leases.
         try:
             is_closed = (turn_ended or self.worker.discovery.is_calling_source) and self._call_in_task(
@@ -277,13 +280,13 @@ class Runner:
             # store does not respond.
             self.worker.close()
             is_closed = True
-        # Release leases a second time, because the last turn may have taken some in the meantime. From here on, no more
-        # leases can be taken.
+        # Release leases a second time, because the last turn may have taken some in the meantime. If the worker is
+        # closed, no more can be taken from here on.
         self._lease_readers.release_all()
         schedule = self._lease_readers.schedule
         if not schedule.drain(calls_deadline):
             now, write_all = self._scheduler.clock(), self._claim_schedule.map
-            with suppress(RuntimeError):  # no task can be started, so those leases expire
+            with suppress(RuntimeError):  # if no task can be started, the stuck leases expire
                 self._call_in_task("leave", partial(self.worker.leave_stuck, now, 0.0, write_all), deadline)
         return schedule.drain(deadline) and is_closed
 

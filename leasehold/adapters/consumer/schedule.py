@@ -5,17 +5,18 @@ a thousand threads. *Work* is called once, as soon as a task is free. A worker's
 run on schedules.
 
 There is no central task that dispatches steps. Each idle task chooses the step that is due first among those that no
-other task has chosen, and sleeps until the step is due. So unless a step is woken, each of its calls wakes only one
-task.
+other task has chosen, and sleeps until the step is due. So when a step becomes due, only the task that has chosen it
+wakes up.
 
 1. A step never runs twice at the same time.
 2. If a step is added under a key that is already in use, its first call begins only after the previous step has
    returned infinity. So if a lease is lost and taken again, two handlers never run for it at the same time.
 3. A step that raises an exception is called again after a pause, which grows with each consecutive fault.
-4. Idle tasks always hold the steps that are due first. To keep this true, a step that is added or woken gets an idle
-   task that has no step, or else a new task. If no more tasks may be started, it gets the idle task whose step is due
-   last, unless that step is due earlier (`_assign_task`). So a step is late only if all tasks are running, or if its
-   task pauses after an error in the schedule itself (`FAULT_SECONDS`).
+4. A task is idle while it runs no step. Idle tasks have always chosen the steps that are due first. To keep this true,
+   a step without a task that is added or woken gets a spare task, which is an idle task without a step, or else a new
+   task. If no more tasks may be started, the step takes the idle task whose step is due last, but only if that one is
+   due later than itself (`_assign_task`). So a step is late only if no task is idle, or if its task pauses after an
+   error in the schedule itself (`FAULT_SECONDS`).
 5. Steps that are late are called in the order in which they became due or were woken, so that a step which is always
    woken does not keep the others from being called.
 """
@@ -84,8 +85,8 @@ class ScheduleTask:
     """A task of the schedule.
 
     Attributes:
-        wakeups: The queue on which the task waits. An item means that the task's step may have changed, or that the
-            task may have to end.
+        wakeups: The queue on which the task waits. An item means that the task's step or the time when it is due may
+            have changed, or that the task may have to end.
         step: The step that the task waits for or runs. None if no step needs the task.
     """
 
@@ -103,12 +104,13 @@ class Schedule:
 
     Args:
         scheduler: Runs the tasks and provides the clock.
-        task_limit: The maximum number of tasks, apart from one more for each abandoned call. Each task is started when
-            it is first needed.
+        task_limit: The maximum number of tasks. Each abandoned call raises it by one until that call ends. Each task is
+            started when it is first needed.
         name: The name of the tasks.
         on_failure: Called with the exception if work raises, if a task cannot be started, or if the schedule itself
             raises. In the last two cases, some steps might never be called.
-        max_idle: The maximum number of tasks to keep that have no step. Further tasks end. The default is `task_limit`.
+        max_idle: The maximum number of spare tasks to keep, which have no step. Further ones end. The default is
+            `task_limit`.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class Schedule:
         self._steps: dict[str, ScheduledStep] = {}
         self._due_heap: list[tuple[float, int, ScheduledStep]] = []
         self._push_numbers = count()  # steps with the same due time are called in the order of their pushes
-        self._tasks: set[ScheduleTask] = set()
+        # Ordered sets, because the order in which tasks are woken must not vary between two runs of the simulator.
+        self._tasks: dict[ScheduleTask, None] = {}
         self._idle_tasks: dict[ScheduleTask, None] = {}
         self._abandoned_count = 0
         self._drain_queues: list[Queue] = []
@@ -153,7 +156,7 @@ class Schedule:
         *,
         due: float = -math.inf,
     ) -> None:
-        """Call this step for the first time at `due`, or later, once the previous step under this key has ended.
+        """Call this step for the first time at `due`, but not before the previous step under this key has ended.
 
         If another step already waits for the previous one to end, this step replaces it. The schedule must have been
         started with `start`.
@@ -208,7 +211,7 @@ class Schedule:
     # Work that is called once
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Call this work once a task is free.
+        """Call this work, one time only, as soon as a task is free.
 
         If the schedule is closed, or has no task and cannot start one, call the work now, in the caller's task.
         """
@@ -222,14 +225,15 @@ class Schedule:
                 self._on_failure(fault)
             return math.inf
 
+        now = self._scheduler.clock()
         with self._lock:
-            is_closed = self._closed
+            is_closed, new_task = self._closed, None
             if not is_closed:
-                self._push(ScheduledStep(None, run_once, self._scheduler.clock()))
-            new_task = self._assign_task()
-        self._start_or_report(new_task)
+                self._push(ScheduledStep(None, run_once, now))
+                new_task = self._assign_task()
         if is_closed:
-            run_once(math.inf)
+            run_once(now)
+        self._start_or_report(new_task)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply the function to all items concurrently, and return the results in order.
@@ -248,7 +252,7 @@ class Schedule:
                 results[index] = function(argument_list[index])
             except BaseException as fault:  # noqa: BLE001  raised again in the caller of `map`
                 faults.append(fault)
-            pending_indices.pop()  # the list only counts the calls that have not ended
+            pending_indices.pop()  # which item is removed does not matter: only the length is used
             if not pending_indices:
                 end_queue.put(True)
 
@@ -260,7 +264,7 @@ class Schedule:
         return [results[index] for index in range(len(argument_list))]
 
     def map_in_background(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
-        """Apply the function to each item in the background.
+        """Apply the function to each item in the background, and return an empty tuple in place of the results.
 
         This method does not wait for the calls, because a call may stall for a long time.
         """
@@ -275,6 +279,8 @@ class Schedule:
             self.submit(partial(apply_and_log, item))
         return ()
 
+    # The tasks
+
     def resize(self, task_limit: int) -> None:
         """Change the maximum number of tasks. Surplus tasks end after their current call, or when next woken."""
         with self._lock:
@@ -285,7 +291,8 @@ class Schedule:
     def close(self, until: float = math.inf) -> bool:
         """Begin no more calls of steps, and wait for the running calls and for the work that was submitted before.
 
-        Work is still done, because its callers may wait for it. If a call was abandoned, this method does not wait.
+        That work is still done, because callers of `map` may wait for it. If an abandoned call is still running, this
+        method does not wait.
         Return False if any tasks are still running at `until`.
         """
         end_queue = self._scheduler.queue()
@@ -302,8 +309,6 @@ class Schedule:
             if self._abandoned_count:
                 until = min(until, self._scheduler.clock())
         return end_queue.get(until) is not None
-
-    # The tasks
 
     def _serve(self, task: ScheduleTask) -> None:
         try:
@@ -336,14 +341,14 @@ class Schedule:
         while True:
             with self._lock:
                 if len(self._tasks) > self._task_limit + self._abandoned_count:
-                    self._tasks.discard(task)  # so that no more tasks end than necessary
+                    self._tasks.pop(task, None)  # at once, so that no other task ends because of the same surplus
                     return None
                 self._idle_tasks[task] = None
                 if task.step is None:
                     self._choose_step(task)
                 step, due = task.step, task.due
                 if step is None and (self._closed or self._has_too_many_spare_tasks()):
-                    self._tasks.discard(task)
+                    self._tasks.pop(task, None)
                     return None
                 if step is not None and due <= self._scheduler.clock():
                     del self._idle_tasks[task]
@@ -383,13 +388,13 @@ class Schedule:
                 step.abandoned = False
                 self._abandoned_count -= 1
             if due < math.inf:
-                if step.woken:  # its call may have missed the reason for this, so call the step again now
+                if step.woken:  # the call may have missed why it was woken, so call the step again now
                     step.due = min(due, now)
                 self._push(step)
-            # A step that returned infinity is not called again, even if it was woken while it ran, because its lease is
-            # no longer held.
+            # A step that returned infinity is not called again, even if it was woken while it ran: its lease is no
+            # longer held, or the worker takes no more leases.
             elif step.key is not None:
-                step.step = _call_nothing  # an outdated entry of the heap may refer to this object for a while
+                step.step = _call_nothing  # an outdated entry of the heap must not keep the old step in memory
                 if step.successor is not None:
                     self._steps[step.key] = step.successor
                     self._push(step.successor)
@@ -402,7 +407,7 @@ class Schedule:
             self._scheduler.start(self._name, partial(self._serve, task), self._on_failure)
         except BaseException:
             with self._lock:
-                self._tasks.discard(task)
+                self._tasks.pop(task, None)
                 self._end_closes_if_done()
             raise
 
@@ -414,8 +419,8 @@ class Schedule:
         except RuntimeError as error:
             with self._lock:
                 self._assign_task(may_start=False)
-                # Without a task, work that was submitted would never be done. The caller must do all of it, because
-                # others may have relied on the task that could not be started.
+                # If no task is left, nobody would do the work that was submitted. So do all of it here, including that
+                # of other callers, who may have relied on the task that could not be started.
                 waiting_steps = [] if self._tasks else self._take_work()
             self._on_failure(error)
             for step in waiting_steps:
@@ -424,7 +429,7 @@ class Schedule:
     def _end_task(self, task: ScheduleTask) -> None:
         """Remove the task. Its step may get another task."""
         with self._lock:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             self._idle_tasks.pop(task, None)
             if task.step is not None:
                 self._push(task.step)
@@ -437,20 +442,18 @@ class Schedule:
 
     def _add_task(self) -> ScheduleTask:
         task = ScheduleTask(self._scheduler.queue())
-        self._tasks.add(task)
+        self._tasks[task] = None
         return task
 
     def _take_work(self) -> list[ScheduledStep]:
         """Remove and return all work that has no task."""
-        waiting = [
-            step for due, _, step in self._due_heap if step.key is None and step.due == due and step.task is None
-        ]
-        for step in waiting:
-            step.due = math.inf  # this invalidates its entry in the heap
-        return waiting
+        work = [step for _, _, step in self._due_heap if step.key is None]
+        self._due_heap = [entry for entry in self._due_heap if entry[2].key is not None]
+        heapq.heapify(self._due_heap)
+        return work
 
     def _wake(self, step: ScheduledStep) -> bool:
-        """Make the step due now. Return whether it needs a task."""
+        """Make the step due now or, if it is running, when its call ends. Return whether it needs a task."""
         step.woken = True
         if step.running:
             return False
@@ -462,7 +465,7 @@ class Schedule:
         return True
 
     def _push(self, step: ScheduledStep) -> None:
-        """Make the step available to all tasks, unless the schedule is closed."""
+        """Make the step available to all tasks. If the schedule is closed, do so only for work."""
         step.task = None
         if self._closed and step.key is not None:
             return
@@ -486,7 +489,7 @@ class Schedule:
             task.step, step.task = step, task
 
     def _assign_task(self, *, may_start: bool = True) -> ScheduleTask | None:
-        """Find a task for the first step that has none (rule 4). Return it if it is new and must be started."""
+        """Find a task for the first step that has none (rule 4). Return the task if it is new and must be started."""
         step = self._first_step()
         if step is None:
             return None
