@@ -375,6 +375,25 @@ def test_surplus_tasks_end_and_leave_their_steps_to_the_others(calendar: Schedul
     assert calendar.calls == [(0.0, "a"), (0.0, "b"), (5.0, "a"), (8.0, "b"), (9.0, "b"), (20.0, "a")]
 
 
+def test_fewer_steps_run_concurrently_after_the_limit_was_lowered(calendar: ScheduleHarness) -> None:
+    for name, due in {"a": 5.0, "b": 5.5}.items():
+        calendar.schedule.add(name, calendar.step(name, due, step_seconds=2.0))
+    calendar.call_at(0.5, lambda: calendar.schedule.resize(1))
+    calendar.tasks.run(30.0)
+    assert calendar.calls == [(0.0, "a"), (0.0, "b"), (5.0, "a"), (7.0, "b")]
+
+
+def test_woken_step_is_called_after_steps_that_were_due_before() -> None:
+    harness = ScheduleHarness(task_limit=1)
+    harness.schedule.add("late", harness.step("late", 5.0))
+    harness.schedule.add("woken", harness.step("woken", 90.0))
+    harness.schedule.add("busy", harness.step("busy", 4.0, step_seconds=3.0))
+    harness.call_at(6.0, lambda: harness.schedule.wake("woken"))
+    harness.tasks.run(30.0)
+    harness.tasks.close()
+    assert harness.calls[3:] == [(4.0, "busy"), (7.0, "late"), (7.0, "woken")]
+
+
 def test_step_that_is_always_woken_does_not_starve_the_others() -> None:
     harness = ScheduleHarness(task_limit=1)
     busy_step = harness.step("busy", *[90.0] * 30, step_seconds=1.0)
