@@ -12,11 +12,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, cast
+from typing import Any
 
 from attrs import asdict, define, field, frozen
 from pyspark.sql import DataFrame, SparkSession
@@ -32,8 +31,9 @@ from leasehold.adapters.spark.pipeline import start_query
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
-from leasehold.stores.protocol import Done, Outcome, Store
+from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
 from leasehold.stores.urls import open_store
+from leasehold.stores.writes import ClaimLease, StealLease, Write
 
 LEASE_SECONDS = 10.0
 WAIT_SECONDS = 300.0
@@ -64,19 +64,17 @@ class BlockedResult:
     runner_mib: tuple[int, int]
 
 
-class TakeCountingStore:
+class TakeCountingStore(PassingStore):
     """The store of the other worker. It counts the leases that the worker takes from the query without a hand-off."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self.taken = store, 0
+        super().__init__(store)
+        self.taken = 0
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the store
-        attribute = getattr(self._store, name)
-        return partial(self._take, attribute) if name in {"claim", "steal"} else attribute
-
-    def _take(self, take_method: Callable[..., Outcome], lease: Lease, *arguments: Any) -> Outcome:  # noqa: ANN401  the arguments of the store's method
-        outcome = take_method(lease, *arguments)
-        self.taken += isinstance(outcome, Done) and (lease.owner or "").startswith("spark")
+    def write(self, write: Write) -> Outcome:
+        outcome = super().write(write)
+        is_take = isinstance(write, ClaimLease | StealLease) and (write.lease.owner or "").startswith("spark")
+        self.taken += is_take and isinstance(outcome, Done)
         return outcome
 
 
@@ -113,7 +111,7 @@ def block_sink(environment: Ground, folder: Path, seconds: float) -> BlockedResu
     rival_store = TakeCountingStore(open_store(environment.store))
     rival_runner = Runner(
         Worker(
-            store=cast("Store", rival_store),
+            store=rival_store,
             source=open_source(environment.url),
             me="rival-1",
             config=Config(lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON),
