@@ -436,10 +436,21 @@ def test_a_steal_of_an_outdated_row_keeps_a_later_entry() -> None:
     checkpointed = expect_applied(ann_store.write(CheckpointLease(retaken, Position("43"))))
     current_row = objects.stored[f"lease/{KEY}"]
     objects.stored[f"lease/{KEY}"] = outdated_row
-    with pytest.raises(StoreError, match="writes in a row were rejected"):
-        bob_store.write(StealLease(read_stored_lease(bob_store, KEY), "bob"))
-    objects.stored[f"lease/{KEY}"] = current_row
-    assert expect_applied(ann_store.write(RenewLease(checkpointed))).checkpoint == Position("43")
+    outdated_reads = 4
+
+    def answer_with_current_row(line: str) -> None:
+        nonlocal outdated_reads
+        outdated_reads -= line == f"get lease/{KEY}"
+        if outdated_reads < 0:
+            objects.stored[f"lease/{KEY}"] = current_row
+
+    objects.before = answer_with_current_row
+    cat_store = two(objects)[0]
+    outdated_lease = read_stored_lease(cat_store, KEY)
+    assert outdated_lease.epoch < retaken.epoch
+    assert expect_applied(cat_store.write(StealLease(outdated_lease, "cat"))).checkpoint == Position("43")
+    assert outdated_reads < 0
+    assert expect_rejected(ann_store.write(RenewLease(checkpointed)))
 
 
 def test_an_outdated_lease_is_rejected_after_writes_for_other_leases() -> None:
@@ -500,6 +511,25 @@ def test_the_session_entry_of_a_deleted_lease_is_not_reused() -> None:
     while row.epoch < lease.epoch - 1:
         row = expect_applied(bob_store.write(ResetLease(row, TRIM_HORIZON)))
     assert expect_applied(ann_store.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
+
+
+def test_a_recreated_lease_can_be_claimed_although_its_next_owner_has_an_entry_of_the_deleted_one() -> None:
+    """Otherwise, if the next owner died before it accepted the lease, no worker could ever claim it."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    for _ in range(3):
+        lease = expect_applied(bob_store.write(StealLease(lease, "bob")))
+        lease = expect_applied(ann_store.write(StealLease(lease, "ann")))
+    objects.stored.pop(f"lease/{KEY}")
+    expect_applied(bob_store.write(CreateLease(Lease(KEY))))
+    new_lease = expect_applied(bob_store.write(ClaimLease(read_stored_lease(bob_store, KEY), "bob")))
+    expect_applied(ann_store.write(RequestLease(read_stored_lease(ann_store, KEY), "ann")))
+    new_lease = expect_applied(bob_store.write(RenewLease(new_lease)))
+    given_lease = expect_applied(bob_store.write(GiveLease(new_lease, AT)))
+    assert (given_lease.owner, given_lease.epoch < lease.epoch) == ("ann", True)
+    cat_store = two(objects)[0]
+    claimed_lease = expect_applied(cat_store.write(ClaimLease(read_stored_lease(cat_store, KEY), "cat")))
+    assert (claimed_lease.owner, claimed_lease.checkpoint) == ("cat", AT)
 
 
 def test_a_rejected_claim_returns_the_stored_lease() -> None:

@@ -227,6 +227,15 @@ class SessionStore:
         joined_lease = join_lease(row, evolve(page.session, ended=True), page.remarks)
         return evolve(joined_lease, lease=joined_lease.named)
 
+    def _is_row_current(self, row: LeaseRow) -> bool:
+        """Return whether the stored row is still this one.
+
+        A session gets an entry with a later epoch than a row only in two cases: the row has been replaced since it was
+        read, or it was created after a row with the same key had been deleted. Only in the second case is it current.
+        """
+        current_row = self._read_rows([row.lease.key]).get(row.lease.key)
+        return current_row is not None and current_row.stored.etag == row.stored.etag
+
     def _read_rows(self, keys: Collection[str]) -> dict[str, LeaseRow]:
         return _parse_rows(keys, self._versioned_rows.read([lease_row_name(key) for key in keys]))
 
@@ -477,12 +486,12 @@ class SessionStore:
         old_entry = page.session.entries.get(key)
         if old_entry is not None and old_entry.epoch > joined_lease.row.lease.epoch:
             # Our session has an entry with a later epoch than the row. If another thread of this process took the lease
-            # after the row was read, the row has changed, so start again with a new read. Otherwise, the row was
-            # deleted and recreated with a lower epoch. In this case, remove the old entry, because the new row could
-            # reach the entry's epoch.
-            current_row = self._read_rows([key]).get(key)
-            if current_row is None or current_row.stored.etag != joined_lease.row.stored.etag:
+            # after the row was read, start again with a new read. Otherwise, remove the entry of the deleted lease,
+            # because the new row could reach the entry's epoch, and forget the deleted row, because it has more writes
+            # than the new one and would therefore be taken for the later of the two.
+            if not self._is_row_current(joined_lease.row):
                 return None
+            self._cached_rows.pop(key, None)
             page.commit(Ticket(key, lambda: EntryChange(None) if page.session.entries.get(key) == old_entry else None))
         if not self._stop_owner(joined_lease, stopped_state):
             return None
@@ -515,8 +524,11 @@ class SessionStore:
             stopped_session = evolve(session, ended=True)
         else:
             old_entry = session.entries.get(key)
-            if old_entry is not None and old_entry.epoch > row.lease.epoch:
-                return False  # the row was read before the session got a later entry
+            is_entry_later = old_entry is not None and old_entry.epoch > row.lease.epoch
+            # If the owner took the lease after the row was read, its new entry must not be replaced. But if the entry
+            # belongs to a deleted lease, it must be replaced. Otherwise, the new lease's owner could never be stopped.
+            if is_entry_later and not self._is_row_current(row):
+                return False
             frozen_state = "held" if joined_lease.accepted else "given"
             entry = SessionEntry(row.lease.epoch, joined_lease.named.checkpoint, frozen_state)
             stopped_session = evolve(session, entries={**session.entries, key: entry})
