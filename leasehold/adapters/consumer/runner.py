@@ -265,16 +265,16 @@ class Runner:
         self._lease_readers.wants_leases = False
         self._turn_schedule.wake("turn")
         self._lease_readers.release_all()
-        turn_ended = self._turn_schedule.drain(calls_deadline)
-        if not turn_ended and not self.worker.discovery.is_calling_source:
-            turn_ended = self._turn_schedule.drain(deadline)
-        # `Worker.close` withdraws this worker's requests for leases. Call it in a separate task, because the store
-        # might not respond. It can be called while a turn is waiting for the source, because once the worker is closed,
-        # the turn requests no more leases.
+        # `Worker.close` withdraws this worker's requests for leases. It can be called while a turn is waiting for the
+        # source, because once the worker is closed, the turn requests no more leases.
+        can_close = (
+            self._turn_schedule.drain(calls_deadline)
+            or self.worker.discovery.is_calling_source
+            or self._turn_schedule.drain(deadline)
+        )
+        # Call it in a separate task, because the store might not respond.
         try:
-            is_closed = (turn_ended or self.worker.discovery.is_calling_source) and self._call_in_task(
-                "close", self.worker.close, deadline
-            )
+            is_closed = can_close and self._call_in_task("close", self.worker.close, deadline)
         except RuntimeError:
             # If no task can be started, close the worker in this task, although this delays the end of the run if the
             # store does not respond.
