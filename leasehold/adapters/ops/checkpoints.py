@@ -148,7 +148,9 @@ def live_keys_by_table(
     )
 
 
-def force_checkpoint(store: Store, stored_lease: Lease, lease: Lease, command_name: str, *, insist: bool) -> Outcome:
+def force_checkpoint(
+    store: Store, stored_lease: Lease, lease: Lease, command_name: str, *, insist: bool, may_move_back: bool
+) -> Outcome:
     """Set the stored lease's checkpoint to that of `lease`, and raise the stored epoch to that of `lease`.
 
     If the lease has an owner, a first write removes the owner, and a second one sets the checkpoint. The row is never
@@ -161,8 +163,11 @@ def force_checkpoint(store: Store, stored_lease: Lease, lease: Lease, command_na
         lease: The lease to store.
         command_name: The name of the command, which is written in place of a worker's name.
         insist: Whether to try again if the owner renews between the two writes.
+        may_move_back: Whether the checkpoint may be set although a later one has been stored in the meantime.
     """
     for _ in range(_ATTEMPTS if insist else 1):
+        if stored_lease.checkpoint.order > lease.checkpoint.order and not may_move_back:
+            break
         outcome = (
             Done(stored_lease) if stored_lease.owner is None else store.write(ReleaseLease(stored_lease, command_name))
         )
@@ -291,7 +296,9 @@ def copy_lease(target: Store, move: Move, *, insist: bool = False) -> Move:
         if move.stored is None:
             return target.write(CreateLease(move.lease))
         if target.capabilities.counts_owners and _epoch_is_smaller(move.stored, move.lease):
-            return force_checkpoint(target, move.stored, move.lease, "leasehold copy-leases", insist=insist)
+            return force_checkpoint(
+                target, move.stored, move.lease, "leasehold copy-leases", insist=insist, may_move_back=False
+            )
         return target.write(CheckpointLate(move.stored, move.lease.checkpoint))
 
     return carry_out(move, write)
@@ -347,4 +354,7 @@ def reset(store: Store, move: Move, *, insist: bool = False) -> Move:
     stored_lease = move.stored
     if move.do == "forward":
         return carry_out(move, lambda: store.write(CheckpointLate(stored_lease, move.lease.checkpoint)))
-    return carry_out(move, lambda: force_checkpoint(store, stored_lease, move.lease, "leasehold reset", insist=insist))
+    return carry_out(
+        move,
+        lambda: force_checkpoint(store, stored_lease, move.lease, "leasehold reset", insist=insist, may_move_back=True),
+    )

@@ -194,6 +194,17 @@ def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
     assert clear_layout_fields(store.get(["0"])[0]) == Lease("0")
 
 
+def test_a_forced_copy_keeps_a_later_checkpoint_of_the_owner() -> None:
+    """An owner that renews makes the copy start over, and may by then have gone further than the copied lease."""
+    store = MemoryStore()
+    listed_lease = create_owned_lease(store, key="0", checkpoint=AT_9)
+    copied_lease = evolve(Lease("0", checkpoint=AT_9), epoch=listed_lease.epoch + 5)
+    (move,) = checkpoint_moves.plan_copies((copied_lease,), (listed_lease,), ())
+    current_lease = expect_applied(store.write(CheckpointLease(listed_lease, AT_10)))
+    assert checkpoint_moves.copy_lease(store, move, insist=True).why == "another process changed it in the meantime"
+    assert store.get(["0"])[0] == current_lease
+
+
 class Killed(BaseException):
     """Raised at the point at which the simulated process is killed."""
 
