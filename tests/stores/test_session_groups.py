@@ -12,8 +12,8 @@ from object_memory import ObjectMemory
 
 from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.requests import StoredObject
 from leasehold.stores.objects.store import ObjectCells
+from leasehold.stores.requests import StoredObject
 from leasehold.stores.sessions import group
 from leasehold.stores.sessions.group import EntryChange, Page, Ticket
 from leasehold.stores.sessions.rows import Remark, SessionEntry
@@ -326,7 +326,7 @@ def test_the_row_of_a_session_is_accessed_under_its_lock(
     assert not lock.held
 
 
-def test_a_ticket_that_another_thread_has_written_does_not_wait(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_that_another_thread_wrote_does_not_wait(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     page, lock, objects = open_guarded_page(script, monkeypatch)
 
     def commit_first() -> None:

@@ -597,7 +597,10 @@ class Closable(MemoryStore):
 @pytest.mark.parametrize("side", [None, FROM, TO])
 def test_closing_closes_both_tables_even_if_one_raises(side: int | None) -> None:
     closed: list[str] = []
-    tables = [Closable(name, closed, OutcomeUnknown("no answer") if side == number else None) for number, name in enumerate(NAMES)]
+    tables = [
+        Closable(name, closed, OutcomeUnknown("no answer") if side == number else None)
+        for number, name in enumerate(NAMES)
+    ]
     store = PassingStore(SwapStore((tables[FROM], tables[TO]), NAMES[TO]))
     for _ in range(2):
         if side is None:
