@@ -335,14 +335,14 @@ def test_the_age_of_an_object_is_that_of_its_own_response(bucket: GcsMemory) -> 
             super().observe(service_now)
             if current_thread() is main_thread():
                 bucket.now = 3600.0
-                thread = Thread(target=objects.get, args=("a",))
+                thread = Thread(target=bucket_objects.get, args=("a",))
                 thread.start()
                 thread.join()
                 bucket.now = 0.0
 
-    objects = GcsObjects("leases", endpoint=AT, skew=Overtaken(BEGAN.timestamp))
-    objects.put_if_absent("a", {})
-    stored_object = objects.get("a")
+    bucket_objects = GcsObjects("leases", endpoint=AT, skew=Overtaken(BEGAN.timestamp))
+    bucket_objects.put_if_absent("a", {})
+    stored_object = bucket_objects.get("a")
     assert stored_object is not None
     assert stored_object.age == 0.0
 

@@ -19,6 +19,7 @@ from leasehold.stores.swap import (
     KNOWN_TO,
     MOVED_OWNER_PREFIX,
     MOVED_TO,
+    ORIGIN,
     TO,
     SwapStore,
     get_or_create_control_row,
@@ -634,6 +635,18 @@ def test_both_tables_are_opened_with_all_options(monkeypatch: pytest.MonkeyPatch
         open_both(*NAMES)
     assert opened == [(name, True, None, None) for name in NAMES]
     assert sorted(closed) == sorted(NAMES)
+
+
+def test_workers_may_reach_the_tables_of_one_swap_by_different_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, a worker may use an endpoint in its own network. Such options are not part of a table's name."""
+    tables = {"from": MemoryStore(), "to": MemoryStore()}
+    monkeypatch.setattr(swap, "open_store", lambda url, **_options: tables[url.split("/")[2].partition("?")[0]])
+    for options in ("?region=eu-west-1", "?endpoint=http://127.0.0.1:9"):
+        store = open_both(f"dynamodb://from{options}", f"dynamodb://to{options}")
+        create_owned_lease(store, key=options[1:4])
+    annotations = {row.annotation(KNOWN_TO) for row in tables["from"].list().leases}
+    assert annotations == {"ann dynamodb://to"}
+    assert [row.annotation(ORIGIN) for row in tables["to"].list().leases] == ["dynamodb://from"]
 
 
 def test_a_table_that_cannot_be_opened_closes_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
