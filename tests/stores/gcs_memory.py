@@ -28,6 +28,8 @@ class GcsMemory:
         faults: Statuses that are returned and exceptions that are raised in place of responses, by method.
         requests: The method and the query of each request.
         now: The seconds since the start.
+        timeouts: The timeouts of all requests.
+        closed: Whether the connections were closed.
     """
 
     name: str | None = "leases"
@@ -39,6 +41,8 @@ class GcsMemory:
     dated: bool = True
     page: int = 3
     generations: int = 0
+    timeouts: set[object] = Factory(set)
+    closed: bool = False
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Body]:
         """Handle a request, and return the status and the body of the response."""
@@ -61,7 +65,11 @@ class GcsMemory:
             case "GET":
                 names = sorted(key for key in self.objects if key.startswith(query.get("prefix", "")))
                 start = int(query.get("pageToken", "0"))
-                items = [self._resource(key) for key in names[start : start + self.page]]
+                item_fields = _item_fields(query["fields"])
+                items = [
+                    {name: value for name, value in self._resource(key).items() if name in item_fields}
+                    for key in names[start : start + self.page]
+                ]
                 next_page = {"nextPageToken": str(start + self.page)} if start + self.page < len(names) else {}
                 page = {"kind": "storage#objects", "items": items, **next_page}
                 return 200, {name: value for name, value in page.items() if name in _top_level_fields(query["fields"])}
@@ -103,6 +111,11 @@ def _top_level_fields(fields: str) -> set[str]:
     return set(re.sub(r"\(.*?\)", "", fields).split(","))
 
 
+def _item_fields(fields: str) -> set[str]:
+    """Return the names of an object's fields in a `fields` parameter."""
+    return set(fields.partition("items(")[2].partition(")")[0].split(","))
+
+
 def _first_part(body: bytes) -> str:
     """Return the JSON part of a multipart upload, which names the object."""
     boundary = body.split(b"\r\n", 1)[0].removeprefix(b"--").decode()
@@ -120,7 +133,8 @@ class MemoryAdapter(BaseAdapter):
         super().__init__()
         self._bucket = bucket
 
-    def send(self, request: requests.PreparedRequest, *_more: object, **_options: object) -> requests.Response:
+    def send(self, request: requests.PreparedRequest, *_more: object, **options: object) -> requests.Response:
+        self._bucket.timeouts.add(options.get("timeout"))
         parts = urlsplit(str(request.url))
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         body = request.body if isinstance(request.body, bytes) else str(request.body or "").encode()
@@ -132,4 +146,4 @@ class MemoryAdapter(BaseAdapter):
         return reply
 
     def close(self) -> None:
-        """Do nothing; there is nothing to close."""
+        self._bucket.closed = True

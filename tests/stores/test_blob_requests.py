@@ -7,6 +7,7 @@ import pytest
 from azure.core.exceptions import HttpResponseError, ServiceRequestError
 from blob_memory import BEGAN, BlobFault, BlobMemory
 from object_stores import try_conditions
+from requests import Response
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.blob import BlobObjects, _ensure_container, translate_errors
@@ -180,3 +181,33 @@ def test_closing_closes_the_connections(objects: BlobObjects, memory: BlobMemory
     objects.list("")
     objects.close()
     assert memory.requests[-1] == "closed"
+
+
+class SlowPages(BlobMemory):
+    """A container that returns a page of a listing each minute."""
+
+    def listed(self, query: dict[str, list[str]]) -> Response:
+        self.now += 60.0
+        return super().listed(query)
+
+
+def test_the_age_of_a_listed_blob_is_that_of_its_page() -> None:
+    """A lease that is renewed during a long listing does not look as old as the listing is long."""
+    objects = BlobObjects(SlowPages().client(), SkewWarning(BEGAN.timestamp))
+    for number in range(5):
+        objects.put_if_absent(f"a/{number}", {})
+    assert [stored_object.age for stored_object in objects.list("a/")] == [59.0] * 2 + [119.0] * 2 + [179.0]
+
+
+class IgnoringPrefixes(BlobMemory):
+    """A container that lists all of its blobs, as the response to another request would."""
+
+    def listed(self, query: dict[str, list[str]]) -> Response:
+        return super().listed({name: values for name, values in query.items() if name != "prefix"})
+
+
+def test_a_listing_of_other_blobs_is_an_unknown_outcome() -> None:
+    objects = BlobObjects(IgnoringPrefixes().client(), SkewWarning(BEGAN.timestamp))
+    objects.put_if_absent("other/b", {})
+    with pytest.raises(OutcomeUnknown, match="it lists blobs that were not requested"):
+        objects.list("a/")

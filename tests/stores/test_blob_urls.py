@@ -8,6 +8,7 @@ import pytest
 from attrs import define, field
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.storage.blob import ContainerClient
+from urllib3 import PoolManager
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
 from leasehold.errors import StoreError
@@ -15,6 +16,7 @@ from leasehold.stores.objects import blob
 from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE, create_client, parse_hub_options
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Timeouts
 
@@ -54,6 +56,7 @@ def test_options_choose_the_layout() -> None:
     [
         ({"group": "g"}, "option 'group' requires eventhub=<namespace>/<hub>"),
         ({"start": "LATEST"}, "option 'start' requires eventhub=<namespace>/<hub>"),
+        ({"eventhub": "ns/hub", "layout": "sessions"}, "option 'layout' cannot be combined with option 'eventhub'"),
         ({"eventhub": "ns/hub", "start": "NOW"}, "option 'start' must be one of TRIM_HORIZON, LATEST"),
         ({"eventhub": "ns"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
         ({"eventhub": "/hub"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
@@ -210,6 +213,7 @@ def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
     assert client_arguments == [("acc/c", "https://e", 2.5)]
     assert isinstance(store, EtagStore)
     assert store._layout == ObjectLayout("p")  # noqa: SLF001
+    assert store.cells().page_leases == 20  # the metadata of a blob is limited to 8 KB
     for _ in range(2):
         blob.open_container("acc/c", None, create=True)
     page = "list {'results_per_page': 1}"
@@ -221,3 +225,15 @@ def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
     assert container.requests[-3:] == [page, "create", "close"]
     with pytest.raises(StoreError, match="container 'c'"):
         blob.open_url("acc/c", {}, create=False, request_seconds=None)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_responses_have_deadlines_with_and_without_a_proxy(scheme: str) -> None:
+    """A proxy that forwards one byte at a time does not block a worker."""
+    adapter = DeadlineAdapter()
+    ordinary_pools = PoolManager().pool_classes_by_scheme
+    for manager in (adapter.poolmanager, adapter.proxy_manager_for("http://127.0.0.1:9")):
+        pool_class = manager.pool_classes_by_scheme[scheme]
+        assert issubclass(pool_class, ordinary_pools[scheme])
+        assert pool_class is not ordinary_pools[scheme]
+    adapter.close()

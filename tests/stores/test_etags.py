@@ -2,20 +2,23 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import permutations
 from threading import Barrier, Event, current_thread, main_thread
+from threading import enumerate as enumerate_threads
 
 import pytest
 from attrs import define, evolve, field
 from object_memory import ObjectMemory
 from waiters import WAIT
 
-from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.event_hubs_layout import DEDUPLICATION_LENGTH_MAX, EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.store import EtagStore, Layout
-from leasehold.stores.protocol import Lost, Outcome
-from leasehold.stores.requests import StoredObject
+from leasehold.stores.objects.store import EtagStore, Layout, ObjectCells
+from leasehold.stores.protocol import Lost, Outcome, Store
+from leasehold.stores.requests import Parts, StoredObject
+from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLate,
@@ -29,6 +32,7 @@ from leasehold.stores.writes import (
     RequestLease,
     ResetLease,
     StealLease,
+    Write,
 )
 from leasehold_lab.contract.actors import clear_layout_fields, create_lease_with_owner, expect_applied, expect_rejected
 
@@ -571,3 +575,126 @@ def test_an_outdated_read_never_returns_an_older_checkpoint(layout: Layout, read
         objects.written.set()
         readings[0].result()
     assert expect_applied(store.write(RenewLease(lease))).checkpoint == AT_9
+
+
+CHANGES: tuple[Callable[[Lease], Write], ...] = (
+    RenewLease,
+    lambda lease: CheckpointLease(lease, AT_9),
+    lambda lease: AnnotateLease(lease, "seal", "8"),
+    lambda lease: RequestLease(lease, "bob"),
+    lambda lease: GiveLease(lease, AT_10),
+    lambda lease: ClaimLease(lease, "bob"),
+    lambda lease: ReleaseLease(lease, "bob"),
+    lambda lease: ResetLease(lease, TRIM_HORIZON),
+    lambda lease: ResetLease(lease, LATEST),
+    lambda lease: ResetLease(lease, at_timestamp(1_700_000_000_000)),
+)
+"""Writes that follow each other in the life of a lease that ann owns at first."""
+
+
+@LAYOUTS
+def test_fields_of_other_programs_survive_every_write(layout: Layout) -> None:
+    objects, store = opened(layout)
+    expect_applied(store.write(AnnotateLease(create_lease_of_ann(objects, store), "seal", "7")))
+    objects.stored = {
+        name: evolve(stored_object, fields={**stored_object.fields, "theirs": "1"})
+        for name, stored_object in objects.stored.items()
+    }
+    store = EtagStore(objects, layout)
+    (lease,) = store.get(["0"])
+    for make_write in CHANGES:
+        write = make_write(lease)
+        lease = expect_applied(store.write(write))
+        assert {stored_object.fields.get("theirs") for stored_object in objects.stored.values()} == {"1"}, write
+
+
+@LAYOUTS
+def test_a_reset_leaves_nothing_of_the_former_position(layout: Layout) -> None:
+    objects, store = opened(layout)
+    lease = expect_applied(store.write(CreateLease(Lease("0"))))
+    positions = (TRIM_HORIZON, LATEST, at_timestamp(1_700_000_000_000), Position("9", 0, "4520"))
+    for former_position, position in permutations(positions, 2):
+        lease = expect_applied(store.write(ResetLease(lease, former_position)))
+        lease = expect_applied(store.write(ResetLease(lease, position)))
+        (stored_lease,) = EtagStore(objects, layout).get(["0"])
+        assert (stored_lease.checkpoint, stored_lease.checkpoint.token) == (position, position.token)
+
+
+@pytest.mark.parametrize("length", [DEDUPLICATION_LENGTH_MAX, DEDUPLICATION_LENGTH_MAX + 1])
+def test_deduplication_data_are_stored_up_to_their_maximum_length(length: int) -> None:
+    objects, store = opened(HUB)
+    token = f"4520 {'a' * length}"
+    expect_applied(store.write(CheckpointLease(create_lease_of_ann(objects, store), Position("9", 0, token))))
+    assert (store.get(["0"])[0].checkpoint.token == token) is (length == DEDUPLICATION_LENGTH_MAX)
+
+
+@LAYOUTS
+def test_a_checkpoint_at_the_same_position_stores_its_token(layout: Layout) -> None:
+    """A Spark sink may have repeated more rows although its position has not moved."""
+    objects, store = opened(layout)
+    lease = expect_applied(store.write(CheckpointLease(create_lease_of_ann(objects, store), AT_9)))
+    expect_applied(store.write(CheckpointLease(lease, Position("9", 0, "4520 a:7"))))
+    assert [row.checkpoint.token for row in EtagStore(objects, layout).get(["0"])] == ["4520 a:7"]
+
+
+@LAYOUTS
+def test_a_deleted_lease_is_missing_from_cheap_reads(layout: Layout) -> None:
+    objects, store = opened(layout)
+    lease = create_lease_of_ann(objects, store)
+    released_lease = expect_applied(store.write(ReleaseLease(lease, "ann")))
+    expect_applied(store.write(DeleteLease(released_lease)))
+    assert store.get(["0"], stale_ok=True) == ()
+
+
+class GuardedParts(dict[str, Parts]):
+    """A cache that may only be changed by a thread that holds the lock of its store."""
+
+    def __init__(self, store: EtagStore) -> None:
+        super().__init__(store._cached_parts)  # noqa: SLF001  the cache is replaced
+        self._lock = store._cache_lock  # noqa: SLF001
+
+    def __setitem__(self, key: str, parts: Parts) -> None:
+        assert self._lock.locked()
+        super().__setitem__(key, parts)
+
+    def pop(self, key: str, *default: None) -> Parts | None:  # type: ignore[override]
+        assert self._lock.locked()
+        return super().pop(key, *default)
+
+
+@LAYOUTS
+def test_the_cache_is_changed_only_under_its_lock(layout: Layout) -> None:
+    """Otherwise, a slow read could replace the objects that another thread has just written."""
+    objects, store = opened(layout)
+    lease = create_lease_of_ann(objects, store)
+    store._cached_parts = GuardedParts(store)  # noqa: SLF001
+    lease = expect_applied(store.write(CheckpointLease(lease, AT_9)))
+    store.get(["0"])
+    store.list()
+    expect_applied(store.write(DeleteLease(lease)))
+    store.list()
+
+
+STORES: dict[str, Callable[[ObjectMemory], Store]] = {
+    "ours": lambda objects: EtagStore(objects, OURS),
+    "event-hubs": lambda objects: EtagStore(objects, HUB),
+    "sessions": lambda objects: SessionStore(ObjectCells(objects, ""), gather_seconds=0.0),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_closed_store_leaves_no_threads_and_no_connections(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing twice is harmless."""
+    closed: list[str] = []
+    monkeypatch.setattr(ObjectMemory, "close", lambda _objects: closed.append(kind))
+    threads_before = set(enumerate_threads())
+    store = STORES[kind](ObjectMemory())
+    for key in ("0", "1"):
+        create_lease_with_owner(store, Lease(key, owner="ann"))
+    store.get(["0", "1"])
+    new_threads = set(enumerate_threads()) - threads_before
+    assert new_threads
+    for _ in range(2):
+        store.close()
+    assert [thread.name for thread in new_threads if thread.is_alive()] == []
+    assert set(closed) == {kind}

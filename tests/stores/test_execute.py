@@ -3,13 +3,13 @@
 import pytest
 from attrs import evolve
 
-from leasehold.balancer.actions import Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.execute import execute
 from leasehold.stores.protocol import Done
-from leasehold.stores.writes import CheckpointLease, ClaimLease, RequestLease
+from leasehold.stores.writes import CheckpointLease, ClaimLease, RequestLease, StealLease
 from leasehold_lab.contract.actors import (
     create_owned_lease,
     create_requested_lease,
@@ -106,3 +106,23 @@ def test_delete(store: MemoryStore) -> None:
     ended_lease = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END)))
     assert execute(store, Delete(ended_lease, "L9"), "ann") == Done(ended_lease)
     assert store.list().leases == ()
+
+
+@pytest.mark.parametrize("kind", ["claim", "steal", "request"])
+def test_each_action_with_alternates_tries_them(store: MemoryStore, kind: str) -> None:
+    first, second = (create_owned_lease(store, "ann", key) for key in ("s-0", "s-1"))
+    expect_applied(store.write(StealLease(first, "cat")))
+    actions: dict[str, Action] = {
+        "claim": Claim(first, "M5", (Claim(second, "M5"),)),
+        "steal": Steal(first, "ann", "M6", (Steal(second, "ann", "M6"),)),
+        "request": RequestHandoff(first, "ann", "H2", alternates=(RequestHandoff(second, "ann", "H2"),)),
+    }
+    written_lease = expect_applied(execute(store, actions[kind], "bob"))
+    assert (written_lease.key, "bob" in {written_lease.owner, written_lease.next_owner}) == ("s-1", True)
+
+
+def test_a_release_of_an_expired_lease_needs_its_version(store: MemoryStore) -> None:
+    """The owner may only have been slow, and then keeps its lease."""
+    expired_lease = create_owned_lease(store, "ann")
+    renewed_lease = expect_applied(execute(store, Renew(expired_lease, "K1"), "ann"))
+    assert expect_rejected(execute(store, Release(expired_lease, "M14", next_owner="java-1"), "bob")) == renewed_lease

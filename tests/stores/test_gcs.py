@@ -8,10 +8,11 @@ to more than one write per second to an object (429), its permissions, or its so
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
+from threading import Thread, current_thread, main_thread
 
 import pytest
 import requests
-from gcs_memory import BEGAN, GcsMemory, MemoryAdapter
+from gcs_memory import BEGAN, Body, GcsMemory, MemoryAdapter
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 from google.auth.transport.requests import AuthorizedSession
@@ -25,14 +26,16 @@ from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects import gcs
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.protocol import Timeouts
 from leasehold.stores.requests import SkewWarning, StoredObject
 from leasehold.stores.urls import open_store
-from leasehold.stores.writes import CreateLease
+from leasehold.stores.writes import CreateLease, DeleteLease
 from leasehold_lab.contract import StoreContract
 from leasehold_lab.contract.actors import expect_applied
 
-AT = "http://memory.invalid"
+AT, GOOGLE = "http://memory.invalid", "https://storage.googleapis.com"
 
 _numbers = count()
 
@@ -73,17 +76,20 @@ def test_conditional_writes_follow_the_matrix_on_fake_gcs(gcs_url: str) -> None:
         assert objects.list("") == ()
 
 
+def open_session(bucket: GcsMemory) -> AuthorizedSession:
+    """Return a session that sends its requests to this bucket."""
+    session = AuthorizedSession(AnonymousCredentials())  # type: ignore[no-untyped-call]
+    for address in (AT, GOOGLE):
+        session.mount(address, MemoryAdapter(bucket))
+    return session
+
+
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> GcsMemory:
     """Return the in-memory bucket that every session accesses."""
     fake = GcsMemory()
 
-    def open_session(credentials: AnonymousCredentials) -> AuthorizedSession:
-        session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-        session.mount(AT, MemoryAdapter(fake))
-        return session
-
-    monkeypatch.setattr(gcs, "AuthorizedSession", open_session)
+    monkeypatch.setattr(gcs, "AuthorizedSession", lambda _credentials: open_session(fake))
     return fake
 
 
@@ -238,3 +244,137 @@ def test_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
     bucket.name = None
     (bucket_result,) = try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
     assert (bucket_result.state, "there is no bucket leases" in bucket_result.says) == ("unknown", True)
+
+
+def test_every_request_has_the_timeouts_of_the_url(bucket: GcsMemory) -> None:
+    bucket.name = None
+    store = open_store(f"gcs://new/fleet?endpoint={AT}", request_seconds=2.5)
+    expect_applied(store.write(DeleteLease(expect_applied(store.write(CreateLease(Lease("s-0")))))))
+    assert store.list().leases == ()
+    assert {verb for verb, _ in bucket.requests} == {"GET", "POST", "DELETE"}
+    timeouts = gcs.TIMEOUTS.within(2.5)
+    assert bucket.timeouts == {(timeouts.connect_seconds, timeouts.read_seconds)}
+    store.close()
+    assert bucket.closed
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_read_is_repeated_only_as_often_as_its_timeouts_allow(bucket: GcsMemory, attempts: int) -> None:
+    bucket.faults = {"GET": [503] * 3}
+    with pytest.raises(OutcomeUnknown):
+        GcsObjects("leases", endpoint=AT, timeouts=Timeouts(1, 1, attempts)).get("a")
+    assert len(bucket.requests) == attempts
+
+
+def test_the_service_is_read_under_a_deadline(bucket: GcsMemory) -> None:
+    session = GcsObjects(str(bucket.name), endpoint=AT)._session  # noqa: SLF001  it is exposed nowhere else
+    for address in ("https://leases.invalid", "http://leases.invalid"):
+        assert isinstance(session.get_adapter(address), DeadlineAdapter)
+
+
+def test_a_new_bucket_is_created_as_the_url_says(bucket: GcsMemory) -> None:
+    bucket.name = None
+    open_store(f"gcs://new/fleet?endpoint={AT}&location=eu&project=p-1")
+    assert bucket.made is not None
+    assert bucket.made["location"] == "eu"
+    assert bucket.made["iamConfiguration"]["uniformBucketLevelAccess"]["enabled"] is True
+    assert [query["project"] for verb, query in bucket.requests if verb == "POST" and "project" in query] == ["p-1"]
+
+
+@pytest.mark.parametrize(("project", "expected"), [(None, "default-project"), ("p-1", "p-1")])
+def test_a_bucket_belongs_to_the_project_of_the_credentials_by_default(
+    bucket: GcsMemory, project: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(gcs.EMULATOR_VARIABLE, raising=False)
+    credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr("google.auth.default", lambda scopes: (credentials, "default-project" if scopes else None))
+    bucket.name = None
+    GcsObjects("new", project=project).ensure_bucket(create=True)
+    assert [query["project"] for verb, query in bucket.requests if verb == "POST"] == [expected]
+
+
+def test_the_variable_of_an_emulator_replaces_the_service(bucket: GcsMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gcs.EMULATOR_VARIABLE, AT)
+    assert GcsObjects("leases").put_if_absent("a", {}) == "1"
+    assert set(bucket.objects) == {"a"}
+
+
+def test_a_bucket_that_another_worker_created_is_used(objects: GcsObjects, bucket: GcsMemory) -> None:
+    """All workers that start together succeed. A bucket of another account is not used."""
+    bucket.faults = {"GET": [404], "POST": [409]}
+    objects.ensure_bucket(create=True)
+    bucket.faults = {"GET": [404, 403], "POST": [409]}
+    with pytest.raises(StoreError, match=r"HTTP 403"):
+        objects.ensure_bucket(create=True)
+    bucket.faults = {"GET": [404], "POST": [400]}
+    with pytest.raises(StoreError, match=r"HTTP 400"):
+        objects.ensure_bucket(create=True)
+
+
+def test_a_bucket_is_created_only_if_it_is_missing(objects: GcsObjects, bucket: GcsMemory) -> None:
+    bucket.faults = {"GET": [403]}
+    with pytest.raises(StoreError, match=r"HTTP 403"):
+        objects.ensure_bucket(create=True)
+    assert [verb for verb, _ in bucket.requests] == ["GET"]
+
+
+@pytest.mark.parametrize("status", [404, 412])
+def test_a_rejected_deletion_is_no_fault(objects: GcsObjects, bucket: GcsMemory, status: int) -> None:
+    objects.put_if_absent("a", {})
+    bucket.faults = {"DELETE": [status]}
+    assert not objects.delete("a", "1")
+
+
+def test_the_age_of_an_object_is_that_of_its_own_response(bucket: GcsMemory) -> None:
+    """Other threads may get later responses in the meantime."""
+
+    class Overtaken(SkewWarning):
+        """Reads an object in another thread, an hour later, while a response is processed."""
+
+        def observe(self, service_now: float) -> None:
+            super().observe(service_now)
+            if current_thread() is main_thread():
+                bucket.now = 3600.0
+                thread = Thread(target=bucket_objects.get, args=("a",))
+                thread.start()
+                thread.join()
+                bucket.now = 0.0
+
+    bucket_objects = GcsObjects("leases", endpoint=AT, skew=Overtaken(BEGAN.timestamp))
+    bucket_objects.put_if_absent("a", {})
+    stored_object = bucket_objects.get("a")
+    assert stored_object is not None
+    assert stored_object.age == 0.0
+
+
+class SlowPages(GcsMemory):
+    """A bucket that returns a page of a listing each minute."""
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Body]:
+        self.now += 60.0 if "prefix" in query else 0.0
+        return super().answer(method, path, query, body)
+
+
+def test_the_age_of_a_listed_object_is_that_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that is renewed during a long listing does not look as old as the listing is long."""
+    slow_bucket = SlowPages()
+    monkeypatch.setattr(gcs, "AuthorizedSession", lambda _credentials: open_session(slow_bucket))
+    objects = GcsObjects("leases", endpoint=AT, skew=SkewWarning(BEGAN.timestamp))
+    for number in range(7):
+        objects.put_if_absent(f"a/{number}", {})
+    assert [stored_object.age for stored_object in objects.list("a/")] == [59.0] * 3 + [119.0] * 3 + [179.0]
+
+
+def test_a_response_without_a_generation_is_an_unknown_outcome(
+    objects: GcsObjects, bucket: GcsMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GcsMemory, "_resource", lambda _bucket, name: {"name": name})
+    with pytest.raises(OutcomeUnknown, match="cannot be parsed"):
+        objects.put_if_absent("a", {})
+    assert set(bucket.objects) == {"a"}
+
+
+def test_a_page_of_sessions_fits_into_the_metadata_of_an_object(bucket: GcsMemory) -> None:
+    """The metadata of an object is limited to 8 KiB."""
+    store = gcs.open_url(f"{bucket.name}/fleet", {"endpoint": AT}, create=False, request_seconds=None)
+    assert store.cells().page_leases == 20

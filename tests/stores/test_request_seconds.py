@@ -35,6 +35,18 @@ def test_timeouts_are_unchanged_without_a_limit() -> None:
     assert (default_timeouts.within(None), default_timeouts.within(60.0)) == (default_timeouts, default_timeouts)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "attempts", "seconds_per_attempt"),
+    [(2.0, 1, 2.0), (8.9, 1, 8.9), (9.0, 2, 2.5), (15.4, 2, 5.7), (15.5, 3, 2.5), (53.0, 3, 15.0), (60.0, 3, 15.0)],
+)
+def test_a_request_gets_as_many_attempts_as_fit(seconds: float, attempts: int, seconds_per_attempt: float) -> None:
+    """Each attempt has at least 2.5 seconds, and a pause of up to four seconds comes before the next one."""
+    limited = Timeouts(5, 10, 3).within(seconds)
+    assert limited.attempts == attempts
+    assert limited.connect_seconds + limited.read_seconds == pytest.approx(seconds_per_attempt)
+    assert limited.read_seconds == pytest.approx(2 * limited.connect_seconds)
+
+
 class ClientSettings(Exception):
     """Raised instead of creating a client, with the client's settings as argument."""
 

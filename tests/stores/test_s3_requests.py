@@ -1,5 +1,6 @@
 """Tests which requests S3 receives, from which client and with which conditions, and how responses are handled."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from threading import Barrier
 from typing import Any
@@ -358,3 +359,39 @@ def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "_create_client", create_client)
     S3Objects("leases").close()
     assert [s3_client.closed for s3_client in clients] == [True, True]
+
+
+def test_a_listing_of_other_objects_is_an_unknown_outcome(
+    objects: S3Objects, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy's cache may return another listing. Its objects are not leases of this prefix."""
+    bucket.objects["other/b"] = ('"e-1"', b"{}", 0.0)
+    paginate = S3Memory.paginate
+
+    def ignore_prefix(client: S3Memory, **arguments: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+        return ({**page, "Prefix": arguments["Prefix"]} for page in paginate(client, **{**arguments, "Prefix": ""}))
+
+    monkeypatch.setattr(S3Memory, "paginate", ignore_prefix)
+    for read in (objects.list, objects.names):
+        with pytest.raises(OutcomeUnknown, match="it lists objects that were not requested"):
+            read("a/")
+
+
+def test_the_age_of_a_listed_object_is_that_of_its_page(
+    objects: S3Objects, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that is renewed during a long listing does not look as old as the listing is long."""
+    for number in range(5):
+        objects.put_if_absent(f"a/{number}", {})
+    objects.list("a/")
+    paginate = S3Memory.paginate
+
+    def wait_for_each_page(client: S3Memory, **arguments: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+        pages = paginate(client, **arguments)
+        bucket.now += 60.0
+        for page in pages:
+            yield page
+            bucket.now += 60.0
+
+    monkeypatch.setattr(S3Memory, "paginate", wait_for_each_page)
+    assert [stored_object.age for stored_object in objects.list("a/")] == [59.0] * 2 + [119.0] * 2 + [179.0]

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,9 +13,10 @@ from object_memory import ObjectMemory
 from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.objects.store import ObjectCells
+from leasehold.stores.requests import StoredObject
 from leasehold.stores.sessions import group
 from leasehold.stores.sessions.group import EntryChange, Page, Ticket
-from leasehold.stores.sessions.rows import SessionEntry
+from leasehold.stores.sessions.rows import Remark, SessionEntry
 
 AT = 0.0, 0.06, 0.12, 0.19
 """The offsets within a second at which the tickets of four leases arrive."""
@@ -247,3 +248,166 @@ def test_an_interrupt_during_error_handling_reports_no_ticket_as_done(
     with pytest.raises(KeyboardInterrupt):
         page.commit(make_ticket("0"))
     assert (second_ticket.done, second_ticket.change, type(second_ticket.fault)) == (True, None, OutcomeUnknown)
+
+
+def test_an_urgent_ticket_does_not_wait_for_later_patient_ones(script: Script, page: Page) -> None:
+    for number in (1, 2):
+        commit_tickets(script, page, second(number, *AT))
+    script.now = 3.0
+    script.waiting.extend([make_ticket("0", patient=False), make_ticket("1")])
+    page.commit(make_ticket("2"))
+    assert script.now == 3.0
+
+
+def test_a_steady_stream_of_tickets_is_written_after_the_gather_time(script: Script, page: Page) -> None:
+    offsets = tuple(number * 0.04 for number in range(10))
+    assert commit_tickets(script, page, second(1, *offsets))[0] == (1.2, {"0", "1", "2", "3", "4", "5"})
+
+
+def test_a_group_does_not_wait_for_a_lease_that_left_the_session(script: Script, page: Page) -> None:
+    for number in (1, 2):
+        commit_tickets(script, page, second(number, 0.0, 0.1))
+    page.commit(Ticket("1", lambda: EntryChange(None)))
+    assert commit_tickets(script, page, second(3, 0.0)) == [(3.0, {"0"})]
+
+
+@define
+class Lock:
+    """A lock that calls `meet` just before it is taken."""
+
+    held: bool = False
+    meet: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> None:
+        self.meet()
+        assert not self.held
+        self.held = True
+
+    def __exit__(self, *_error: object) -> None:
+        self.held = False
+
+
+class GuardedRows(ObjectCells):
+    """Rows that may only be accessed under this lock."""
+
+    lock = Lock(held=True)
+
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+        assert self.lock.held
+        return super().read(names, stale_ok=stale_ok)
+
+    def put_if_match(self, name: str, fields: Mapping[str, str], version: str) -> str | None:
+        assert self.lock.held
+        return super().put_if_match(name, fields, version)
+
+
+def open_guarded_page(script: Script, monkeypatch: pytest.MonkeyPatch) -> tuple[Page, Lock, ObjectMemory]:
+    """Return a session that has begun, its lock, and its rows."""
+    lock, objects = Lock(), ObjectMemory()
+    monkeypatch.setattr(script.__class__, "lock", lambda _script: lock)
+    rows = GuardedRows(objects, "")
+    rows.lock = lock
+    page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
+    assert page.begin()
+    return page, lock, objects
+
+
+@pytest.mark.parametrize(
+    "call", [lambda page: page.commit(make_ticket("0")), Page.settle, Page.end], ids=["commit", "settle", "end"]
+)
+def test_the_row_of_a_session_is_accessed_under_its_lock(
+    call: Callable[[Page], object], script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, two threads would write the session at the same time, and one of them would be rejected."""
+    page, lock, objects = open_guarded_page(script, monkeypatch)
+    objects.log.clear()
+    call(page)
+    assert objects.log
+    assert not lock.held
+
+
+def test_a_ticket_that_another_thread_wrote_does_not_wait(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, lock, objects = open_guarded_page(script, monkeypatch)
+
+    def commit_first() -> None:
+        lock.meet = lambda: None
+        page.commit(make_ticket("0", patient=False))
+
+    lock.meet = commit_first
+    second_ticket = make_ticket("1")
+    assert page.commit(second_ticket) is not None
+    assert (script.now, [line for line in objects.log if line.startswith("over")]) == (0.0, ["over session/one"])
+
+
+def test_an_ended_session_is_not_read_again(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row may be gone by then. It must not look like a row that was deleted while its session lived."""
+    page, lock, objects = open_guarded_page(script, monkeypatch)
+
+    def remove_ended_session() -> None:
+        page.ended = True
+        objects.stored.clear()
+
+    lock.meet = remove_ended_session
+    page.settle()
+    assert (page.ended, page.vanished) == (True, False)
+
+
+@pytest.mark.parametrize("vanished", [True, False])
+def test_a_deleted_session_is_distinguished_from_an_ended_one(script: Script, vanished: bool) -> None:
+    objects = ObjectMemory()
+    page = Page(ObjectCells(objects, ""), "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
+    assert page.begin()
+    if vanished:
+        objects.stored.clear()
+    else:
+        page.end()
+    page.settle()
+    assert (page.ended, page.vanished) == (True, vanished)
+
+
+def test_a_lease_lost_during_a_group_write_leaves_the_session_with_the_next_one(script: Script) -> None:
+    objects = ObjectMemory()
+    page = Page(ObjectCells(objects, ""), "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
+    assert page.begin()
+    commit_tickets(script, page, second(1, 0.0, 0.0001, 0.0002))
+    page.superseded["0"] = 1
+
+    def lose_lease(line: str) -> None:
+        if line.startswith("over"):
+            page.superseded["1"] = 1
+
+    objects.before = lose_lease
+    page.commit(make_ticket("2", patient=False))
+    assert set(page.session.entries) == {"1", "2"}
+    page.commit(make_ticket("2", patient=False))
+    assert set(page.session.entries) == {"2"}
+
+
+def test_annotations_are_stored_before_the_session_and_only_if_they_have_changed(script: Script) -> None:
+    """A worker that reads the new version of a lease also reads its annotations."""
+    objects = ObjectMemory()
+    page = Page(ObjectCells(objects, ""), "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
+    assert page.begin()
+    objects.log.clear()
+    for value in ("3", "3", "4"):
+        remark = Remark(1, {"lag": (value, 1)})
+        change = EntryChange(SessionEntry(1, Position("1")), remark)
+        page.commit(Ticket("0", lambda change=change: change))  # type: ignore[misc]
+    assert objects.log == [
+        *("new told/one", "over session/one"),
+        "over session/one",
+        *("over told/one", "over session/one"),
+    ]
+
+
+def test_all_changed_leases_of_a_session_are_read_again(script: Script) -> None:
+    reread_keys: list[set[str]] = []
+    cells = ObjectCells(ObjectMemory(), "")
+    page = Page(cells, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda keys: reread_keys.append(set(keys)))
+    assert page.begin()
+    stored_row = page.session.stored
+    touched_fields = {**stored_row.fields, "touched": '["0", "1"]'}
+    assert cells.put_if_match(stored_row.name, touched_fields, stored_row.etag)
+    for _ in range(2):
+        page.commit(make_ticket("0", patient=False))
+    assert reread_keys == [{"0", "1"}]

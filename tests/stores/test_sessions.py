@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Lock
 
 import pytest
 from attrs import evolve
@@ -14,12 +14,14 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
-from leasehold.stores.protocol import Done, Malformed
+from leasehold.stores.protocol import Done, Lost, Malformed
 from leasehold.stores.requests import ObjectFields, StoredObject
-from leasehold.stores.sessions.rows import SESSIONS, parse_session, require_valid_row
-from leasehold.stores.sessions.store import SessionStore, open_in_layout
+from leasehold.stores.sessions.group import EntryChange, ThreadPrimitives, Ticket
+from leasehold.stores.sessions.rows import LEASES, SESSIONS, parse_lease_row, parse_session, require_valid_row
+from leasehold.stores.sessions.store import IDLE_SECONDS, SessionStore, open_in_layout
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
+    AnnotateLease,
     CheckpointLate,
     CheckpointLease,
     ClaimLease,
@@ -32,6 +34,7 @@ from leasehold.stores.writes import (
     ResetLease,
     StealLease,
     TakeBackLease,
+    WithdrawRequest,
     Write,
 )
 from leasehold_lab.contract.actors import (
@@ -347,7 +350,8 @@ def test_a_lease_of_an_ended_owner_has_no_next_owner() -> None:
     ann_store, bob_store, _ = scene(ObjectMemory(), next_owner=True)
     assert read_stored_lease(bob_store, KEY).next_owner == "bob"
     ann_store.close()
-    assert (read_stored_lease(bob_store, KEY).owner, read_stored_lease(bob_store, KEY).next_owner) == (None, None)
+    ended_lease = read_stored_lease(bob_store, KEY)
+    assert (ended_lease.owner, ended_lease.next_owner, ended_lease.yields) == (None, None, False)
 
 
 def test_an_ended_session_is_removed_when_no_lease_names_it() -> None:
@@ -788,3 +792,484 @@ def test_a_session_holds_at_most_one_page_of_leases() -> None:
     entry_counts = [len(require_valid_row(parse_session(session_row)).entries) for session_row in cells.list(SESSIONS)]
     assert max(entry_counts) <= 3
     assert sum(entry_counts) >= 4
+
+
+# Laws
+
+
+CHANGES: tuple[Callable[[Lease], Write], ...] = (
+    lambda lease: RenewLease(lease, annotations=(("lag", "3"),)),
+    lambda lease: CheckpointLease(lease, Position("42")),
+    lambda lease: AnnotateLease(lease, "seal", "7"),
+    lambda lease: RequestLease(lease, "bob"),
+    lambda lease: GiveLease(lease, Position("43")),
+    lambda lease: ClaimLease(lease, "bob"),
+    lambda lease: StealLease(lease, "ann"),
+    lambda lease: ReleaseLease(lease, "ann"),
+    lambda lease: ResetLease(lease, TRIM_HORIZON),
+)
+"""Writes that follow each other in the life of a lease that ann owns at first."""
+
+
+def test_unknown_fields_survive_every_write() -> None:
+    """A newer version of the library may write more fields, and old and new workers share a table."""
+    objects = ObjectMemory()
+    scene(objects)
+    objects.stored = {
+        name: evolve(row, fields={**row.fields, "newer": "1"})
+        for name, row in objects.stored.items()
+        if not name.startswith("told/")
+    }
+    names = set(objects.stored)
+    store = two(objects)[0]
+    lease = claim_lease(store, "ann")
+    for make_write in CHANGES:
+        write = make_write(lease)
+        lease = expect_applied(store.write(write))
+        assert {objects.stored[name].fields.get("newer") for name in names} == {"1"}, write
+
+
+def test_a_withdrawn_request_stops_the_owner_at_most_once() -> None:
+    """The first gift is rejected. After that, the owner's renewals do not return the request again."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects, next_owner=True)
+    expect_applied(bob_store.write(WithdrawRequest(read_stored_lease(bob_store, KEY), "bob")))
+    stored_lease = expect_rejected(ann_store.write(GiveLease(lease, AT)))
+    assert stored_lease is not None
+    assert (stored_lease.owner, stored_lease.next_owner) == ("ann", None)
+    assert expect_applied(ann_store.write(RenewLease(stored_lease))).next_owner is None
+
+
+@pytest.mark.parametrize("lag", ["3", "4"])
+@pytest.mark.parametrize("weight", [256, 512])
+def test_an_annotation_or_a_throughput_can_return_to_its_first_value(lag: str, weight: int) -> None:
+    ann_store, bob_store = two(ObjectMemory())
+    first_lease = expect_applied(ann_store.write(CreateLease(Lease(KEY, weight=256, annotations=(("lag", "3"),)))))
+    lease = expect_applied(ann_store.write(ClaimLease(first_lease, "ann")))
+    for next_lag, next_weight in (("4", 512), (lag, weight)):
+        renewal = RenewLease(evolve(lease, weight=next_weight), annotations=(("lag", next_lag),))
+        lease = expect_applied(ann_store.write(renewal))
+        for read_lease in (lease, read_stored_lease(bob_store, KEY)):
+            assert (read_lease.annotation("lag"), read_lease.weight) == (next_lag, next_weight)
+
+
+def test_an_annotation_of_another_worker_replaces_the_owners() -> None:
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    expect_applied(ann_store.write(RenewLease(lease, annotations=(("lag", "3"),))))
+    expect_applied(bob_store.write(AnnotateLease(read_stored_lease(bob_store, KEY), "lag", "4")))
+    assert read_stored_lease(bob_store, KEY).annotation("lag") == "4"
+
+
+def test_a_checkpoint_at_the_same_position_stores_its_token() -> None:
+    ann_store, bob_store = two(ObjectMemory())
+    first_lease = expect_applied(ann_store.write(CreateLease(Lease(KEY, checkpoint=Position("41", 0, "a")))))
+    lease = expect_applied(ann_store.write(ClaimLease(first_lease, "ann")))
+    expect_applied(ann_store.write(CheckpointLease(lease, Position("41", 0, "b"))))
+    assert [row.checkpoint.token for row in bob_store.get([KEY])] == ["b"]
+
+
+def aged(objects: ObjectMemory, *prefixes: str) -> None:
+    """Let a minute pass since these rows were written."""
+    for name, row in objects.stored.items():
+        if name.startswith(prefixes):
+            objects.stored[name] = evolve(row, age=60.0)
+
+
+def test_a_lease_is_idle_only_while_its_owner_writes_nothing() -> None:
+    """A lease looks old if its owner is dead, or if its next owner has not accepted it."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects, next_owner=True)
+    aged(objects, "lease/", "session/", "told/")
+    assert read_stored_lease(bob_store, KEY).idle == 60.0
+    expect_applied(ann_store.write(RenewLease(lease)))
+    assert read_stored_lease(bob_store, KEY).idle == 0.0
+    expect_applied(ann_store.write(GiveLease(read_stored_lease(ann_store, KEY), AT)))
+    aged(objects, "lease/")
+    assert read_stored_lease(bob_store, KEY).idle == 60.0
+
+
+@pytest.mark.parametrize("name", ["lease/", "lease/a/b", "lease/a b"])
+def test_a_foreign_row_is_no_lease(name: str) -> None:
+    objects = ObjectMemory()
+    _, bob_store, _ = scene(objects)
+    objects.put_if_absent(name, objects.stored[f"lease/{KEY}"].fields)
+    assert [lease.key for lease in bob_store.list().leases] == [KEY, "s-1"]
+
+
+class IgnoringConditions(ObjectMemory):
+    """A bucket that ignores If-Match."""
+
+    def put_if_match(self, name: str, fields: ObjectFields, etag: str) -> str | None:  # noqa: ARG002
+        self._ask("over", name)
+        return self._put("over", name, fields)
+
+
+def test_a_service_that_ignores_conditions_is_rejected() -> None:
+    """The probe is in the folder of the leases, to which a policy may limit access."""
+    objects = IgnoringConditions()
+    names: set[str] = set()
+    objects.before = lambda _line: names.update(objects.stored)
+    with pytest.raises(StoreError, match="ignores If-Match on a write"):
+        SessionStore(ObjectCells(objects, "fleet/one")).prove()
+    assert names
+    assert all(name.startswith("fleet/one/probe/") for name in names)
+
+
+ENDED_OWNER: dict[str, tuple[Callable[[Lease], Write], bool]] = {
+    "reset": (lambda lease: ResetLease(evolve(lease, owner=None), TRIM_HORIZON), True),
+    "annotation": (lambda lease: AnnotateLease(evolve(lease, owner=None), "a", "1"), True),
+    "annotation for the owner": (lambda lease: AnnotateLease(lease, "a", "1"), False),
+    "request": (lambda lease: RequestLease(lease, "bob"), False),
+    "renewal": (RenewLease, False),
+    "checkpoint": (lambda lease: CheckpointLease(lease, Position("42")), False),
+}
+
+
+@pytest.mark.parametrize("case", ENDED_OWNER)
+def test_a_lease_of_an_ended_session_has_no_owner_for_any_write(case: str) -> None:
+    make_write, is_applied = ENDED_OWNER[case]
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    ann_store.close()
+    version = read_stored_lease(bob_store, KEY).version
+    assert isinstance(bob_store.write(make_write(evolve(lease, version=version))), Done) is is_applied
+
+
+def next_sessions(objects: ObjectMemory) -> str:
+    """Return the session of the next owner in the row of the lease."""
+    return require_valid_row(parse_lease_row(KEY, objects.stored[f"{LEASES}{KEY}"])).next_owners
+
+
+REQUEST_ENDS: dict[str, Callable[[SessionStore, SessionStore, Lease], object]] = {
+    "withdrawal": lambda _ann, bob, _lease: bob.write(WithdrawRequest(read_stored_lease(bob, KEY), "bob")),
+    "gift": lambda ann, _bob, lease: ann.write(GiveLease(lease, AT)),
+    "release": lambda ann, _bob, lease: ann.write(ReleaseLease(lease, "ann")),
+    "theft": lambda _ann, bob, _lease: bob.write(StealLease(read_stored_lease(bob, KEY), "bob")),
+    "end": lambda ann, _bob, lease: ann.write(CheckpointLease(lease, SHARD_END)),
+}
+
+
+@pytest.mark.parametrize("case", REQUEST_ENDS)
+def test_a_request_that_is_over_leaves_no_session_in_the_row(case: str) -> None:
+    """A session that a row names is never removed."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects, next_owner=True)
+    assert next_sessions(objects)
+    assert isinstance(REQUEST_ENDS[case](ann_store, bob_store, lease), Done)
+    assert next_sessions(objects) == ""
+
+
+def test_an_owner_notices_every_request() -> None:
+    """Several leases may be requested before the owner's next write."""
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    leases = [lease, *(create_owned_lease(ann_store, key=key) for key in ("s-2", "s-3"))]
+    for requested_lease in leases:
+        expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, requested_lease.key), "bob")))
+    assert [expect_applied(ann_store.write(RenewLease(lease))).next_owner for lease in leases] == ["bob"] * 3
+
+
+def test_a_request_is_noticed_although_an_older_row_is_read_late() -> None:
+    """A thread that read the row before the request does not replace the row that another thread has read since."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    outdated_row = objects.stored[f"lease/{KEY}"]
+    expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob")))
+    renewed_lease = expect_applied(ann_store.write(RenewLease(lease)))
+    current_row = objects.stored[f"lease/{KEY}"]
+    objects.stored[f"lease/{KEY}"] = outdated_row
+    expect_rejected(ann_store.write(CheckpointLease(lease, Position("40"))))
+    objects.stored[f"lease/{KEY}"] = current_row
+    assert expect_applied(ann_store.write(RenewLease(renewed_lease))).next_owner == "bob"
+
+
+def test_a_request_does_not_change_an_ended_session() -> None:
+    objects = ObjectMemory()
+    ann_store, bob_store, _ = scene(objects)
+    (ann_session,) = ann_store._pages  # noqa: SLF001  whose row is ended
+    lease_before = read_stored_lease(bob_store, KEY)
+
+    def end_session(line: str) -> None:
+        if line.startswith("over lease"):
+            objects.before = lambda _line: None
+            ann_store.close()
+
+    objects.before = end_session
+    bob_store.write(RequestLease(lease_before, "bob"))
+    session = require_valid_row(parse_session(objects.stored[f"session/{ann_session}"]))
+    assert (session.ended, session.touched) == (True, frozenset())
+
+
+@pytest.mark.parametrize("change", ["deleted", "released"])
+def test_a_lease_that_changes_while_it_is_read_is_returned_as_it_is_now(change: str) -> None:
+    objects = ObjectMemory()
+    ann_store, _, lease = scene(objects)
+    cat_store = two(objects)[0]
+
+    def change_lease(line: str) -> None:
+        if line.startswith("get session"):
+            objects.before = lambda _line: None
+            expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+            expect_applied(ann_store.write(RenewLease(create_owned_lease(ann_store, key="s-2"))))
+            if change == "deleted":
+                expect_applied(ann_store.write(DeleteLease(read_stored_lease(ann_store, KEY))))
+
+    objects.before = change_lease
+    assert [found_lease.owner for found_lease in cat_store.get([KEY])] == ([] if change == "deleted" else [None])
+
+
+def test_a_touched_lease_whose_row_was_deleted_is_lost() -> None:
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob")))
+    del objects.stored[f"lease/{KEY}"]
+    assert expect_rejected(ann_store.write(RenewLease(lease))) is None
+
+
+def test_a_session_id_is_used_only_once() -> None:
+    objects = ObjectMemory()
+    stores = [
+        SessionStore(ObjectCells(objects, ""), gather_seconds=0.0, make_session_id=lambda: "same") for _ in range(2)
+    ]
+    create_owned_lease(stores[0], key="s-0")
+    with pytest.raises(StoreError, match="session same: a session with this id already exists"):
+        create_owned_lease(stores[1], "bob", key="s-1")
+
+
+def test_threads_of_a_worker_share_one_session() -> None:
+    """A worker that claims its first leases with twenty threads begins a single session."""
+    objects = ObjectMemory()
+    store = SessionStore(ObjectCells(objects, ""), gather_seconds=0.0)
+    guards: list[bool] = []
+    store._begin_lock = Lock()  # noqa: SLF001  its state is observed
+    objects.before = lambda line: guards.append(store._begin_lock.locked()) if "new session" in line else None  # type: ignore[attr-defined]  # noqa: SLF001
+    create_owned_lease(store)
+    assert guards == [True]
+
+
+class Timed(ThreadPrimitives):
+    """The primitives of threads, with a clock that the test moves."""
+
+    now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+
+def open_timed(objects: ObjectMemory) -> tuple[SessionStore, Timed]:
+    """Return the store of a worker that lists the table, and its clock."""
+    clock = Timed()
+    return SessionStore(ObjectCells(objects, ""), sync=clock, gather_seconds=0.0), clock
+
+
+def living_sessions(objects: ObjectMemory) -> int:
+    """Return the number of sessions that have not ended."""
+    rows = (require_valid_row(parse_session(objects.stored[name])) for name in sessions(objects))
+    return sum(not row.ended for row in rows)
+
+
+def test_a_session_without_leases_ends_after_an_hour() -> None:
+    """A session that a lease named or that was written in between gets a new hour."""
+    objects = ObjectMemory()
+    ann_store, _, lease = scene(objects)
+    store, clock = open_timed(objects)
+    page = next(iter(ann_store._pages.values()))  # noqa: SLF001  it writes although it has no lease
+
+    def list_after(seconds: float) -> int:
+        clock.now += seconds
+        store.list()
+        return living_sessions(objects)
+
+    assert list_after(0.0) == list_after(2 * IDLE_SECONDS) == 2, "a lease names each session"
+    expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    assert list_after(0.0) == list_after(IDLE_SECONDS) == 2
+    requested_lease = expect_applied(ann_store.write(RequestLease(read_stored_lease(ann_store, "s-1"), "ann")))
+    assert list_after(IDLE_SECONDS) == 2
+    expect_applied(ann_store.write(WithdrawRequest(requested_lease, "ann")))
+    assert list_after(0.0) == list_after(IDLE_SECONDS - 1.0) == 2
+    row = page.session.stored
+    assert objects.put_if_match(row.name, {**row.fields, "newer": "1"}, row.etag)
+    assert list_after(2.0) == list_after(IDLE_SECONDS) == 2
+    assert list_after(1.0) == 1
+
+
+def test_an_ended_session_is_removed_only_after_a_consistent_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale listing may lack the row that names the session, and the position of that lease would be lost."""
+    cells = ObjectCells(ObjectMemory(), "")
+    store = SessionStore(cells, gather_seconds=0.0)
+    ann_store = SessionStore(cells, gather_seconds=0.0)
+    expect_applied(ann_store.write(ReleaseLease(create_owned_lease(ann_store, key=KEY), "ann")))
+    for page in ann_store._pages.values():  # noqa: SLF001  its connections stay open
+        page.end()
+    listings: list[tuple[tuple[str, ...], bool]] = []
+    list_rows = cells.list
+
+    def record_listing(*prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:
+        listings.append((prefixes, consistent))
+        return list_rows(*prefixes, consistent=consistent)
+
+    monkeypatch.setattr(cells, "list", record_listing)
+    every_row = ((LEASES, SESSIONS, "told/"), False)
+    store.list()
+    assert listings == [every_row]
+    store.list()
+    assert listings == [every_row, every_row, ((LEASES,), True)]
+    assert list_rows(SESSIONS) == ()
+
+
+def test_an_unreadable_row_that_appears_during_a_removal_keeps_every_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    ann_store.close()
+    bob_store.list()
+    cells, list_rows = bob_store._versioned_rows, bob_store._versioned_rows.list  # noqa: SLF001
+
+    def spoil_row(*prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:
+        if consistent:
+            rewritten(objects, f"lease/{KEY}", checkpoint="soon", sequence="soon")
+        return list_rows(*prefixes, consistent=consistent)
+
+    monkeypatch.setattr(cells, "list", spoil_row)
+    bob_store.list()
+    assert len(sessions(objects)) == 2
+
+
+@pytest.mark.parametrize("place", range(2))
+def test_an_interrupted_removal_of_a_session_is_completed_by_a_later_listing(place: int) -> None:
+    """No row of an ended session stays forever."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    lease = expect_applied(ann_store.write(RenewLease(lease, annotations=(("lag", "3"),))))
+    (ann_session,) = ann_store._pages  # noqa: SLF001  whose rows are removed
+    expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    ann_store.close()
+    bob_store.list()
+    deletions: list[str] = []
+
+    def crash(line: str) -> None:
+        if line.startswith("delete"):
+            deletions.append(line)
+            if len(deletions) == place + 1:
+                raise OutcomeUnknown("the process died")
+
+    objects.before = crash
+    with pytest.raises(OutcomeUnknown):
+        bob_store.list()
+    objects.before = lambda _line: None
+    for _ in range(3):
+        two(objects)[0].list()
+        bob_store.list()
+    assert [name for name in objects.stored if ann_session in name] == []
+
+
+def test_an_ended_session_is_removed_by_the_second_listing() -> None:
+    """The first listing may have read the rows before the session ended."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    ann_store.close()
+    session_counts = []
+    for _ in range(3):
+        bob_store.list()
+        session_counts.append(len(sessions(objects)))
+    assert session_counts == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("make_write", "waits"),
+    [
+        (RenewLease, True),
+        (lambda lease: RenewLease(lease, patient=False), False),
+        (lambda lease: CheckpointLease(lease, Position("42")), False),
+        (lambda lease: CheckpointLease(lease, Position("42"), patient=True), True),
+    ],
+)
+def test_only_a_patient_write_waits_for_others(make_write: Callable[[Lease], Write], waits: bool) -> None:
+    store = SessionStore(ObjectCells(ObjectMemory(), ""), gather_seconds=0.0)
+    lease = create_owned_lease(store, key=KEY)
+    (page,) = store._pages.values()  # noqa: SLF001  whose tickets are observed
+    patience: list[bool] = []
+    commit = page.commit
+
+    def record_ticket(ticket: Ticket) -> EntryChange | None:
+        patience.append(ticket.patient)
+        return commit(ticket)
+
+    page.commit = record_ticket  # type: ignore[method-assign]
+    expect_applied(store.write(make_write(lease)))
+    assert patience == [waits]
+
+
+def test_a_claim_settles_an_earlier_write_without_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that arrives after the claim is rejected."""
+    objects = ObjectMemory()
+    ann_store, _, lease = scene(objects)
+    released_lease = expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    late_writes: list[tuple[str, ObjectFields, str]] = []
+
+    def lose(_objects: ObjectMemory, *write: str) -> None:
+        late_writes.append(write)  # type: ignore[arg-type]
+        raise OutcomeUnknown("on its way")
+
+    with monkeypatch.context() as patch_context:
+        patch_context.setattr(ObjectMemory, "put_if_match", lose)
+        with pytest.raises(OutcomeUnknown):
+            ann_store.write(ResetLease(released_lease, TRIM_HORIZON))
+    ann_store.list()
+    assert expect_applied(ann_store.write(ClaimLease(released_lease, "ann"))).checkpoint == AT
+    assert objects.put_if_match(*late_writes[0]) is None
+
+
+@pytest.mark.parametrize(("requested", "usual"), [("sessions", True), (None, True), ("sessions", False)])
+def test_a_bucket_keeps_its_layout(requested: str | None, usual: bool) -> None:
+    objects = ObjectMemory()
+    store = EtagStore(objects, ObjectLayout("fleet"), page_leases=7)
+    if usual:
+        create_unowned_lease(store, KEY)
+    if requested and usual:
+        with pytest.raises(StoreError, match="not in layout sessions; name a new table"):
+            open_in_layout(store, requested)
+        return
+    opened_store = open_in_layout(store, requested)
+    assert (opened_store is store, isinstance(opened_store, SessionStore)) == (not requested, bool(requested))
+    assert store.cells().page_leases == 7
+
+
+def test_accepting_a_lease_keeps_a_later_checkpoint_of_the_same_record() -> None:
+    """Another thread of the worker may have accepted the lease and checkpointed a part of an aggregated record."""
+    objects = ObjectMemory()
+    ann_store, _, lease = scene(objects)
+    lease = expect_applied(ann_store.write(CheckpointLease(lease, Position("42", 1))))
+    (page,) = ann_store._pages.values()  # noqa: SLF001  in which the lease is accepted again
+    row = require_valid_row(parse_lease_row(KEY, objects.stored[f"lease/{KEY}"]))
+    ann_store._write_entry(row, evolve(lease, checkpoint=Position("42", 0)), page)  # noqa: SLF001
+    assert read_stored_lease(ann_store, KEY).checkpoint == Position("42", 1)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_theft_keeps_the_position_of_the_robbed_owner(crash: bool) -> None:
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(ann_store.write(CheckpointLease(lease, Position("42", 7))))
+    stolen_from = read_stored_lease(bob_store, KEY)
+
+    def die(line: str) -> None:
+        if crash and line.startswith("over lease"):
+            raise OutcomeUnknown("the process died")
+
+    objects.before = die
+    with suppress(OutcomeUnknown):
+        expect_applied(bob_store.write(StealLease(stolen_from, "bob")))
+    objects.before = lambda _line: None
+    left_lease = read_stored_lease(two(objects)[0], KEY)
+    assert (left_lease.owner, left_lease.checkpoint) == (None if crash else "bob", Position("42", 7))
+
+
+def test_an_overtaken_thread_does_not_restore_a_deleted_session() -> None:
+    objects = ObjectMemory()
+    ann_store, _, lease = scene(objects)
+    renewed_lease = expect_applied(ann_store.write(RenewLease(lease)))
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is deleted
+    del objects.stored[f"session/{page}"]
+    assert expect_rejected(ann_store.write(GiveLease(evolve(lease, next_owner="bob"), AT))) is not None
+    assert isinstance(ann_store.write(RenewLease(lease)), Lost)
+    assert expect_applied(ann_store.write(RenewLease(renewed_lease))).owner == "ann"

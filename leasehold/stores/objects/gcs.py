@@ -111,6 +111,8 @@ class GcsObjects:
             self._client = storage.Client(
                 self._project, credentials, _http=self._session, client_options=client_options
             )
+            # After the bucket was created, the library would look it up again after each object that it does not find.
+            self._client._bucket_metadata_cache = None  # noqa: SLF001  the environment variable does not prevent this
         self._bucket = self._client.bucket(bucket)
         # Do not let the library repeat writes by itself (rule 3 of `leasehold.stores.requests`).
         self._request_options: Any = {"timeout": (timeouts.connect_seconds, timeouts.read_seconds), "retry": None}

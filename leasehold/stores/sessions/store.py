@@ -323,6 +323,8 @@ class SessionStore:
             isinstance(write, writes.CheckpointLate) and split_version(lease_as_read.version)[0] != row.lease.epoch
         )
         if new_lease is None or is_late:
+            # Cache the row, because the owner is not notified if another worker withdraws its request.
+            self._cache_row(row)
             return Lost(key, joined_lease.lease)
         match write:
             case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if (
@@ -427,7 +429,8 @@ class SessionStore:
                 return None
             entry = SessionEntry(joined_lease.row.lease.epoch, new_lease.checkpoint)
             annotations = _changed_annotations(joined_lease, new_lease.annotations)
-            if not annotations and new_lease.weight == joined_lease.row.lease.weight:
+            is_as_in_row = not annotations and new_lease.weight == joined_lease.row.lease.weight
+            if is_as_in_row and key not in page.remarks:
                 return EntryChange(entry)
             return EntryChange(entry, Remark(entry.epoch, annotations, new_lease.weight))
 
