@@ -20,6 +20,7 @@ from leasehold.adapters.consumer.schedule import Schedule, ScheduledStep, Schedu
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Shard
 from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
+from leasehold.stores.protocol import Capabilities
 from leasehold_lab.simulator.world.world import ListSource
 
 
@@ -351,3 +352,29 @@ def test_most_calls_limits_all_threads_that_call_handlers(
         end_worker=lambda _reason: None,
     )
     assert thread_limits == [limits]
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_row_of_a_lease_has_annotations_only_where_they_are_free(*, free: bool) -> None:
+    """In other stores, each annotation is a write of its own, which looks like a renewal."""
+    store = FaultyStore(Capabilities(free_annotations=free))
+    worker = joined(store, stream_with_five_records())
+    while not worker.holdings:
+        worker.turn(worker.clock())
+    holding = worker.holdings[0]
+    enabled = list[object]()
+    holding.progress.enable_annotations = lambda *_host_and_clock: enabled.append(True)  # type: ignore[method-assign]  # The test counts the calls.
+    lease_readers = LeaseReaders(
+        worker,
+        Handling(accept_records),
+        readers=1,
+        memory_bytes=1,
+        make_step=lambda *_args: Step(),
+        executor=None,
+        wall=lambda: 0.0,
+        on_failure=lambda _fault: None,
+        end_worker=lambda _reason: None,
+    )
+    lease_readers.begin(holding)
+    assert enabled == [True] * free
+    lease_readers.schedule.close(-math.inf)

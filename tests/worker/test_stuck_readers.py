@@ -1,5 +1,6 @@
 """Leases that are released while their readers wait for the source, and readers that cannot be closed."""
 
+import pytest
 from attrs import define
 from reader_harness import ReaderHarness
 from virtual_fleet import FaultySource
@@ -81,8 +82,14 @@ class _UnclosableSource(ForwardingSource):
         return _Unclosable(super().open(lease, start))
 
 
-def test_reader_that_cannot_be_closed_ends_normally() -> None:
+@pytest.mark.parametrize("fault", [SourceUnavailable("no response"), KeyError("a field"), MemoryError("no room")])
+def test_reader_that_cannot_be_closed_ends_normally(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """The observer is notified of a release and not of a lost lease."""
+
+    def fail(_reader: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(_Unclosable, "close", fail)
     harness = ReaderHarness()
     harness.worker.source = _UnclosableSource(harness.source)
     reader = harness.reading()
