@@ -7,9 +7,10 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 from reader_harness import ReaderHarness, data
-from virtual_fleet import FaultyStore, RecordingConsumer
+from virtual_fleet import FaultyStore, ManualExecutor, RecordingConsumer
 from waiters import Clock
 
+from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.memory import MIN_BYTES, MemoryBudget, MemoryShare
@@ -342,3 +343,15 @@ def test_next_request_covers_the_last_batches() -> None:
     share.expected_bytes = 0
     share.hold(batch(10 * MIN_BYTES))
     assert share.expected_bytes == 40 * MIN_BYTES
+
+
+def test_batch_that_a_handler_has_is_not_dropped() -> None:
+    harness, budget, executor = ReaderHarness(), MemoryBudget(1), ManualExecutor()
+    reader, other_share = harness.reading(budget, Dispatcher(executor)), budget.share("other")
+    harness.steps(reader, 2)
+    for _ in range(2):
+        assert not other_share.request()
+        reader.step(harness.clock.now)
+    executor.waiting.pop()()
+    harness.steps(reader, 1)
+    assert (harness.dispatched, other_share.request()) == ([data(5)], True)

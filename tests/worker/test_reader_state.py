@@ -284,3 +284,21 @@ def test_release_waits_for_the_records_of_an_aggregate_and_stores_them() -> None
     assert state.due_checkpoint(0.0) is None
     state.cursor.consumer_acknowledged(Position("20", 5))
     assert state.due_checkpoint(0.0) == Position("20", 5)
+
+
+def test_end_that_spark_has_committed_is_written_before_a_release() -> None:
+    state = state_of("commits")
+    read_to(state, SHARD_END)
+    state.cursor.rows_delivered(SHARD_END)
+    facts = {**HELD, "releasing": True}
+    assert state.next_order(0.0, TEN, **facts, awaits_commit=True) == AwaitEvent()
+    assert state.next_order(0.0, TEN, **facts, awaits_commit=False) == ReleaseAt(TEN)
+    state.cursor.consumer_acknowledged(SHARD_END)
+    for awaits_commit in (True, False):
+        assert state.next_order(0.0, TEN, **facts, awaits_commit=awaits_commit) == EndShard(())
+
+
+def test_shard_that_was_not_begun_is_released_without_a_final_checkpoint() -> None:
+    """Its handler has seen no record of the shard."""
+    state = ReaderState(TEN, lambda low, _high: low, "checkpoints")
+    assert state.next_order(0.0, TEN, **{**HELD, "releasing": True}) == ReleaseAt(TEN)

@@ -97,3 +97,18 @@ def test_reader_that_cannot_be_closed_ends_normally(fault: Exception, monkeypatc
     harness.holding.ask_release()
     harness.run_until_done(reader)
     assert harness.happenings == ["initialize", "stopped"]
+
+
+def test_no_call_of_the_source_is_noted_between_two_steps() -> None:
+    """If a call were still noted, a release would not wait for the reader."""
+
+    def fail_once(_batch: Batch) -> None:
+        if len(harness.source.opened) == 1:
+            raise SourceUnavailable("not now")
+
+    harness = ReaderHarness(source=FaultySource(on_read=fail_once))
+    reader, progress = harness.reading(), harness.holding.progress
+    for _ in range(5):
+        harness.steps(reader, 1)
+        assert progress.call_began_at is None
+    assert len(harness.dispatched) == 1
