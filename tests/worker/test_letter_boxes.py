@@ -90,7 +90,7 @@ def test_failed_write_keeps_the_existing_dead_letter_and_leaves_nothing_else(
 ) -> None:
     sink = FolderSink(tmp_path)
     sink.put(FULL)
-    open_descriptors = len(os.listdir("/proc/self/fd"))
+    open_descriptors = len([*Path("/proc/self/fd").iterdir()])
     for target, name in ((Path, "hardlink_to"), (os, "fsync")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, raising(OSError(errno.EIO, "Input/output error")))
@@ -101,7 +101,7 @@ def test_failed_write_keeps_the_existing_dead_letter_and_leaves_nothing_else(
         with pytest.raises(DeadLetterError, match=r"^a dead letter could not be removed: "):
             sink.remove("x")
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [FULL.line]
-    assert len(os.listdir("/proc/self/fd")) == open_descriptors
+    assert len([*Path("/proc/self/fd").iterdir()]) == open_descriptors
 
 
 def raising(fault: Exception) -> Any:  # noqa: ANN401  it takes the place of any function

@@ -302,3 +302,11 @@ def test_shard_that_was_not_begun_is_released_without_a_final_checkpoint() -> No
     """Its handler has seen no record of the shard."""
     state = ReaderState(TEN, lambda low, _high: low, "checkpoints")
     assert state.next_order(0.0, TEN, **{**HELD, "releasing": True}) == ReleaseAt(TEN)
+
+
+def test_piece_that_ends_with_its_batch_finishes_the_batch() -> None:
+    state = state_of()
+    batch = read_to(state, Position("20", 9))
+    state.cursor.rows_delivered(Position("20", 9))
+    assert [state.piece_done(batch, Position("20", sub)) for sub in (8, 9)] == [False, True]
+    assert state.cursor.acknowledged == Position("20", 9)

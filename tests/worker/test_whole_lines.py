@@ -133,12 +133,12 @@ def test_closed_pipe_ends_every_later_call_and_leaves_no_descriptor(holding: Hol
     reading_end, writing_end = os.pipe()
     os.close(reading_end)
     with os.fdopen(writing_end, "w") as out:
-        lines, open_descriptors = EventLines("a-1", out, wall=lambda: 1.5), len(os.listdir("/proc/self/fd"))
+        lines, open_descriptors = EventLines("a-1", out, wall=lambda: 1.5), len([*Path("/proc/self/fd").iterdir()])
         for _ in range(2):
             with pytest.raises(SystemExit):
                 lines.write_shard_event("stopped", holding)
         out.write("Python writes what is left when it exits.")
-    assert len(os.listdir("/proc/self/fd")) == open_descriptors - 1
+    assert len([*Path("/proc/self/fd").iterdir()]) == open_descriptors - 1
 
 
 def test_closed_pipe_is_not_a_full_disk() -> None:
