@@ -303,10 +303,26 @@ def test_dead_letters_are_written_with_the_given_session(scheme: str, monkeypatc
 
         monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", open_bucket)
     else:
-        monkeypatch.setattr(StreamSink, "missing", lambda _sink: False)
-        monkeypatch.setattr(session, "client", lambda *_names, **_options: sessions.append(session) or Kinesis())
+
+        def open_client(*_names: str, **_options: object) -> Kinesis:
+            sessions.append(session)
+            return Kinesis()
+
+        monkeypatch.setattr(session, "client", open_client)
     dead_letters(f"{scheme}://orders", session=session)
     assert sessions == [session]
+
+
+def test_stream_that_is_named_by_its_arn_is_opened_in_its_region(
+    kinesis: Kinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests name the stream by its ARN, because it may belong to another account."""
+    arns = list[tuple[object, str]]()
+    monkeypatch.setattr(f"{LETTERS}.stream.name_stream_by_arn", lambda client, arn: arns.append((client, arn)))
+    arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+    open_stream(f"kinesis://{arn}")
+    ((_, options),) = kinesis.opened
+    assert (options["region_name"], arns, kinesis.requests) == ("eu-west-1", [(kinesis, arn)], ["orders"])
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "a/b"])

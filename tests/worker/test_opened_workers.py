@@ -72,9 +72,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 def consumption(**options: Any) -> Consumption:  # noqa: ANN401  any option
     """Return a checked worker of URLs, with a session for each of them."""
-    checked = check_consumption_options(
-        SOURCE, "memory://opened", lambda _batch: None, Options(lease_seconds=9, **options)
-    )
+    all_options: Any = {"lease_seconds": 9, **options}
+    checked = check_consumption_options(SOURCE, "memory://opened", lambda _batch: None, all_options)
     sessions: Any = ("source session", "store session", "target session")
     return evolve(checked, sessions=sessions)
 
