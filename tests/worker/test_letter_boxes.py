@@ -294,7 +294,16 @@ def test_write_that_the_stream_does_not_confirm_is_a_dead_letter_error(
 
 @pytest.mark.parametrize("scheme", ["s3", "kinesis"])
 def test_dead_letters_are_written_with_the_given_session(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of the options, such as `role_arn`, is made from the given one."""
     sessions, session = list[object](), boto3.Session("k", "s", region_name="eu-west-1")
+    given_session = boto3.Session("k", "s", region_name="eu-west-1")
+
+    def create_session(_options: object, _origin: str, given: object) -> boto3.Session:
+        assert given is given_session
+        return session
+
+    module = "objects" if scheme == "s3" else "stream"
+    monkeypatch.setattr(f"{LETTERS}.{module}.create_boto3_session", create_session)
 
     if scheme == "s3":
 
@@ -309,7 +318,7 @@ def test_dead_letters_are_written_with_the_given_session(scheme: str, monkeypatc
             return Kinesis()
 
         monkeypatch.setattr(session, "client", open_client)
-    dead_letters(f"{scheme}://orders", session=session)
+    dead_letters(f"{scheme}://orders", session=given_session)
     assert sessions == [session]
 
 
