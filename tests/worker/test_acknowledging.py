@@ -5,8 +5,9 @@ import math
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 from reader_harness import ReaderHarness
+from virtual_fleet import FaultySource
 
 from leasehold.adapters.consumer import handling as handling_module
 from leasehold.adapters.consumer.acknowledging import POLL_SECONDS, acknowledging_reader
@@ -14,7 +15,7 @@ from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handling import Assignment, Delivery, Handling, ShardConsumer, ShardEvent
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
-from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Position
 from leasehold.stores.writes import RequestLease, WithdrawRequest
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
@@ -63,12 +64,14 @@ class Scene:
 
     shard_log: ShardRecords = field(factory=lambda: ShardRecords(create_records(5), size=2))
     budget: MemoryBudget = field(factory=MemoryBudget)
+    source: ListSource = field(factory=ListSource)
+    happenings: list[str] = field(factory=list)
     harness: ReaderHarness = field(init=False)
     reader: LeaseReader = field(init=False)
     consumers: list[ManualConsumer] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        self.harness = ReaderHarness(self.shard_log)
+        self.harness = ReaderHarness(self.shard_log, source=self.source)
 
         def open_consumer(assignment: Assignment) -> ShardConsumer:
             self.consumers.append(ManualConsumer(assignment))
@@ -77,7 +80,12 @@ class Scene:
         self.reader = acknowledging_reader(
             self.harness.worker,
             self.harness.holding,
-            Handling.of_consumer(open_consumer, checkpoint_seconds=0.0, attempts=2),
+            Handling.of_consumer(
+                open_consumer,
+                checkpoint_seconds=0.0,
+                attempts=2,
+                observer=lambda happening, _holding: self.happenings.append(happening),
+            ),
             open_consumer,
             memory=self.budget,
             dispatcher=Dispatcher(),
@@ -312,6 +320,84 @@ def test_quiet_shard_takes_no_steps_between_reads() -> None:
     assert scene.harness.clock.now - start_time <= 5.0
 
 
+@pytest.mark.parametrize("meanwhile", ["expired", "lost", "releasing", "disconnected"])
+def test_batch_is_offered_only_if_the_lease_is_still_held_after_the_read(meanwhile: str) -> None:
+    """A read may take long, so the lease is checked again before the batch is offered."""
+
+    def on_read(batch: Batch) -> Batch | None:
+        harness = scene.harness
+        if meanwhile == "expired":
+            harness.clock.now += harness.config.lease_seconds + 1.0
+        elif meanwhile == "releasing":
+            harness.holding.ask_release()
+        else:
+            harness.steal()
+            if meanwhile == "lost":
+                assert not harness.holding.renew()
+        return evolve(batch, disconnected_seconds=math.inf) if meanwhile == "disconnected" else None
+
+    scene = Scene(source=FaultySource(on_read=on_read))
+    scene.steps(2)
+    assert scene.consumer.offered == []
+
+
+def test_nothing_is_read_while_a_consumer_withdraws() -> None:
+    batches = list[Batch]()
+    scene = Scene(source=FaultySource(on_read=batches.append))
+    scene.steps(2)
+    scene.harness.holding.ask_release()
+    scene.steps(4)
+    assert (len(batches), scene.consumer.withdrawals) == (1, 4)
+
+
+def test_failed_offer_is_repeated_only_after_a_wait() -> None:
+    scene = Scene()
+    scene.steps(1)
+    scene.consumer.fault = OSError("full")
+    due_time, now = scene.steps(1), scene.harness.clock.now
+    scene.reader.step(now)
+    assert (due_time > now, len(scene.consumer.offered)) == (True, 1)
+    scene.steps(1)
+    assert len(scene.consumer.offered) == 2
+
+
+@pytest.mark.parametrize("wait_seconds", [0.1, 5.0])
+def test_consumer_with_records_is_polled_until_the_next_read_is_due(wait_seconds: float) -> None:
+    scene = Scene(ShardRecords(create_records(5), size=2, wait_seconds=wait_seconds))
+    scene.steps(2)
+    now = scene.harness.clock.now
+    assert scene.reader.step(now) - now == pytest.approx(min(wait_seconds, POLL_SECONDS))
+
+
+def test_consumer_of_a_lost_lease_is_only_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even a consumer that raises when it is closed leaves its shard, and the observer is notified."""
+    scene = Scene()
+    scene.steps(2)
+    scene.harness.steal()
+    assert not scene.harness.holding.renew()
+
+    def raise_error(*_args: object) -> None:
+        raise ZeroDivisionError
+
+    for method in ("offer", "acknowledged", "withdraw", "close"):
+        monkeypatch.setattr(ManualConsumer, method, raise_error)
+    assert scene.steps(1) == math.inf
+    assert scene.happenings == ["initialize", "lease-lost"]
+
+
+def test_consumer_handling_keeps_its_options() -> None:
+    def observe(_happening: ShardEvent, _holding: object) -> None:
+        """Ignore the event."""
+
+    handling = Handling.of_consumer(ManualConsumer, attempts=7, checkpoint_seconds=3.0, observer=observe)
+    assert (handling.consumer, handling.attempts, handling.checkpoint_seconds, handling.observer) == (
+        ManualConsumer,
+        7,
+        3.0,
+        observe,
+    )
+
+
 @pytest.mark.parametrize(
     "option",
     [
@@ -320,11 +406,15 @@ def test_quiet_shard_takes_no_steps_between_reads() -> None:
         {"late_checkpoints": True},
         {"handler_seconds": 5},
         {"slow_seconds": 5},
+        {"most_calls": 5},
+        {"max_age_seconds": 5, "dead_letter": lambda _batch, _error: None},
+        {"dead_letter": lambda _batch, _error: None},
+        {"final_checkpoint": lambda _final_checkpoint: None},
     ],
     ids=lambda option: next(iter(option)),
 )
 def test_handler_options_are_rejected_for_a_consumer(option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(option))}: it goes with a handler"):
+    with pytest.raises(ValueError, match=f"({'|'.join(option)}): it goes with a handler"):
         Handling(print, consumer=ManualConsumer, **option)
 
 

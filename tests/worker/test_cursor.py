@@ -364,3 +364,25 @@ def test_no_event_moves_a_mark_back() -> None:
         position_of(6),
         position_of(6),
     )
+
+
+def test_reader_that_cannot_be_closed_is_not_read_again() -> None:
+    """It may have skipped records, so the next read opens another reader just after the records in memory."""
+
+    class ReaderThatCannotClose(StreamReader):
+        def close(self) -> None:
+            raise SourceUnavailable("it cannot be closed")
+
+    opened, cursor = list[Position](), Cursor(TRIM_HORIZON)
+
+    def open_reader(start: Position) -> StreamReader:
+        opened.append(start)
+        return ReaderThatCannotClose(Stream(), index_of(start))
+
+    pull = ShardReader(cursor, open_reader)
+    for closed in (False, True):
+        pull.read(lambda batch: cursor.batch_read(batch.end))
+        if not closed:
+            with pytest.raises(SourceUnavailable):
+                pull.close()
+    assert opened == [TRIM_HORIZON, position_of(3)]

@@ -218,7 +218,8 @@ def test_waiting_work_can_be_withdrawn_and_started_work_cannot(manual_threads: M
         executor.start(work)
     withdrawn.append(executor.withdraw(second_work))
     manual_threads.run()
-    assert (withdrawn, manual_threads.finished) == ([True, False], ["a", "c"])
+    withdrawn += [executor.withdraw(work) for work in (first_work, second_work)]
+    assert (withdrawn, manual_threads.finished) == ([True, False, False, False], ["a", "c"])
 
 
 def test_work_is_rejected_if_no_thread_can_start(manual_threads: ManualThreads) -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 from attrs import define, field
-from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExporter
 from reader_harness import ReaderHarness, data
 from virtual_fleet import ManualExecutor
 
@@ -190,3 +190,58 @@ def test_exporter_that_cannot_be_created_is_named(error: Exception, monkeypatch:
     monkeypatch.setattr(exporting_module, "entry_points", lambda **_group: [entry])
     with pytest.raises(ValueError, match="metrics: exporter 'odd' cannot be started: "), exporting("odd"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("measure", ("batch",)), ("slow", (2.5,)), ("dead_lettered", (ValueError("poison"),))]
+)
+def test_users_callback_is_called_although_the_meter_raises(name: str, arguments: tuple[object, ...]) -> None:
+    calls, harness = list[tuple[object, ...]](), ReaderHarness()
+    callback: Any = {
+        "measure": lambda holding, batch: calls.append((holding, batch)),
+        "slow": lambda holding, seconds: calls.append((holding, seconds)),
+        "dead_lettered": lambda holding, error: calls.append((holding, error)),
+    }[name]
+    handling = with_metrics(
+        harness.worker, Handling(harness.handle, **{name: callback}), cast("Any", _Meter(KeyError("a field")))
+    )
+    with pytest.raises((KeyError, AttributeError)):
+        getattr(handling, name)(harness.holding, *arguments)
+    assert calls == [(harness.holding, *arguments)]
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(None, 10_000), ("45000", None)])
+def test_metrics_are_exported_at_our_interval_unless_the_user_has_set_one(
+    interval: str | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None leaves the interval to OpenTelemetry, which reads the variable of the user."""
+    intervals = list[int | None]()
+
+    def make_reader(_exporter: object, *, export_interval_millis: int | None) -> InMemoryMetricReader:
+        intervals.append(export_interval_millis)
+        return InMemoryMetricReader()
+
+    monkeypatch.setattr("opentelemetry.sdk.metrics.export.PeriodicExportingMetricReader", make_reader)
+    monkeypatch.delenv("OTEL_METRIC_EXPORT_INTERVAL", raising=False)
+    if interval is not None:
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
+    with exporting("console") as meter:
+        assert meter is not None
+    assert intervals == [expected]
+
+
+@pytest.mark.parametrize(
+    ("metrics_protocol", "protocol", "package"),
+    [("", "", "http"), ("", "grpc", "grpc"), ("grpc", "", "grpc"), ("http/protobuf", "grpc", "http")],
+)
+def test_otlp_exporter_follows_the_protocol_of_the_environment(
+    metrics_protocol: str, protocol: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable for metrics takes precedence over that for all signals."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", metrics_protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setattr(exporting_module, "entry_points", lambda **_group: [])
+    with pytest.raises(ValueError, match=f"opentelemetry-exporter-otlp-proto-{package}$"), exporting(" OTLP "):
+        pass
+    with exporting(" None ") as meter:
+        assert meter is None

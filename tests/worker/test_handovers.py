@@ -84,6 +84,18 @@ def test_call_that_ends_the_process_ends_the_worker(ending: BaseException) -> No
     assert fault.__cause__ is ending
 
 
+def test_reader_is_woken_even_if_the_worker_cannot_be_ended() -> None:
+    harness = DispatcherHarness()
+
+    def fail(_reason: BaseException) -> None:
+        raise OSError("no thread")
+
+    harness.dispatcher = Dispatcher(wake=harness.woken_keys.append, end_worker=fail)
+    with pytest.raises(OSError, match="no thread"):
+        harness.begin(raising(SystemExit(3)))
+    assert harness.woken_keys == ["s-0"]
+
+
 def test_returned_value_or_exception_fails_the_call() -> None:
     """A batch is done only if its handler returned None."""
     harness, fault = DispatcherHarness(), ValueError("poison")

@@ -22,6 +22,13 @@ def test_taken_lease_is_logged_with_rule_and_outcome(caplog: pytest.LogCaptureFi
     assert {line["worker"] for line in lines} == {"a-1"}
 
 
+def test_json_log_line_keeps_a_traceback_that_was_formatted_before() -> None:
+    """A log record that comes from another process has only the text of its traceback."""
+    record = logging.LogRecord("a", logging.ERROR, __file__, 1, "failed", None, None)
+    record.exc_text = "Traceback: OSError"
+    assert json.loads(JsonLines("a-1").format(record))["trace"] == "Traceback: OSError"
+
+
 def test_json_log_line_is_a_single_line() -> None:
     try:
         raise ValueError("x\ny")  # noqa: TRY301  the test needs a traceback

@@ -12,6 +12,7 @@ from handler_threads import joined
 from virtual_fleet import FaultyStore, stream_with_five_records
 from waiters import WAIT
 
+from leasehold.adapters.consumer.executors import InlineExecutor
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.lease_readers import LeaseReaders
 from leasehold.adapters.consumer.runner import Runner
@@ -19,6 +20,7 @@ from leasehold.adapters.consumer.schedule import Schedule, ScheduledStep, Schedu
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Shard
 from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
+from leasehold.stores.protocol import Capabilities
 from leasehold_lab.simulator.world.world import ListSource
 
 
@@ -232,6 +234,7 @@ class GuardedStep:
 
     work: Step = field(factory=Step)
     held: Leaving = field(factory=Leaving)
+    wants_leases: bool = True
     scheduled: ScheduledStep = field(init=False)
     schedule: Schedule = field(init=False)
 
@@ -248,6 +251,7 @@ class GuardedStep:
             on_failure=lambda _fault: None,
             end_worker=lambda _reason: None,
         )
+        lease_readers.wants_leases = self.wants_leases
         self.schedule = lease_readers.schedule
         lease_readers.begin(cast("Holding", self.held))
         self.scheduled = self.schedule._steps["s-0"]  # noqa: SLF001  as a task would
@@ -313,3 +317,64 @@ def test_requests_are_withdrawn_although_a_turn_waits_for_the_stream(monkeypatch
     assert started_run.ended()
     finish.set()
     assert is_closed.is_set()
+
+
+@pytest.mark.parametrize("wants_leases", [True, False])
+def test_lease_that_is_taken_while_the_worker_drains_is_released(*, wants_leases: bool) -> None:
+    guarded_step = GuardedStep(wants_leases=wants_leases)
+    assert guarded_step.held.releasing is not wants_leases
+    guarded_step.run()
+    assert guarded_step.work.steps == 1, "the step of its reader releases it"
+
+
+@pytest.mark.parametrize(("most_calls", "limits"), [(None, [7]), (3, [3, 3])])
+def test_most_calls_limits_all_threads_that_call_handlers(
+    most_calls: int | None, limits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `most_calls`, the threads of slow handlers count, too."""
+    thread_limits = list[list[int]]()
+
+    def make_executor(*arguments: object, **_options: object) -> Any:  # noqa: ANN401  an executor
+        thread_limits.append([number for number in arguments if isinstance(number, int)])
+        return InlineExecutor()
+
+    monkeypatch.setattr("leasehold.adapters.consumer.lease_readers.ThreadExecutor", make_executor)
+    worker: Any = Leaving()
+    LeaseReaders(
+        worker,
+        Handling(accept_records, most_calls=most_calls),
+        readers=7,
+        memory_bytes=1,
+        make_step=None,
+        executor=None,
+        wall=None,
+        on_failure=lambda _fault: None,
+        end_worker=lambda _reason: None,
+    )
+    assert thread_limits == [limits]
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_row_of_a_lease_has_annotations_only_where_they_are_free(*, free: bool) -> None:
+    """In other stores, each annotation is a write of its own, which looks like a renewal."""
+    store = FaultyStore(Capabilities(free_annotations=free))
+    worker = joined(store, stream_with_five_records())
+    while not worker.holdings:
+        worker.turn(worker.clock())
+    holding = worker.holdings[0]
+    enabled = list[object]()
+    holding.progress.enable_annotations = lambda *_host_and_clock: enabled.append(True)  # type: ignore[method-assign]  # The test counts the calls.
+    lease_readers = LeaseReaders(
+        worker,
+        Handling(accept_records),
+        readers=1,
+        memory_bytes=1,
+        make_step=lambda *_args: Step(),
+        executor=None,
+        wall=lambda: 0.0,
+        on_failure=lambda _fault: None,
+        end_worker=lambda _reason: None,
+    )
+    lease_readers.begin(holding)
+    assert enabled == [True] * free
+    lease_readers.schedule.close(-math.inf)

@@ -1,10 +1,12 @@
 """Dead-letter sinks that are opened by URL: folders, buckets and streams, without a real service."""
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import pytest
 from attrs import define, evolve, field
 from botocore.exceptions import ClientError, NoRegionError
@@ -71,6 +73,44 @@ def test_dead_letter_whose_name_fails_leaves_no_file(tmp_path: Path) -> None:
         FolderSink(tmp_path).get(FULL.name)
     with pytest.raises(DeadLetterError, match=r"^a dead letter could not be removed: "):
         FolderSink(tmp_path).remove(FULL.name)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_folder_without_hard_links_takes_dead_letters(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems report in different ways that they have no hard links."""
+    monkeypatch.setattr(Path, "hardlink_to", raising(OSError(number, "no links")))
+    FolderSink(tmp_path).put(FULL)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [FULL.line]
+
+
+def test_failed_write_keeps_the_existing_dead_letter_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = FolderSink(tmp_path)
+    sink.put(FULL)
+    open_descriptors = len([*Path("/proc/self/fd").iterdir()])
+    for target, name in ((Path, "hardlink_to"), (os, "fsync")):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, raising(OSError(errno.EIO, "Input/output error")))
+            with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: Input/output error$"):
+                sink.put(evolve(FULL, worker="w-2"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", raising(OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(DeadLetterError, match=r"^a dead letter could not be removed: "):
+            sink.remove("x")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [FULL.line]
+    assert len([*Path("/proc/self/fd").iterdir()]) == open_descriptors
+
+
+def raising(fault: Exception) -> Any:  # noqa: ANN401  it takes the place of any function
+    """Return a function that raises this exception."""
+
+    def raise_fault(*_arguments: object, **_options: object) -> None:
+        raise fault
+
+    return raise_fault
 
 
 def test_missing_folder_is_a_dead_letter_error(tmp_path: Path) -> None:
@@ -238,6 +278,60 @@ def test_missing_stream_is_reported_and_one_without_describe_permission_accepted
     kinesis.code = "NoRegion"
     with pytest.raises(DeadLetterError, match=r"^no region for stream 'orders': "):
         open_stream("kinesis://orders")
+
+
+def test_write_that_the_stream_does_not_confirm_is_a_dead_letter_error(
+    kinesis: Kinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy may respond in place of the service. The checkpoint must not pass the record then."""
+    handler = dead_letters("kinesis://orders")
+    assert kinesis.requests == ["orders"]
+    for response in ({"SequenceNumber": ""}, {}):
+        monkeypatch.setattr(Kinesis, "put_record", lambda _client, response=response, **_record: response)
+        with pytest.raises(DeadLetterError, match=r"^kinesis://orders: "):
+            handler(batch(), ValueError())
+
+
+@pytest.mark.parametrize("scheme", ["s3", "kinesis"])
+def test_dead_letters_are_written_with_the_given_session(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of the options, such as `role_arn`, is made from the given one."""
+    sessions, session = list[object](), boto3.Session("k", "s", region_name="eu-west-1")
+    given_session = boto3.Session("k", "s", region_name="eu-west-1")
+
+    def create_session(_options: object, _origin: str, given: object) -> boto3.Session:
+        assert given is given_session
+        return session
+
+    module = "objects" if scheme == "s3" else "stream"
+    monkeypatch.setattr(f"{LETTERS}.{module}.create_boto3_session", create_session)
+
+    if scheme == "s3":
+
+        def open_bucket(_bucket: str, *, session: object, **_options: object) -> Any:  # noqa: ANN401  a bucket
+            return SimpleNamespace(missing=lambda: sessions.append(session))
+
+        monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", open_bucket)
+    else:
+
+        def open_client(*_names: str, **_options: object) -> Kinesis:
+            sessions.append(session)
+            return Kinesis()
+
+        monkeypatch.setattr(session, "client", open_client)
+    dead_letters(f"{scheme}://orders", session=given_session)
+    assert sessions == [session]
+
+
+def test_stream_that_is_named_by_its_arn_is_opened_in_its_region(
+    kinesis: Kinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests name the stream by its ARN, because it may belong to another account."""
+    arns = list[tuple[object, str]]()
+    monkeypatch.setattr(f"{LETTERS}.stream.name_stream_by_arn", lambda client, arn: arns.append((client, arn)))
+    arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+    open_stream(f"kinesis://{arn}")
+    ((_, options),) = kinesis.opened
+    assert (options["region_name"], arns, kinesis.requests) == ("eu-west-1", [(kinesis, arn)], ["orders"])
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "a/b"])

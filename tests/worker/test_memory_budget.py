@@ -7,9 +7,10 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 from reader_harness import ReaderHarness, data
-from virtual_fleet import FaultyStore, RecordingConsumer
+from virtual_fleet import FaultyStore, ManualExecutor, RecordingConsumer
 from waiters import Clock
 
+from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.memory import MIN_BYTES, MemoryBudget, MemoryShare
@@ -301,3 +302,56 @@ def test_many_failing_shards_stay_within_the_bound_and_starve_no_other() -> None
     rows = {lease.key: lease.checkpoint for lease in worker.store.list().leases}
     assert {rows[name] for name in failing_shards} == {TRIM_HORIZON}
     assert {rows[name] for name in many_readers.done} == {Position("2")}
+
+
+def test_reader_that_has_a_batch_gets_more_memory_only_if_no_other_waits() -> None:
+    budget = MemoryBudget(LIMIT)
+    share, waiting_share = (share_with_expected_bytes(budget, key, MIN_BYTES) for key in "ab")
+    assert (share.request(), share.request_more()) == (True, True)
+    share.hold(batch(MIN_BYTES))
+    waiting_share.expected_bytes = LIMIT
+    assert not waiting_share.request()
+    assert not share.request_more()
+    waiting_share.clear()
+    share.expected_bytes = LIMIT - MIN_BYTES
+    assert (share.request_more(), budget.used_bytes, share.request_more()) == (True, LIMIT, False)
+
+
+def test_cleared_batch_is_not_dropped_later() -> None:
+    budget = MemoryBudget(LIMIT)
+    share, other_share = (share_with_expected_bytes(budget, key, LIMIT) for key in "ab")
+    for _ in range(2):
+        assert share.request()
+        share.hold(batch(LIMIT))
+        share.allow_drop(1.0)
+        share.clear()
+        assert (share.dropped, budget.droppable, budget.used_bytes) == (False, {}, 0)
+    assert share.request()
+    assert not other_share.request(), "the memory of a read that has not ended cannot be taken away"
+    assert not share.dropped
+
+
+def test_next_request_covers_the_last_batches() -> None:
+    """Parsing needs several times the payload. After a large batch, the request falls by at most half each time."""
+    share = MemoryBudget().share("a")
+    requested = list[int]()
+    for size in (10 * MIN_BYTES, 0, 0, 0, 0, 0, 0, 0):
+        share.hold(batch(size))
+        requested.append(share.expected_bytes // MIN_BYTES)
+    first = 4 * 10 * 2**20 // 2 // MIN_BYTES
+    assert requested == [first >> halvings for halvings in range(8)]
+    share.expected_bytes = 0
+    share.hold(batch(10 * MIN_BYTES))
+    assert share.expected_bytes == 40 * MIN_BYTES
+
+
+def test_batch_that_a_handler_has_is_not_dropped() -> None:
+    harness, budget, executor = ReaderHarness(), MemoryBudget(1), ManualExecutor()
+    reader, other_share = harness.reading(budget, Dispatcher(executor)), budget.share("other")
+    harness.steps(reader, 2)
+    for _ in range(2):
+        assert not other_share.request()
+        reader.step(harness.clock.now)
+    executor.waiting.pop()()
+    harness.steps(reader, 1)
+    assert (harness.dispatched, other_share.request()) == ([data(5)], True)

@@ -1,5 +1,6 @@
 """The OpenTelemetry metrics of a worker. Without OpenTelemetry, a worker exports no metrics."""
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.metrics import WorkerMetrics
 from leasehold.adapters.consumer.runner import Runner
+from leasehold.adapters.consumer.status import NUMBERS
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.adapters.worker.worker import Worker
@@ -246,3 +248,37 @@ def test_two_workers_of_one_program_are_both_exported(late: bool, monkeypatch: p
         if metric.name == "worker_leases"
     ]
     assert (len(gauges), sorted(leases_by_worker)) == (2, [("a-1", 2), ("b-1", 2)])
+
+
+def test_finished_lease_that_its_owner_keeps_is_not_exported() -> None:
+    """The rules of the KCL leave finished leases with their owner. They are neither held nor read."""
+    _, driven_worker, reader, metrics = measured(KCL)
+    holding = driven_worker.worker.holdings[0]
+    assert holding.checkpoint(SHARD_END, keep_owner=True)
+    values = exported_values(reader)
+    assert (values["worker_leases", "a-1"], ("lease_status", holding.key) in values) == (3, False)
+    assert metrics is not None
+
+
+def test_lease_that_its_owner_cannot_renew_is_exported() -> None:
+    _, driven_worker, reader, metrics = measured()
+    assert exported_values(reader)["lease_status", "s-0"] != NUMBERS["ORPHAN"]
+    driven_worker.worker.holdings[0].confirmed_at -= 3600.0
+    assert exported_values(reader)["lease_status", "s-0"] == NUMBERS["ORPHAN"]
+    assert metrics is not None
+
+
+def test_rejected_writes_count_as_contradictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, driven_worker, reader, metrics = measured()
+    holding = driven_worker.worker.holdings[0]
+    monkeypatch.setattr(holding, "contradiction", "a gap")
+    assert exported_values(reader)["contradictions", "a-1"] == 1
+    assert metrics is not None
+
+
+def test_worker_that_was_collected_is_no_longer_exported() -> None:
+    _, _, reader, metrics = measured()
+    assert ("worker_leases", "a-1") in exported_values(reader)
+    del metrics
+    gc.collect()
+    assert exported_values(reader) == {}

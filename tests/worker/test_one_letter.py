@@ -115,3 +115,11 @@ def test_dead_letter_contains_the_raised_error_without_its_cause() -> None:
 def test_dead_letter_that_failed_again_describes_the_latest_attempt() -> None:
     failed_again = with_failed_attempt(FULL, OSError("y" * 2 * MAX_ERROR_TEXT), worker="r-1", now=9.0124)
     assert failed_again == evolve(FULL, alone=1, error="OSError", text="y" * MAX_ERROR_TEXT, worker="r-1", time_ms=9012)
+
+
+def test_name_of_a_dead_letter_is_short_enough_for_a_file() -> None:
+    """The source defines the ids of shards, which may be long. The last part of the id stays in the name."""
+    entry = evolve(FULL, shard=f"{'x' * 300}-0007")
+    assert len(entry.name) < 255
+    assert "-0007-" in entry.name
+    assert sort_key_of(entry.name) == (7, 3, entry.name)

@@ -228,3 +228,19 @@ def test_handler_that_checkpoints_takes_no_dead_letter() -> None:
     """Dead-lettering a record marks it as done, but only the checkpoints of these handlers may do that."""
     with pytest.raises(ValueError, match=r"^dead_letter: a handler that checkpoints by itself goes without one$"):
         Handling(lambda _batch: None, final_checkpoint=lambda _parting: None, dead_letter=lambda _batch, _error: None)
+
+
+def test_final_checkpoint_that_waits_for_a_thread_is_not_withdrawn_by_the_release() -> None:
+    harness, executor, calls = ReaderHarness(ShardRecords(create_records(2))), ManualExecutor(), list[str]()
+    reader = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint(calls))
+    harness.steps(reader, 2)
+    executor.waiting.pop()()
+    harness.steps(reader, 1)
+    harness.holding.ask_release()
+    for _ in range(3):
+        reader.step(harness.clock.now)
+    (final_call,) = executor.waiting
+    executor.waiting.clear()
+    final_call()
+    harness.run_until_done(reader)
+    assert (calls, harness.happenings[-1]) == (["leaving"], "stopped")

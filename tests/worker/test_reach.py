@@ -22,6 +22,7 @@ from leasehold.adapters.worker.progress import (
     progress_of,
 )
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, at_timestamp
+from leasehold.errors import SourceUnavailable
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 NOW = 1_700_000_000.0
@@ -381,3 +382,17 @@ def test_shard_that_waits_for_its_parents_has_no_lag() -> None:
     assert (annotation.behind, lag_of(row(None, annotation), NOW + 900, 10.0).seconds) == (None, None)
     progress_meter.failed("throttled", 520.0)
     assert progress_at(progress_meter, 520.0).behind == 520.0
+
+
+def test_failed_read_for_a_lag_leaves_no_open_reader() -> None:
+    """The other leases are still asked for, but neither those that have ended nor those that are known."""
+
+    def fail_once(_batch: Batch) -> None:
+        if len(source.readers) == 1:
+            raise SourceUnavailable("not now")
+
+    source = FaultySource(four_shards(), present=at_timestamp(round(NOW * 1000)), on_read=fail_once)
+    leases = [Lease(f"s-{number}", owner="java", checkpoint=Position("100")) for number in range(4)]
+    lags = lags_from_stream(source, leases, {"s-0": LeaseLag(), "s-1": LeaseLag(), "s-2": LeaseLag(2.0)})
+    assert (set(lags), lags["s-0"], lags["s-2"]) == ({"s-0", "s-1", "s-2"}, LeaseLag(), LeaseLag(2.0))
+    assert [reader.closed for reader in source.readers] == [True, True]

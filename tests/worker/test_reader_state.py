@@ -245,3 +245,68 @@ def test_no_order_skips_a_record(kind: ConsumerKind, events: list[tuple[str, int
                 raise AssertionError(next_order)
             case _:
                 pass
+
+
+def test_wait_after_a_rejection_is_short_again_after_a_response() -> None:
+    """A rejection that follows long after others waits no longer than the first one."""
+    state, rejection = state_of(), TransientRejection("the token is new")
+    waits = list[float | None]()
+    for _ in range(2):
+        waits += [state.request_rejected(rejection, 0.0) for _ in range(2)]
+        state.source_responded(Batch((), None, 0.0, 1.0))
+    assert waits[0] != waits[1]
+    assert waits[2:] == waits[:2]
+
+
+def test_checkpoint_may_reach_the_end_of_the_delivered_records_and_not_pass_it() -> None:
+    """Positions are compared with their sub-sequence numbers, because a record may be part of an aggregate."""
+    state = state_of("checkpoints")
+    read_to(state, Position("20", 9))
+    state.cursor.rows_delivered(Position("20", 4))
+    for sub, acknowledged in ((3, 3), (5, 3), (4, 4)):
+        state.checkpoint_moved(Position("20", sub))
+        assert state.cursor.acknowledged == Position("20", acknowledged)
+    state.consumer_failed(Position("20", 5))
+    state.consumer_failed(Position("20", 2))
+    assert not state.failures_redelivered
+    state.cursor.rows_delivered(Position("20", 5))
+    assert state.failures_redelivered
+
+
+def test_release_waits_for_the_records_of_an_aggregate_and_stores_them() -> None:
+    state = state_of("commits")
+    read_to(state, Position("20", 9))
+    state.cursor.rows_delivered(Position("20", 9))
+    state.cursor.consumer_acknowledged(Position("20", 4))
+    assert state.cursor.has_unacknowledged
+    assert state.due_checkpoint(0.0) == Position("20", 4)
+    state.checkpoint_stored(Position("20", 4), 0.0, 0.0, aligned=False)
+    assert state.due_checkpoint(0.0) is None
+    state.cursor.consumer_acknowledged(Position("20", 5))
+    assert state.due_checkpoint(0.0) == Position("20", 5)
+
+
+def test_end_that_spark_has_committed_is_written_before_a_release() -> None:
+    state = state_of("commits")
+    read_to(state, SHARD_END)
+    state.cursor.rows_delivered(SHARD_END)
+    facts = {**HELD, "releasing": True}
+    assert state.next_order(0.0, TEN, **facts, awaits_commit=True) == AwaitEvent()
+    assert state.next_order(0.0, TEN, **facts, awaits_commit=False) == ReleaseAt(TEN)
+    state.cursor.consumer_acknowledged(SHARD_END)
+    for awaits_commit in (True, False):
+        assert state.next_order(0.0, TEN, **facts, awaits_commit=awaits_commit) == EndShard(())
+
+
+def test_shard_that_was_not_begun_is_released_without_a_final_checkpoint() -> None:
+    """Its handler has seen no record of the shard."""
+    state = ReaderState(TEN, lambda low, _high: low, "checkpoints")
+    assert state.next_order(0.0, TEN, **{**HELD, "releasing": True}) == ReleaseAt(TEN)
+
+
+def test_piece_that_ends_with_its_batch_finishes_the_batch() -> None:
+    state = state_of()
+    batch = read_to(state, Position("20", 9))
+    state.cursor.rows_delivered(Position("20", 9))
+    assert [state.piece_done(batch, Position("20", sub)) for sub in (8, 9)] == [False, True]
+    assert state.cursor.acknowledged == Position("20", 9)

@@ -229,6 +229,38 @@ def test_start_time_missing_from_the_row_comes_from_the_settings() -> None:
     assert harness.source.opened == [("s-0", start)]
 
 
+def test_start_time_in_the_row_precedes_that_of_the_settings() -> None:
+    start, other_start = at_timestamp(1_600_000_000_000), at_timestamp(1_700_000_000_000)
+    harness = ReaderHarness(lease=Lease("s-0", checkpoint=start), config=evolve(MINIMAL, initial_position=other_start))
+    harness.steps(harness.reading(), 1)
+    assert harness.source.opened == [("s-0", start)]
+
+
+def test_child_that_was_begun_keeps_the_history_of_its_own_row() -> None:
+    history = SeenRows()
+    history.record_row(Tag("q", 1, 0, "0", "e", 9), Position("5"))
+    start = evolve(TRIM_HORIZON, token=history.token)
+    harness = ReaderHarness(lease=Lease("s-0", checkpoint=start, parents=("p",)))
+    found = ReadingStart(harness.holding, harness.source, MINIMAL).find({"p": Lease("p", checkpoint=SHARD_END)})
+    assert (found, found and found.token) == (start, history.token)
+
+
+def test_shard_that_its_store_fails_to_checkpoint_late_is_left() -> None:
+    """The reader is closed and the observer is notified, although the late checkpoint was not written."""
+    harness = ReaderHarness(ShardRecords(create_records(2), wait_seconds=60.0), source=FaultySource())
+    reader = harness.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
+    harness.steps(reader, 1)
+    harness.on_batch = lambda _delivery: steal_and_break()
+
+    def steal_and_break() -> None:
+        harness.steal()
+        assert not harness.holding.renew()
+        harness.store.down = True
+
+    assert harness.steps(reader, 1) == math.inf
+    assert harness.happenings == ["initialize", "lease-lost"]
+
+
 def test_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
     def fails_once(delivery: Delivery) -> None:
         if len(harness.dispatched) == 1:

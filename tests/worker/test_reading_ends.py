@@ -278,8 +278,10 @@ def test_reader_that_waits_for_memory_asks_again_after_a_second(
     monkeypatch.setattr(reader.consumer._memory, "request", lambda: False)  # noqa: SLF001  the only replaced part
     now = harness.clock.now
     harness.holding.throughput.add(600, now - MEASURE_SECONDS)
+    harness.holding.progress.call_began(now)
     assert reader.step(now) == now + MEMORY_RETRY_SECONDS == now + 1.0
     assert harness.holding.throughput.average(now) is None
+    assert harness.holding.progress.silent_since is None, "the stream is not silent"
 
 
 @pytest.mark.parametrize("how", ["done", "broken", "interrupted", "stolen"])

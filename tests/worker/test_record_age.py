@@ -17,7 +17,7 @@ from running import running
 from virtual_fleet import FaultyStore, four_shards
 from waiters import until
 
-from leasehold.adapters.consumer.handler_consumer import handler_reader
+from leasehold.adapters.consumer.handler_consumer import arrival_after, handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling, TooOld
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
@@ -25,7 +25,7 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Options
-from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
@@ -218,3 +218,11 @@ def test_record_age_option_needs_a_dead_letter_option() -> None:
     assert check_consumption_options(ListSource(), "memory://aged", print, options).handling.max_age_seconds == 3600
     with pytest.raises(ValueError, match="--max-age-seconds: it goes with --dead-letter"):
         check_consumption_options(ListSource(), "memory://aged", print, Options(max_age_seconds=60), flag_name)
+
+
+def test_rest_of_an_aggregate_has_its_own_arrival_time() -> None:
+    """After a piece, the age of the shard is that of its first record that is not handled."""
+    records = (*(Record(b"", "100", sub, arrived=1.0) for sub in range(3)), Record(b"", "101", arrived=9.0))
+    batch, holding = Batch(records, None, 0.0, 0.0), ReaderHarness().holding
+    pieces = [Delivery(records[:count], records[count - 1].position, None, holding) for count in range(1, 5)]
+    assert [arrival_after(batch, piece) for piece in pieces] == [1.0, 1.0, 9.0, None]

@@ -457,3 +457,49 @@ def test_step_is_called_when_due_after_its_abandoned_call_has_returned(calendar:
     calendar.call_at(1.0, lambda: calendar.schedule.abandon("a"))
     calendar.tasks.run(90.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b"), (0.0, "c"), (15.0, "a"), (50.0, "b"), (60.0, "c")]
+
+
+def test_step_abandoned_twice_allows_one_more_task(calendar: ScheduleHarness) -> None:
+    calendar.schedule.add("a", calendar.step("a", step_seconds=20.0))
+    for abandoned_at in (1.0, 2.0):
+        calendar.call_at(abandoned_at, lambda: calendar.schedule.abandon("a"))
+    for name in "bcd":
+        calendar.call_at(3.0, partial(calendar.schedule.add, name, calendar.step(name, step_seconds=4.0)))
+    calendar.tasks.run(30.0)
+    assert calendar.calls == [(0.0, "a"), (3.0, "b"), (3.0, "c"), (7.0, "d")]
+
+
+def test_abandoning_the_last_call_ends_a_drain_and_a_close(calendar: ScheduleHarness) -> None:
+    """A call that does not return delays neither a drain that has begun nor a later close."""
+    calendar.schedule.add("a", calendar.step("a", step_seconds=20.0))
+    drain_result = calendar.call_at(1.0, lambda: calendar.schedule.drain(15.0))
+    calendar.call_at(2.0, lambda: calendar.schedule.abandon("a"))
+    close_result = calendar.call_at(3.0, lambda: calendar.schedule.close(15.0))
+    calendar.tasks.run(30.0)
+    assert (drain_result, close_result) == ([(True, 2.0)], [(False, 3.0)])
+
+
+def test_step_of_a_surplus_task_is_called_by_another(calendar: ScheduleHarness) -> None:
+    """A task that ends because the limit was lowered leaves the step that it waits for to the remaining task."""
+    for name, due in {"a": 50.0, "b": 60.0}.items():
+        calendar.schedule.add(name, calendar.step(name, due, due + 20.0))
+    calendar.call_at(1.0, lambda: calendar.schedule.resize(1))
+    for woken_at, key in ((2.0, "a"), (3.0, "b")):
+        calendar.call_at(woken_at, partial(calendar.schedule.wake, key))
+    calendar.tasks.run(90.0)
+    assert calendar.calls[2:] == [(2.0, "a"), (3.0, "b"), (70.0, "a"), (80.0, "b")]
+
+
+def test_close_ends_if_the_last_task_cannot_start(calendar: ScheduleHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work that the task should have done is done by its caller."""
+
+    def fail_slowly(*_arguments: object) -> None:
+        calendar.tasks.sleep(2.0)
+        raise RuntimeError("can't start new thread")
+
+    schedule, done = Schedule(calendar.time, 1, "leasehold-act", lambda _fault: None), list[float]()
+    monkeypatch.setattr(calendar.time, "start", fail_slowly)
+    calendar.call_at(1.0, lambda: schedule.submit(lambda: done.append(round(calendar.tasks.now, 3))))
+    close_result = calendar.call_at(2.0, schedule.close)
+    calendar.tasks.run(20.0)
+    assert (done, close_result) == ([3.0], [(True, 3.0)])

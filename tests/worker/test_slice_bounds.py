@@ -9,7 +9,7 @@ from leasehold.adapters.consumer.slices import ARRIVAL_MARGIN_SECONDS, NOTE, Sli
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, SettledShard
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceUnavailable, StoreError
-from leasehold.stores.protocol import Done, Listing, Malformed
+from leasehold.stores.protocol import Capabilities, Done, Listing, Malformed
 from leasehold.stores.writes import ClaimLease, CreateLease
 from leasehold_lab.contract.actors import create_lease_with_owner
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords
@@ -241,3 +241,18 @@ def test_table_with_an_unreadable_row_is_rejected() -> None:
 
     with pytest.raises(StoreError, match=r"^slice: row s-9 of its table cannot be read"):
         TEST_SLICE.store(Damaged())
+
+
+def test_table_without_room_for_the_annotation_is_rejected() -> None:
+    with pytest.raises(ValueError, match="slice: the Azure SDKs' layout has no room for it"):
+        TEST_SLICE.store(FaultyStore(Capabilities(counts_owners=False)))
+
+
+@pytest.mark.parametrize(("sub", "ended"), [(2, False), (3, True), (4, True)])
+def test_shard_ends_with_the_last_user_record_of_an_aggregate(sub: int, ended: bool) -> None:
+    read = Batch((Record(b"", "7", sub, arrived=1001.0),), None, 0.0, 0.0)
+    assert reads_that_ended_shard(SettledShard(Position("7", 3)), read) == [ended]
+
+
+def test_slice_of_the_first_seconds_begins_at_the_first_time() -> None:
+    assert Slice(at_timestamp(1000), UNTIL).begin == at_timestamp(0)

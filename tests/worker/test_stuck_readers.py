@@ -1,5 +1,6 @@
 """Leases that are released while their readers wait for the source, and readers that cannot be closed."""
 
+import pytest
 from attrs import define
 from reader_harness import ReaderHarness
 from virtual_fleet import FaultySource
@@ -81,8 +82,14 @@ class _UnclosableSource(ForwardingSource):
         return _Unclosable(super().open(lease, start))
 
 
-def test_reader_that_cannot_be_closed_ends_normally() -> None:
+@pytest.mark.parametrize("fault", [SourceUnavailable("no response"), KeyError("a field"), MemoryError("no room")])
+def test_reader_that_cannot_be_closed_ends_normally(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """The observer is notified of a release and not of a lost lease."""
+
+    def fail(_reader: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(_Unclosable, "close", fail)
     harness = ReaderHarness()
     harness.worker.source = _UnclosableSource(harness.source)
     reader = harness.reading()
@@ -90,3 +97,18 @@ def test_reader_that_cannot_be_closed_ends_normally() -> None:
     harness.holding.ask_release()
     harness.run_until_done(reader)
     assert harness.happenings == ["initialize", "stopped"]
+
+
+def test_no_call_of_the_source_is_noted_between_two_steps() -> None:
+    """If a call were still noted, a release would not wait for the reader."""
+
+    def fail_once(_batch: Batch) -> None:
+        if len(harness.source.opened) == 1:
+            raise SourceUnavailable("not now")
+
+    harness = ReaderHarness(source=FaultySource(on_read=fail_once))
+    reader, progress = harness.reading(), harness.holding.progress
+    for _ in range(5):
+        harness.steps(reader, 1)
+        assert progress.call_began_at is None
+    assert len(harness.dispatched) == 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from leasehold.adapters.consumer.schedule import Schedule
-from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, read_boot_clock
+from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, read_boot_clock, spawn
 
 
 @contextmanager
@@ -115,3 +115,32 @@ def test_wait_continues_after_a_signal_check(monkeypatch: pytest.MonkeyPatch) ->
     assert read_boot_clock() >= deadline
     threading.Timer(0.05, queue.put, ["item"]).start()
     assert queue.get() == "item"
+
+
+def test_thread_that_memory_does_not_suffice_for_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers expect a RuntimeError if no thread can start, whatever the reason."""
+
+    def fail(_thread: threading.Thread) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        spawn("leasehold-x", lambda: None, lambda _fault: None)
+
+
+def test_other_threads_wait_for_an_item_without_a_limit() -> None:
+    queue, items = ThreadQueue(read_boot_clock), ThreadQueue(read_boot_clock)
+    thread = spawn("leasehold-x", lambda: items.put(queue.get()), items.put)
+    queue.put("item")
+    assert items.get(read_boot_clock() + 20) == "item"
+    thread.join(20)
+
+
+def test_schedulers_of_two_processes_have_different_ids() -> None:
+    ids = {ThreadScheduler().process_id for _ in range(2)}
+    assert (len(ids), "" in ids, ThreadScheduler(process_id="p-1").process_id) == (2, False, "p-1")
+
+
+def test_queue_without_an_item_at_its_deadline_returns_at_once() -> None:
+    """The clock may not have moved since the caller computed the deadline."""
+    assert ThreadQueue(lambda: 5.0).get(5.0) is None

@@ -116,6 +116,31 @@ def test_batch_repeated_after_a_full_disk_is_written_once() -> None:
     assert numbers == ["100", "101"]
 
 
+def test_shard_event_is_kept_although_a_batch_after_it_failed(holding: Holding) -> None:
+    """A batch that could not be written is dispatched again, but an event occurs only once."""
+    raw = Raw([0, 0])
+    lines = EventLines("a-1", text_file_over(raw), wall=lambda: 1.5)
+    batch = Delivery(create_records(1), Position("100"), None, ReaderHarness().holding)
+    lines.write_shard_event("initialize", holding)
+    with pytest.raises(OSError, match="refused"):
+        lines.handle(batch)
+    lines.handle(batch)
+    events = [json.loads(line)["event"] for line in io.BytesIO(bytes(raw.written))]
+    assert events == ["initialize", "record"]
+
+
+def test_closed_pipe_ends_every_later_call_and_leaves_no_descriptor(holding: Holding) -> None:
+    reading_end, writing_end = os.pipe()
+    os.close(reading_end)
+    with os.fdopen(writing_end, "w") as out:
+        lines, open_descriptors = EventLines("a-1", out, wall=lambda: 1.5), len([*Path("/proc/self/fd").iterdir()])
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                lines.write_shard_event("stopped", holding)
+        out.write("Python writes what is left when it exits.")
+    assert len([*Path("/proc/self/fd").iterdir()]) == open_descriptors - 1
+
+
 def test_closed_pipe_is_not_a_full_disk() -> None:
     """A write to a full disk is retried, but a closed pipe ends the command."""
     lines = LineWriter(text_file_over(Raw([3, 0], errno.EPIPE)))
