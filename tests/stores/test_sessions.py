@@ -855,6 +855,7 @@ def test_a_lease_is_idle_only_while_its_owner_writes_nothing() -> None:
     assert read_stored_lease(bob_store, KEY).idle == 0.0
     expect_applied(ann_store.write(GiveLease(read_stored_lease(ann_store, KEY), AT)))
     aged(objects, "lease/")
+    expect_applied(bob_store.write(RenewLease(read_stored_lease(bob_store, "s-1"))))
     assert read_stored_lease(bob_store, KEY).idle == 60.0
 
 
@@ -930,11 +931,14 @@ def test_a_request_that_is_over_leaves_no_session_in_the_row(case: str) -> None:
 
 def test_an_owner_notices_every_request() -> None:
     """Several leases may be requested before the owner's next write."""
-    ann_store, bob_store, lease = scene(ObjectMemory())
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
     leases = [lease, *(create_owned_lease(ann_store, key=key) for key in ("s-2", "s-3"))]
     for requested_lease in leases:
         expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, requested_lease.key), "bob")))
     assert [expect_applied(ann_store.write(RenewLease(lease))).next_owner for lease in leases] == ["bob"] * 3
+    rows = [require_valid_row(parse_session(objects.stored[name])) for name in sessions(objects)]
+    assert [row.touched for row in rows] == [frozenset()] * 2
 
 
 def test_a_request_is_noticed_although_an_older_row_is_read_late() -> None:
@@ -1243,3 +1247,24 @@ def test_an_overtaken_thread_does_not_restore_a_deleted_session() -> None:
     assert expect_rejected(ann_store.write(GiveLease(evolve(lease, next_owner="bob"), AT))) is not None
     assert isinstance(ann_store.write(RenewLease(lease)), Lost)
     assert expect_applied(ann_store.write(RenewLease(renewed_lease))).owner == "ann"
+
+
+def test_throughput_of_an_earlier_ownership_is_not_used() -> None:
+    """A worker may get a lease back before it has written its session again."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(ann_store.write(RenewLease(evolve(lease, weight=256))))
+    stolen_lease = expect_applied(bob_store.write(StealLease(read_stored_lease(bob_store, KEY), "bob")))
+    expect_applied(bob_store.write(RenewLease(evolve(stolen_lease, weight=512))))
+
+    def die(line: str) -> None:
+        if line.startswith(("over session", "over told")) and f"over lease/{KEY}" in objects.log:
+            raise OutcomeUnknown("the process died")
+
+    objects.log.clear()
+    objects.before = die
+    with pytest.raises(OutcomeUnknown):
+        ann_store.write(StealLease(read_stored_lease(ann_store, KEY), "ann"))
+    objects.before = lambda _line: None
+    left_lease = read_stored_lease(bob_store, KEY)
+    assert (left_lease.owner, left_lease.weight) == ("ann", 512)
