@@ -12,9 +12,10 @@ from object_memory import ObjectMemory
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
-from leasehold.stores.protocol import Done, Lost, Malformed
+from leasehold.stores.protocol import Done, Lost, Malformed, PassingStore
 from leasehold.stores.requests import ObjectFields, StoredObject
 from leasehold.stores.sessions.group import EntryChange, ThreadPrimitives, Ticket
 from leasehold.stores.sessions.rows import LEASES, SESSIONS, parse_lease_row, parse_session, require_valid_row
@@ -1268,3 +1269,62 @@ def test_throughput_of_an_earlier_ownership_is_not_used() -> None:
     objects.before = lambda _line: None
     left_lease = read_stored_lease(bob_store, KEY)
     assert (left_lease.owner, left_lease.weight) == ("ann", 512)
+
+
+OVERTAKEN: dict[str, tuple[bool, Step]] = {
+    "release": (False, lambda ann, _bob, lease: ann.write(ReleaseLease(lease, "ann"))),
+    "end": (False, lambda ann, _bob, lease: ann.write(CheckpointLease(lease, SHARD_END))),
+    "gift": (True, lambda ann, _bob, lease: ann.write(GiveLease(lease, AT))),
+    "theft": (False, lambda _ann, bob, lease: bob.write(StealLease(lease, "bob"))),
+    "claim": (False, lambda _ann, bob, lease: bob.write(ClaimLease(lease, "bob"))),
+    "request": (False, lambda _ann, bob, lease: bob.write(RequestLease(lease, "bob"))),
+    "withdrawal": (True, lambda _ann, bob, lease: bob.write(WithdrawRequest(lease, "bob"))),
+    "annotation": (False, lambda _ann, bob, lease: bob.write(AnnotateLease(lease, "seal", "8"))),
+    "late checkpoint": (False, lambda _ann, bob, lease: bob.write(CheckpointLate(lease, Position("42")))),
+    "deletion": (False, lambda _ann, bob, lease: bob.write(DeleteLease(lease))),
+}
+
+
+@pytest.mark.parametrize("case", OVERTAKEN)
+def test_a_write_overtaken_by_an_annotation_is_retried(case: str) -> None:
+    """Another worker may write the row of a lease at any time. The condition of the overtaken write still holds."""
+    next_owner, execute_step = OVERTAKEN[case]
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects, next_owner)
+    cat_store = two(objects)[0]
+
+    def annotate(line: str) -> None:
+        if line in {f"over lease/{KEY}", f"delete lease/{KEY}"}:
+            objects.before = lambda _line: None
+            current_lease = read_stored_lease(cat_store, KEY)
+            expect_applied(cat_store.write(AnnotateLease(current_lease, "cat", "1")))
+
+    objects.before = annotate
+    assert isinstance(execute_step(ann_store, bob_store, lease), Done)
+    assert [row.annotation("cat") for row in cat_store.get([KEY])] == ([] if case == "deletion" else ["1"])
+
+
+def test_a_session_that_only_a_consistent_listing_shows_as_named_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The position of its lease is in the session."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(ann_store.write(CheckpointLease(lease, Position("42"))))
+    ann_store.close()
+    list_rows = bob_store._versioned_rows.list  # noqa: SLF001
+
+    def list_without_row(*prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:
+        rows = list_rows(*prefixes, consistent=consistent)
+        return rows if consistent else tuple(row for row in rows if row.name != f"lease/{KEY}")
+
+    monkeypatch.setattr(bob_store._versioned_rows, "list", list_without_row)  # noqa: SLF001
+    for _ in range(3):
+        bob_store.list()
+    assert claim_lease(two(objects)[0], "cat").checkpoint == Position("42")
+
+
+def test_a_store_without_rows_of_sessions_has_only_its_own_layout() -> None:
+    store = MemoryStore()
+    create_unowned_lease(store, KEY)
+    assert open_in_layout(store, None) is store
+    wrapped_store = PassingStore(store)
+    assert open_in_layout(wrapped_store, None) is wrapped_store
