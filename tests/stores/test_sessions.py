@@ -1328,3 +1328,47 @@ def test_a_store_without_rows_of_sessions_has_only_its_own_layout() -> None:
     assert open_in_layout(store, None) is store
     wrapped_store = PassingStore(store)
     assert open_in_layout(wrapped_store, None) is wrapped_store
+
+
+def test_an_owner_notices_that_another_worker_ended_its_lease() -> None:
+    """For example, a former process of the worker reached the end of the shard."""
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    ended_lease = expect_applied(bob_store.write(CheckpointLate(read_stored_lease(bob_store, KEY), SHARD_END)))
+    assert ended_lease.ended
+    stored_lease = expect_rejected(ann_store.write(RenewLease(lease)))
+    assert stored_lease is not None
+    assert stored_lease.ended
+
+
+def test_a_lease_of_a_deleted_session_keeps_its_owner_in_every_process() -> None:
+    """A worker that has noticed the deletion does not show its own leases as free either."""
+    objects = ObjectMemory()
+    ann_store, bob_store, _ = scene(objects)
+    second_lease = create_owned_lease(ann_store, key="s-2")
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is deleted
+    del objects.stored[f"session/{page}"]
+    expect_applied(ann_store.write(RenewLease(second_lease)))
+    for store in (ann_store, bob_store):
+        assert read_stored_lease(store, KEY).owner == "ann"
+        assert [lease.owner for lease in store.list().leases] == ["ann", "bob", "ann"]
+
+
+@pytest.mark.parametrize("stale_ok", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_read_is_consistent_unless_it_may_be_stale(
+    stale_ok: bool, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A next owner polls its lease, and consistent reads cost twice as much."""
+    _, bob_store, lease = scene(ObjectMemory())
+    if listed:
+        bob_store.list()
+    reads: set[bool] = set()
+    read = bob_store._versioned_rows.read  # noqa: SLF001
+
+    def record_read(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+        reads.add(stale_ok)
+        return read(names, stale_ok=stale_ok)
+
+    monkeypatch.setattr(bob_store._versioned_rows, "read", record_read)  # noqa: SLF001
+    assert bob_store.get([KEY], stale_ok=stale_ok) == (lease,)
+    assert reads == {stale_ok}
