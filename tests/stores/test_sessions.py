@@ -1372,3 +1372,55 @@ def test_a_read_is_consistent_unless_it_may_be_stale(
     monkeypatch.setattr(bob_store._versioned_rows, "read", record_read)  # noqa: SLF001
     assert bob_store.get([KEY], stale_ok=stale_ok) == (lease,)
     assert reads == {stale_ok}
+
+
+@pytest.mark.parametrize("case", ["renewal", "checkpoint", "gift", "end", "release", "acceptance"])
+def test_a_lease_stays_valid_after_writes_for_other_leases(case: str) -> None:
+    """Each group write increments the count of the session, which is part of the versions of all its leases."""
+    next_owner, write, _, _ = DELETED.get(case, (False, lambda lease: ClaimLease(lease, "ann"), AT, "ann"))
+    ann_store, _, lease = scene(ObjectMemory(), next_owner)
+    second_lease = create_owned_lease(ann_store, key="s-2")
+    for _ in range(2):
+        second_lease = expect_applied(ann_store.write(RenewLease(second_lease)))
+    assert isinstance(ann_store.write(write(lease)), Done)
+
+
+def test_a_theft_succeeds_although_the_owner_has_claimed_its_lease_again() -> None:
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    restarted_lease = expect_applied(ann_store.write(ClaimLease(lease, "ann")))
+    assert expect_applied(bob_store.write(StealLease(lease, "bob"))).owner == "bob"
+    assert restarted_lease.owner == "ann"
+
+
+@pytest.mark.parametrize("case", ["renewal", "checkpoint", "gift"])
+def test_an_owner_that_another_worker_has_stopped_writes_nothing_more(case: str) -> None:
+    """The other worker died before it took the lease, which any worker may claim now."""
+    next_owner, write, _, _ = DELETED[case]
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects, next_owner)
+
+    def die(line: str) -> None:
+        if line.startswith("over lease"):
+            raise OutcomeUnknown("the process died")
+
+    objects.before = die
+    with pytest.raises(OutcomeUnknown):
+        bob_store.write(StealLease(read_stored_lease(bob_store, KEY), "bob"))
+    objects.before = lambda _line: None
+    for _ in range(2):
+        stored_lease = expect_rejected(ann_store.write(write(lease)))
+        assert stored_lease is not None
+        assert (stored_lease.owner, stored_lease.checkpoint) == (None, AT)
+    assert claim_lease(two(objects)[0], "cat").checkpoint == AT
+
+
+def test_a_lease_of_an_ended_session_is_not_valid_in_the_next_one() -> None:
+    """The counts of a new session start again, so they say nothing about a lease of an earlier epoch."""
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    for _ in range(5):
+        lease = expect_applied(ann_store.write(RenewLease(lease)))
+    claim_lease(bob_store, "bob")
+    expect_rejected(ann_store.write(RenewLease(lease)))
+    retaken_lease = expect_applied(ann_store.write(StealLease(read_stored_lease(ann_store, KEY), "ann")))
+    for write in (RenewLease(lease), CheckpointLease(lease, Position("42"))):
+        assert expect_rejected(ann_store.write(write)) == retaken_lease
