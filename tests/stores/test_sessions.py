@@ -1304,12 +1304,20 @@ def test_a_write_overtaken_by_an_annotation_is_retried(case: str) -> None:
     assert [row.annotation("cat") for row in cat_store.get([KEY])] == ([] if case == "deletion" else ["1"])
 
 
-def test_a_session_that_only_a_consistent_listing_shows_as_named_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The position of its lease is in the session."""
+@pytest.mark.parametrize("role", ["owner", "next owner"])
+def test_a_session_that_only_a_consistent_listing_shows_as_named_is_kept(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position of its lease is in the session, and a lease that is given to it is free at once."""
     objects = ObjectMemory()
     ann_store, bob_store, lease = scene(objects)
-    expect_applied(ann_store.write(CheckpointLease(lease, Position("42"))))
-    ann_store.close()
+    lease = expect_applied(ann_store.write(CheckpointLease(lease, Position("42"))))
+    if role == "owner":
+        ann_store.close()
+    else:
+        cat_store = two(objects)[0]
+        expect_applied(cat_store.write(RequestLease(read_stored_lease(cat_store, KEY), "cat")))
+        cat_store.close()
     list_rows = bob_store._versioned_rows.list  # noqa: SLF001
 
     def list_without_row(*prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:
@@ -1319,7 +1327,10 @@ def test_a_session_that_only_a_consistent_listing_shows_as_named_is_kept(monkeyp
     monkeypatch.setattr(bob_store._versioned_rows, "list", list_without_row)  # noqa: SLF001
     for _ in range(3):
         bob_store.list()
-    assert claim_lease(two(objects)[0], "cat").checkpoint == Position("42")
+    if role == "next owner":
+        expect_applied(ann_store.write(GiveLease(expect_applied(ann_store.write(RenewLease(lease))), Position("42"))))
+    assert read_stored_lease(two(objects)[0], KEY).owner is None
+    assert claim_lease(two(objects)[0], "dan").checkpoint == Position("42")
 
 
 def test_a_store_without_rows_of_sessions_has_only_its_own_layout() -> None:
@@ -1424,3 +1435,27 @@ def test_a_lease_of_an_ended_session_is_not_valid_in_the_next_one() -> None:
     retaken_lease = expect_applied(ann_store.write(StealLease(read_stored_lease(ann_store, KEY), "ann")))
     for write in (RenewLease(lease), CheckpointLease(lease, Position("42"))):
         assert expect_rejected(ann_store.write(write)) == retaken_lease
+
+
+@pytest.mark.parametrize("rival", ["another thread", "the giver"])
+def test_a_given_lease_is_accepted_only_once(rival: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rival writes after the lease was read, and before it is accepted."""
+    ann_store, bob_store, lease = scene(ObjectMemory(), next_owner=True)
+    given_lease = expect_applied(ann_store.write(GiveLease(lease, AT)))
+    rival_leases: list[Lease] = []
+    read = bob_store._versioned_rows.read  # noqa: SLF001
+
+    def read_before_rival(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+        rows = read(names, stale_ok=stale_ok)
+        if f"{LEASES}{KEY}" not in names and not rival_leases:
+            monkeypatch.setattr(bob_store._versioned_rows, "read", read)  # noqa: SLF001
+            store, write = (
+                (bob_store, ClaimLease(given_lease, "bob"))
+                if rival == "another thread"
+                else (ann_store, TakeBackLease(given_lease, "ann"))
+            )
+            rival_leases.append(expect_applied(store.write(write)))
+        return rows
+
+    monkeypatch.setattr(bob_store._versioned_rows, "read", read_before_rival)  # noqa: SLF001
+    assert [expect_rejected(bob_store.write(ClaimLease(given_lease, "bob")))] == rival_leases
