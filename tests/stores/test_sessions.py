@@ -12,9 +12,10 @@ from object_memory import ObjectMemory
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
-from leasehold.stores.protocol import Done, Lost, Malformed
+from leasehold.stores.protocol import Done, Lost, Malformed, PassingStore
 from leasehold.stores.requests import ObjectFields, StoredObject
 from leasehold.stores.sessions.group import EntryChange, ThreadPrimitives, Ticket
 from leasehold.stores.sessions.rows import LEASES, SESSIONS, parse_lease_row, parse_session, require_valid_row
@@ -885,6 +886,7 @@ def test_a_lease_is_idle_only_while_its_owner_writes_nothing() -> None:
     assert read_stored_lease(bob_store, KEY).idle == 0.0
     expect_applied(ann_store.write(GiveLease(read_stored_lease(ann_store, KEY), AT)))
     aged(objects, "lease/")
+    expect_applied(bob_store.write(RenewLease(read_stored_lease(bob_store, "s-1"))))
     assert read_stored_lease(bob_store, KEY).idle == 60.0
 
 
@@ -960,11 +962,14 @@ def test_a_request_that_is_over_leaves_no_session_in_the_row(case: str) -> None:
 
 def test_an_owner_notices_every_request() -> None:
     """Several leases may be requested before the owner's next write."""
-    ann_store, bob_store, lease = scene(ObjectMemory())
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
     leases = [lease, *(create_owned_lease(ann_store, key=key) for key in ("s-2", "s-3"))]
     for requested_lease in leases:
         expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, requested_lease.key), "bob")))
     assert [expect_applied(ann_store.write(RenewLease(lease))).next_owner for lease in leases] == ["bob"] * 3
+    rows = [require_valid_row(parse_session(objects.stored[name])) for name in sessions(objects)]
+    assert [row.touched for row in rows] == [frozenset()] * 2
 
 
 def test_a_request_is_noticed_although_an_older_row_is_read_late() -> None:
@@ -1273,3 +1278,216 @@ def test_an_overtaken_thread_does_not_restore_a_deleted_session() -> None:
     assert expect_rejected(ann_store.write(GiveLease(evolve(lease, next_owner="bob"), AT))) is not None
     assert isinstance(ann_store.write(RenewLease(lease)), Lost)
     assert expect_applied(ann_store.write(RenewLease(renewed_lease))).owner == "ann"
+
+
+def test_throughput_of_an_earlier_ownership_is_not_used() -> None:
+    """A worker may get a lease back before it has written its session again."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    expect_applied(ann_store.write(RenewLease(evolve(lease, weight=256))))
+    stolen_lease = expect_applied(bob_store.write(StealLease(read_stored_lease(bob_store, KEY), "bob")))
+    expect_applied(bob_store.write(RenewLease(evolve(stolen_lease, weight=512))))
+
+    def die(line: str) -> None:
+        if line.startswith(("over session", "over told")) and f"over lease/{KEY}" in objects.log:
+            raise OutcomeUnknown("the process died")
+
+    objects.log.clear()
+    objects.before = die
+    with pytest.raises(OutcomeUnknown):
+        ann_store.write(StealLease(read_stored_lease(ann_store, KEY), "ann"))
+    objects.before = lambda _line: None
+    left_lease = read_stored_lease(bob_store, KEY)
+    assert (left_lease.owner, left_lease.weight) == ("ann", 512)
+
+
+OVERTAKEN: dict[str, tuple[bool, Step]] = {
+    "release": (False, lambda ann, _bob, lease: ann.write(ReleaseLease(lease, "ann"))),
+    "end": (False, lambda ann, _bob, lease: ann.write(CheckpointLease(lease, SHARD_END))),
+    "gift": (True, lambda ann, _bob, lease: ann.write(GiveLease(lease, AT))),
+    "theft": (False, lambda _ann, bob, lease: bob.write(StealLease(lease, "bob"))),
+    "claim": (False, lambda _ann, bob, lease: bob.write(ClaimLease(lease, "bob"))),
+    "request": (False, lambda _ann, bob, lease: bob.write(RequestLease(lease, "bob"))),
+    "withdrawal": (True, lambda _ann, bob, lease: bob.write(WithdrawRequest(lease, "bob"))),
+    "annotation": (False, lambda _ann, bob, lease: bob.write(AnnotateLease(lease, "seal", "8"))),
+    "late checkpoint": (False, lambda _ann, bob, lease: bob.write(CheckpointLate(lease, Position("42")))),
+    "deletion": (False, lambda _ann, bob, lease: bob.write(DeleteLease(lease))),
+}
+
+
+@pytest.mark.parametrize("case", OVERTAKEN)
+def test_a_write_overtaken_by_an_annotation_is_retried(case: str) -> None:
+    """Another worker may write the row of a lease at any time. The condition of the overtaken write still holds."""
+    next_owner, execute_step = OVERTAKEN[case]
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects, next_owner)
+    cat_store = two(objects)[0]
+
+    def annotate(line: str) -> None:
+        if line in {f"over lease/{KEY}", f"delete lease/{KEY}"}:
+            objects.before = lambda _line: None
+            current_lease = read_stored_lease(cat_store, KEY)
+            expect_applied(cat_store.write(AnnotateLease(current_lease, "cat", "1")))
+
+    objects.before = annotate
+    assert isinstance(execute_step(ann_store, bob_store, lease), Done)
+    assert [row.annotation("cat") for row in cat_store.get([KEY])] == ([] if case == "deletion" else ["1"])
+
+
+@pytest.mark.parametrize("role", ["owner", "next owner"])
+def test_a_session_that_only_a_consistent_listing_shows_as_named_is_kept(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position of its lease is in the session, and a lease that is given to it is free at once."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    lease = expect_applied(ann_store.write(CheckpointLease(lease, Position("42"))))
+    if role == "owner":
+        ann_store.close()
+    else:
+        cat_store = two(objects)[0]
+        expect_applied(cat_store.write(RequestLease(read_stored_lease(cat_store, KEY), "cat")))
+        cat_store.close()
+    list_rows = bob_store._versioned_rows.list  # noqa: SLF001
+
+    def list_without_row(*prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:
+        rows = list_rows(*prefixes, consistent=consistent)
+        return rows if consistent else tuple(row for row in rows if row.name != f"lease/{KEY}")
+
+    monkeypatch.setattr(bob_store._versioned_rows, "list", list_without_row)  # noqa: SLF001
+    for _ in range(3):
+        bob_store.list()
+    if role == "next owner":
+        expect_applied(ann_store.write(GiveLease(expect_applied(ann_store.write(RenewLease(lease))), Position("42"))))
+    assert read_stored_lease(two(objects)[0], KEY).owner is None
+    assert claim_lease(two(objects)[0], "dan").checkpoint == Position("42")
+
+
+def test_a_store_without_rows_of_sessions_has_only_its_own_layout() -> None:
+    store = MemoryStore()
+    create_unowned_lease(store, KEY)
+    assert open_in_layout(store, None) is store
+    wrapped_store = PassingStore(store)
+    assert open_in_layout(wrapped_store, None) is wrapped_store
+
+
+def test_an_owner_notices_that_another_worker_ended_its_lease() -> None:
+    """For example, a former process of the worker reached the end of the shard."""
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    ended_lease = expect_applied(bob_store.write(CheckpointLate(read_stored_lease(bob_store, KEY), SHARD_END)))
+    assert ended_lease.ended
+    stored_lease = expect_rejected(ann_store.write(RenewLease(lease)))
+    assert stored_lease is not None
+    assert stored_lease.ended
+
+
+def test_a_lease_of_a_deleted_session_keeps_its_owner_in_every_process() -> None:
+    """A worker that has noticed the deletion does not show its own leases as free either."""
+    objects = ObjectMemory()
+    ann_store, bob_store, _ = scene(objects)
+    second_lease = create_owned_lease(ann_store, key="s-2")
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is deleted
+    del objects.stored[f"session/{page}"]
+    expect_applied(ann_store.write(RenewLease(second_lease)))
+    for store in (ann_store, bob_store):
+        assert read_stored_lease(store, KEY).owner == "ann"
+        assert [lease.owner for lease in store.list().leases] == ["ann", "bob", "ann"]
+
+
+@pytest.mark.parametrize("stale_ok", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_read_is_consistent_unless_it_may_be_stale(
+    stale_ok: bool, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A next owner polls its lease, and consistent reads cost twice as much."""
+    _, bob_store, lease = scene(ObjectMemory())
+    if listed:
+        bob_store.list()
+    reads: set[bool] = set()
+    read = bob_store._versioned_rows.read  # noqa: SLF001
+
+    def record_read(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+        reads.add(stale_ok)
+        return read(names, stale_ok=stale_ok)
+
+    monkeypatch.setattr(bob_store._versioned_rows, "read", record_read)  # noqa: SLF001
+    assert bob_store.get([KEY], stale_ok=stale_ok) == (lease,)
+    assert reads == {stale_ok}
+
+
+@pytest.mark.parametrize("case", ["renewal", "checkpoint", "gift", "end", "release", "acceptance"])
+def test_a_lease_stays_valid_after_writes_for_other_leases(case: str) -> None:
+    """Each group write increments the count of the session, which is part of the versions of all its leases."""
+    next_owner, write, _, _ = DELETED.get(case, (False, lambda lease: ClaimLease(lease, "ann"), AT, "ann"))
+    ann_store, _, lease = scene(ObjectMemory(), next_owner)
+    second_lease = create_owned_lease(ann_store, key="s-2")
+    for _ in range(2):
+        second_lease = expect_applied(ann_store.write(RenewLease(second_lease)))
+    assert isinstance(ann_store.write(write(lease)), Done)
+
+
+def test_a_theft_succeeds_although_the_owner_has_claimed_its_lease_again() -> None:
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    restarted_lease = expect_applied(ann_store.write(ClaimLease(lease, "ann")))
+    assert expect_applied(bob_store.write(StealLease(lease, "bob"))).owner == "bob"
+    assert restarted_lease.owner == "ann"
+
+
+@pytest.mark.parametrize("claimant", ["ann", "cat"])
+@pytest.mark.parametrize("case", ["renewal", "checkpoint", "gift"])
+def test_an_owner_that_another_worker_has_stopped_writes_nothing_more(case: str, claimant: str) -> None:
+    """The other worker died before it took the lease, which any worker may claim now."""
+    next_owner, write, _, _ = DELETED[case]
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects, next_owner)
+
+    def die(line: str) -> None:
+        if line.startswith("over lease"):
+            raise OutcomeUnknown("the process died")
+
+    objects.before = die
+    with pytest.raises(OutcomeUnknown):
+        bob_store.write(StealLease(read_stored_lease(bob_store, KEY), "bob"))
+    objects.before = lambda _line: None
+    for _ in range(2):
+        stored_lease = expect_rejected(ann_store.write(write(lease)))
+        assert stored_lease is not None
+        assert (stored_lease.owner, stored_lease.checkpoint) == (None, AT)
+    claimed_lease = claim_lease(ann_store if claimant == "ann" else two(objects)[0], claimant)
+    assert (claimed_lease.owner, claimed_lease.checkpoint) == (claimant, AT)
+
+
+def test_a_lease_of_an_ended_session_is_not_valid_in_the_next_one() -> None:
+    """The counts of a new session start again, so they say nothing about a lease of an earlier epoch."""
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    for _ in range(5):
+        lease = expect_applied(ann_store.write(RenewLease(lease)))
+    claim_lease(bob_store, "bob")
+    expect_rejected(ann_store.write(RenewLease(lease)))
+    retaken_lease = expect_applied(ann_store.write(StealLease(read_stored_lease(ann_store, KEY), "ann")))
+    for write in (RenewLease(lease), CheckpointLease(lease, Position("42"))):
+        assert expect_rejected(ann_store.write(write)) == retaken_lease
+
+
+@pytest.mark.parametrize("rival", ["another thread", "the giver"])
+def test_a_given_lease_is_accepted_only_once(rival: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rival writes after the lease was read, and before it is accepted."""
+    ann_store, bob_store, lease = scene(ObjectMemory(), next_owner=True)
+    given_lease = expect_applied(ann_store.write(GiveLease(lease, AT)))
+    rival_leases: list[Lease] = []
+    read = bob_store._versioned_rows.read  # noqa: SLF001
+
+    def read_before_rival(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+        rows = read(names, stale_ok=stale_ok)
+        if f"{LEASES}{KEY}" not in names and not rival_leases:
+            monkeypatch.setattr(bob_store._versioned_rows, "read", read)  # noqa: SLF001
+            store, write = (
+                (bob_store, ClaimLease(given_lease, "bob"))
+                if rival == "another thread"
+                else (ann_store, TakeBackLease(given_lease, "ann"))
+            )
+            rival_leases.append(expect_applied(store.write(write)))
+        return rows
+
+    monkeypatch.setattr(bob_store._versioned_rows, "read", read_before_rival)  # noqa: SLF001
+    assert [expect_rejected(bob_store.write(ClaimLease(given_lease, "bob")))] == rival_leases
