@@ -248,3 +248,25 @@ def test_lease_that_stays_free_calls_all_workers() -> None:
     call = call_of(text)
     assert call is not None
     assert (call.to_all, len(call.names)) == (False, 1)
+
+
+def test_time_in_a_call_never_decreases() -> None:
+    """C8: When a listing begins, the call still contains the time of the last listing, which may have been slow."""
+    slow_call = (("bulletin", "8 2 1"), ("call", f"8 12 {BOARD_KEY}"))
+    assert prolonged_annotations(slow_call, 3.0) == prolonged_annotations(slow_call, 12.9) == slow_call
+    assert prolonged_annotations(slow_call, 13.0) == (("bulletin", "8 2 1"), ("call", f"8 13 {BOARD_KEY}"))
+
+
+@pytest.mark.parametrize("times", [(0, 4), (4, 0)])
+def test_longest_time_in_the_rows_counts(times: tuple[int, int]) -> None:
+    """C8: The lookout renews its rows at different moments, so the time differs. The longest one counts."""
+
+    def row_with_time(key: str, seconds: int) -> Lease:
+        return Lease(key, owner="a", annotations=(("bulletin", "8 3 1"), ("call", f"8 {seconds} s-0")))
+
+    rows = tuple(row_with_time(f"s-{index}", seconds) for index, seconds in enumerate(times))
+    watch, _ = Watch(bulletins=BulletinTracker()).look(rows, 0.0, 0.5)
+    later_watch, _ = watch.look((row_with_time("s-0", 2),), 1.0, 1.5, ["s-0"])
+    for history in (watch.history, later_watch.history):
+        assert history.hearing is not None
+        assert history.hearing.call == "8 4 s-0"
