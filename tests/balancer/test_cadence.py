@@ -508,3 +508,13 @@ def test_worker_polls_all_candidates_of_its_request() -> None:
     first_request, second_request = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
     decision = look(READER, TABLE, FULL, evolve(first_request, alternates=(second_request,)))
     assert (decision.seconds, decision.keys) == (0.125, ("s-00", "s-01"))
+
+
+@pytest.mark.parametrize(("idle", "listed"), [(8.0, False), (8.1, True)])
+def test_slow_listing_of_the_lookout_causes_no_early_listings(idle: float, listed: bool) -> None:
+    """C8: While a listing delays the bulletin's row, its readers wait for twice the time of the listing."""
+    table = tuple(row(f"s-{index:03}", f"w-{index}", bulletin="7 2 1") for index in range(100))
+    ranks = lookout_ranks(table, CONFIG).ranks
+    silent_table = tuple(evolve(lease, idle=idle) if lease.owner == ranks[0] else lease for lease in table)
+    history = evolve(heard(call=f"7 2 s-{ranks[0].partition('-')[2].zfill(3)}"), full_still=30.0)
+    assert (look(ranks[11], silent_table, history).keys is None) is listed

@@ -16,13 +16,15 @@ from looking_fleet import (
     READER,
     ROWS,
     TABLE,
+    THIRDS,
     heard,
     look,
     row,
+    table_with_idle_owner,
     told,
 )
 
-from leasehold.balancer.actions import Claim, Look
+from leasehold.balancer.actions import Claim, Look, Release
 from leasehold.balancer.bulletin import (
     CALL_LENGTH_MAX,
     BulletinTracker,
@@ -33,8 +35,8 @@ from leasehold.balancer.bulletin import (
     worker_digits,
 )
 from leasehold.balancer.counting import take_census
-from leasehold.balancer.lookout import lookout_ranks
-from leasehold.balancer.model import Bulletin, History, Lease, Me
+from leasehold.balancer.lookout import bulletin_row, lookout_ranks
+from leasehold.balancer.model import SHARD_END, Bulletin, History, Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.watch import Watch
@@ -248,3 +250,93 @@ def test_lease_that_stays_free_calls_all_workers() -> None:
     call = call_of(text)
     assert call is not None
     assert (call.to_all, len(call.names)) == (False, 1)
+
+
+def test_time_in_a_call_never_decreases() -> None:
+    """C8: When a listing begins, the call still contains the time of the last listing, which may have been slow."""
+    slow_call = (("bulletin", "8 2 1"), ("call", f"8 12 {BOARD_KEY}"))
+    assert prolonged_annotations(slow_call, 3.0) == prolonged_annotations(slow_call, 12.9) == slow_call
+    assert prolonged_annotations(slow_call, 13.0) == (("bulletin", "8 2 1"), ("call", f"8 13 {BOARD_KEY}"))
+
+
+@pytest.mark.parametrize("times", [(0, 4), (4, 0)])
+def test_longest_time_in_the_rows_counts(times: tuple[int, int]) -> None:
+    """C8: The lookout renews its rows at different moments, so the time differs. The longest one counts."""
+
+    def row_with_time(key: str, seconds: int) -> Lease:
+        return Lease(key, owner="a", annotations=(("bulletin", "8 3 1"), ("call", f"8 {seconds} s-0")))
+
+    rows = tuple(row_with_time(f"s-{index}", seconds) for index, seconds in enumerate(times))
+    watch, _ = Watch(bulletins=BulletinTracker()).look(rows, 0.0, 0.5)
+    later_watch, _ = watch.look((row_with_time("s-0", 2),), 1.0, 1.5, ["s-0"])
+    for history in (watch.history, later_watch.history):
+        assert history.hearing is not None
+        assert history.hearing.call == "8 4 s-0"
+
+
+@pytest.mark.parametrize(("called", "own"), [(12, 0.0), (0, 12.0)])
+@pytest.mark.parametrize(("idle", "expected"), [(8.5, False), (8.6, True)])
+def test_long_listing_may_delay_the_bulletin_row(called: int, own: float, idle: float, expected: bool) -> None:
+    """C8: The row may be late by half the time of a listing, whoever has measured this time, and no later."""
+    hearing = evolve(HEARING, call=f"7 {called} {BOARD_KEY}")
+    me = Me(NEXT, history=evolve(QUIET, hearing=hearing, full_took=own))
+    assert lookout_ranks(table_with_idle_owner(idle), CONFIG, me).on_duty(me, hearing, CONFIG) is expected
+
+
+def test_workers_that_the_call_names_stand_in_first() -> None:
+    """C8: Workers that the call does not name follow one after another, so that they do not all list the table."""
+    history = history_with_call(row=f"{BOARD_KEY},{ROWS[2]},{ROWS[3]}")
+    places = [
+        lookout_ranks(TABLE, CONFIG, me).stand_ins_before(me)
+        for me in (Me(worker, history=history) for worker in (*THIRDS, NEXT, READER, LAST))
+    ]
+    assert places == [0, 1, 2, 3, 4]
+
+
+def test_bulletin_row_is_not_one_of_a_finished_shard() -> None:
+    """C4: When the shard of the bulletin's row ends, its readers follow another row of the lookout."""
+    table = tuple(evolve(lease, checkpoint=SHARD_END) if lease.key == BOARD_KEY else lease for lease in TABLE)
+    next_row = bulletin_row(table, LOOKOUT)
+    assert next_row is not None
+    assert lookout_ranks(table, CONFIG, Me(READER, history=history_with_call())).row == next_row
+    assert next_row.key != BOARD_KEY
+
+
+def test_former_stand_in_waits_for_its_turn_after_the_lookout_died() -> None:
+    """C8: A worker stays on duty in place of a lookout that renews its row, but not in place of a dead one."""
+    own_row = row("own", THIRDS[0], bulletin="8 2 1")
+    history = heard(latest=Bulletin(8, 2, 1), call="8 0 own")
+    assert history.hearing is not None
+    me = Me(THIRDS[0], history=history)
+    for idle, expected in ((2.5, True), (2.6, False), (3.6, True)):
+        ranks = lookout_ranks((*table_with_idle_owner(idle), own_row), CONFIG, me)
+        assert ranks.on_duty(me, history.hearing, CONFIG) is expected
+
+
+def test_lookout_does_not_free_its_own_expired_lease() -> None:
+    """C6: A worker still reads the shard of its own late lease, and claims the lease again if it lacks one."""
+    own_leases = (row("t-0", LOOKOUT), row("t-1", LOOKOUT), row("t-2", LOOKOUT, idle=11.0))
+    actions = plan((*TABLE, *own_leases), None, Me(LOOKOUT, history=FULL), CONFIG)
+    assert [action for action in actions if isinstance(action, Release)] == []
+
+
+def test_lookout_lists_on_time_while_workers_join() -> None:
+    """C5, C7: Reads of its own rows do not delay the lookout's next listing."""
+    joined_table = (*TABLE, row("n-0", "new"))
+    history = evolve(QUIET, fleet_still=14.0)
+    decisions = [look(LOOKOUT, joined_table, evolve(history, full_still=seconds)) for seconds in (1.0, 2.4, 2.6)]
+    assert [(decision.seconds, decision.keys is None) for decision in decisions] == [
+        (0.5, False),
+        (0.5, False),
+        (pytest.approx(0.4), True),
+    ]
+    fuller_table = (*joined_table, row("s-18", LOOKOUT), row("s-19", LOOKOUT))
+    decision = look(LOOKOUT, fuller_table, evolve(history, full_still=1.0))
+    assert (decision.seconds, decision.keys) == (1.0, None), "many rows cost more than a listing"
+
+
+@pytest.mark.parametrize(("looks_still", "idle", "read"), [(7.5, 1.0, 1), (7.6, 1.0, 4), (1.0, 2.6, 4), (1.0, 2.5, 1)])
+def test_rows_of_stand_ins_are_read_when_the_lookout_stops(looks_still: float, idle: float, read: int) -> None:
+    """C8: Whether the row or only its count stops changing, readers of a large table look for another bulletin."""
+    table = tuple(evolve(lease, idle=idle) if lease.owner == LOOKOUT else lease for lease in LARGER_TABLE)
+    assert len(look(LAST, table, heard(looks_still=looks_still)).keys or ()) == read

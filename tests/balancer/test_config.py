@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import LATEST, SHARD_END, Position
+from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
@@ -36,7 +36,16 @@ from leasehold.balancer.rules.minimal import Minimal
         (lambda: Minimal(groups=("",)), "groups"),
         (lambda: Minimal(grace_seconds=-1), "grace_seconds"),
         (lambda: Config(initial_position=SHARD_END), "initial_position"),
+        (lambda: Config(initial_position=Position("5")), "initial_position"),
         (lambda: Position("HERE"), "checkpoint"),
+        (lambda: Position("\N{SUPERSCRIPT TWO}"), "checkpoint"),
+        (lambda: Position("7", "1"), "checkpoint"),  # type: ignore[arg-type]
+        (lambda: Position("7", token=None), "checkpoint"),  # type: ignore[arg-type]
+        (lambda: Lease(7), "key"),  # type: ignore[arg-type]
+        (lambda: Lease("0", stream=None), "stream"),  # type: ignore[arg-type]
+        (lambda: Lease("0", shard=7), "shard"),  # type: ignore[arg-type]
+        (lambda: Lease("0", owner=7), "owner"),  # type: ignore[arg-type]
+        (lambda: Lease("0", checkpoint="7"), "checkpoint"),  # type: ignore[arg-type]
         (lambda: Position("9" * 130), "checkpoint"),
     ],
 )
@@ -75,3 +84,9 @@ def test_variants_match_their_names() -> None:
     assert {name: variant.mode for name, variant in variants.items() if isinstance(variant, EventHubs)} == {
         name: "greedy" if name.endswith("-greedy") else "balanced" for name in variants
     }
+
+
+def test_offset_is_no_part_of_a_position() -> None:
+    """A checkpoint that a program without offsets has written is the same position."""
+    assert Position("7", 1, "offset") == Position("7", 1)
+    assert Position("7", 1) != Position("7", 2)

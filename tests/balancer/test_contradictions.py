@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from leasehold.balancer.contradictions import (
     SETTLED_VALUE,
     Contradiction,
     contradictions,
+    created_later,
     reported_contradictions,
     restarts,
 )
@@ -197,3 +199,98 @@ def test_annotation_is_reported_until_resolved() -> None:
         Lease("c"),
     )
     assert reported_contradictions(rows) == ("is wrong",)
+
+
+@pytest.mark.parametrize(
+    ("listing", "leases"),
+    [
+        pytest.param([evolve(shard, hash_range=None) for shard in SPLIT], _kept(SPLIT, ""), id="no hash ranges listed"),
+        pytest.param(
+            [evolve(shard, hash_range=None, parents=()) for shard in SPLIT], _kept(SPLIT, ""), id="only ids listed"
+        ),
+        pytest.param([evolve(shard, parents=()) for shard in SPLIT[1:]], _kept(SPLIT, ""), id="parents expired"),
+        pytest.param([evolve(SPLIT[0], open=True), *SPLIT[1:]], _kept(SPLIT, ""), id="parent still listed as open"),
+        pytest.param(
+            SPLIT,
+            {key: evolve(lease, parents=(), hash_range=None) for key, lease in _kept(SPLIT, "").items()},
+            id="rows with fewer fields",
+        ),
+        pytest.param(
+            [create_shard("2", 0, 99, "1", "0")], _kept((create_shard("2", 0, 99, "0", "1"),), ""), id="other order"
+        ),
+    ],
+)
+def test_incomplete_entry_is_no_contradiction(listing: list[Shard], leases: dict[str, Lease]) -> None:
+    """A listing or a row that lacks a field does not stop the reading of a healthy shard."""
+    assert contradictions(listing, leases.values(), NEW) == ()
+
+
+@pytest.mark.parametrize("parents", [(), ("7",)])
+def test_shard_with_other_parents_is_another_shard(parents: tuple[str, ...]) -> None:
+    """A shard of a recreated stream is not read from the position of the old shard with its id."""
+    listing = [SPLIT[0], evolve(SPLIT[1], parents=parents), SPLIT[2]]
+    assert [(item.kind, item.key) for item in contradictions(listing, _kept(SPLIT, "").values())] == [
+        ("another shard", "1")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "restarted"),
+    [
+        ("made anew", {"annotations": ((INCARNATION, OLD),)}, {"1"}),
+        ("another stream", {"annotations": ((INCARNATION, "1:bills:9"),)}, set()),
+        ("old listing", {"annotations": ((INCARNATION, "1:orders:10"),)}, set()),
+        ("ended and open", {"checkpoint": SHARD_END}, {"1"}),
+        ("another shard", {"parents": ("7",)}, {"1"}),
+        ("another shard", {"hash_range": (7, 8)}, {"1"}),
+    ],
+)
+def test_only_contradicting_leases_of_this_stream_restart(
+    kind: str, changes: dict[str, Any], restarted: set[str]
+) -> None:
+    """A restart repairs the whole row, and touches neither healthy leases nor those of another stream."""
+    leases = _kept(SPLIT, NEW)
+    leases["1"] = evolve(leases["1"], **changes)
+    (found,) = contradictions(SPLIT, leases.values(), NEW)
+    steps = restarts(SPLIT, leases.values(), [found] if found.restartable else [], NEW, TRIM_HORIZON)
+    assert (found.kind, found.of_stream) == (kind, kind in {"made anew", "another stream", "old listing"})
+    assert {step.stored.key for step in steps if step.stored is not None} == restarted
+    for step in steps:
+        assert step.lease is not None
+        assert (step.lease.checkpoint, step.lease.parents, step.lease.hash_range, step.marks) == (
+            TRIM_HORIZON,
+            ("0",),
+            (0, 49),
+            False,
+        )
+
+
+def test_single_restart_creates_and_marks_no_lease() -> None:
+    """If one lease restarts, finished leases that were deleted stay deleted, and no row gets a former incarnation."""
+    leases = _kept(SPLIT[1:], "")
+    leases["1"] = evolve(leases["1"], checkpoint=SHARD_END)
+    found = contradictions(SPLIT, leases.values(), NEW)
+    (step,) = restarts(SPLIT, leases.values(), found, NEW, TRIM_HORIZON)
+    assert (step.stored, step.marks) == (leases["1"], False)
+
+
+def test_another_stream_is_reported_before_a_recreated_one() -> None:
+    """If the table also contains leases of another stream, the workers stop and do not overwrite these leases."""
+    leases = _kept(SPLIT, OLD)
+    leases["2"] = evolve(leases["2"], annotations=((INCARNATION, "1:bills:9"),))
+    assert [item.kind for item in contradictions(SPLIT, leases.values(), NEW)] == ["another stream"]
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "earlier", "later"),
+    [(NEW, OLD, True), (OLD, NEW, False), (NEW, NEW, False), ("1:bills:9", OLD, False), ("x", OLD, False)],
+)
+def test_stream_is_created_later_only_under_the_same_name(incarnation: str, earlier: str, later: bool) -> None:
+    """Only a later stream of the same name replaces the one that is being read."""
+    assert created_later(incarnation, earlier) is later
+
+
+def test_annotations_are_reported_in_key_order_once() -> None:
+    """Operators see the same message at every read, whatever the order of the listing."""
+    rows = [Lease(key, annotations=((CONTRADICTION, text),)) for key, text in (("c", "x"), ("b", "y"), ("a", "y"))]
+    assert reported_contradictions(rows) == ("y", "x")

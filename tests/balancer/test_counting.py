@@ -1,9 +1,11 @@
 """Tests for single listings which workers are alive, which leases count for shares, and which owners are ours."""
 
+import math
+
 import pytest
 from attrs import evolve
 
-from leasehold.balancer.census import our_workers
+from leasehold.balancer.census import FullReading, KnownLeases, our_workers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import late_owners, slow_owners, take_census
 from leasehold.balancer.model import SHARD_END, History, Lease, Me
@@ -71,6 +73,10 @@ def test_lease_given_by_a_leader_expires_after_two_limits() -> None:
     assert take_census([lease], me, CONFIG).expired == ()
     expired_lease = evolve(lease, idle=21.1)
     assert take_census([expired_lease], me, CONFIG).expired == (expired_lease,)
+    lease_renewed_before = evolve(lease, idle=10.6, held=90.0)
+    lease_of_other_worker = evolve(lease, owner="a", idle=10.6, held=10.0)
+    assert take_census([lease_renewed_before], me, CONFIG).expired == (lease_renewed_before,)
+    assert take_census([lease_of_other_worker], me, CONFIG).expired == (lease_of_other_worker,)
 
 
 def test_led_worker_counts_while_others_wait() -> None:
@@ -96,3 +102,18 @@ def test_worker_id_may_contain_slashes(note: str | None, owner: str, ours: bool)
     """A worker whose id contains a slash is recognized as ours (M15)."""
     lease = Lease("0", owner=owner, annotations=(("process", note),) if note else ())
     assert (owner in our_workers([lease])) is ours
+
+
+def test_each_limit_has_its_own_index() -> None:
+    """The same reading answers for several limits, because loads also count workers that are late (M13)."""
+    reading = FullReading((Lease("0", owner="a", idle=20.0, annotations=(("process", "p/a"),)),))
+    assert [reading.our_workers(limit) for limit in (10.0, math.inf, 10.0)] == [set(), {"a"}, set()]
+    assert [list(reading.unsettled(limit)) for limit in (10.0, math.inf, 10.0)] == [["0"], [], ["0"]]
+
+
+def test_late_lookout_has_the_same_rank_after_every_read() -> None:
+    """A worker whose lease is idle for exactly the limit is alive, after a full read and after a partial one."""
+    lease = Lease("0", owner="a", idle=10.5, annotations=(("process", "p/a"),))
+    known_leases = KnownLeases(FullReading(()), {"0": lease})
+    assert known_leases.our_workers(10.5) == our_workers([lease], 10.5) == {"a"}
+    assert known_leases.our_workers(10.4) == our_workers([lease], 10.4) == set()

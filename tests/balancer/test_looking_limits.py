@@ -252,3 +252,25 @@ def test_uneven_loads_without_room_cause_no_call() -> None:
     uneven_table = leases_with_weights(a=(6, 6, 6), b=(1, 1, 1), c=(1, 1, 1))
     assert is_fleet_called(uneven_table)
     assert not is_fleet_called(uneven_table, Config(rules=Minimal(max_leases=3)))
+
+
+def test_workers_of_other_libraries_count_for_the_last_resort() -> None:
+    """C11: The more owners there are, the less often each worker lists the table, whatever their libraries are."""
+    table = (*TABLE, *(Lease(f"j-{index}", owner=f"java-{index}", idle=1.0) for index in range(6)))
+    assert [look(READER, table, evolve(QUIET, full_still=seconds)).keys for seconds in (240.0, 240.25)] == [KEYS, None]
+
+
+def test_owner_of_a_requested_lease_is_watched() -> None:
+    """C10: If the owner of a requested lease is late, a newcomer lists the table, and measures all of its leases."""
+    history = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
+    for idle, is_listed in ((6.8, False), (6.9, True)):
+        requested_leases = [evolve(lease, next_owner="new", yields=True, idle=idle) for lease in TABLE[:3]]
+        assert (look("new", (*requested_leases, *TABLE[3:]), history).keys is None) is is_listed
+
+
+def test_newcomer_without_bulletins_lists_once_per_cycle() -> None:
+    """C14: Without bulletins, a worker that waits for a hand-off does not list the table at each poll."""
+    table = (evolve(TABLE[0], next_owner="new", yields=True), *TABLE[1:])
+    history = History(owners_still=9.0, fleet_still=9.0, full_still=9.0, full_apart=1.0)
+    assert look("new", table, history).keys == (TABLE[0].key,)
+    assert look("new", table, evolve(history, full_still=20.05)).keys is None

@@ -271,3 +271,14 @@ def test_led_workers_leases_are_not_evened_out() -> None:
     )
     assert isinstance(release, Release)
     assert (release.rule, release.next_owner) == ("M14", "j")
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_max_steals_limits_every_move_between_living_workers(limit: int) -> None:
+    """M7: The option limits requests for counts and for loads, and releases for the workers of a leader."""
+    history = evolve(LATELY, led=(("j", 0.0),))
+    uneven_loads = [*leases_with_weights("a", *[100] * 6), *leases_with_weights("b", *[50] * 2)]
+    uneven_counts = [*unmeasured_leases("a", 9), *unmeasured_leases("b", 1)]
+    assert plan_turn(uneven_counts, max_steals=limit) == [("M6", "a")] * limit
+    assert plan_turn(uneven_loads, max_steals=limit) == [("M13", "a")] * limit
+    assert plan_turn(unmeasured_leases("a", 8), history, "a", max_steals=limit) == [("M14", "a")] * limit

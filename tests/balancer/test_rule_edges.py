@@ -7,8 +7,8 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
-from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl import KclRust
+from leasehold.balancer.rules.event_hubs import DIALECTS, EventHubs
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.shares import least_moves, path_of
 
 
@@ -80,3 +80,45 @@ def test_group_with_half_the_workers_gets_half_the_leases(owners: tuple[str, ...
     """S8: If a group holds too many or too few leases, at least one move counts as necessary."""
     owner_by_key = {f"s-{index}": owner for index, owner in enumerate(owners)}
     assert least_moves(owner_by_key, workers, "prefix") == 1
+
+
+OTHER_RULES = (Kcl(), KclRust(), *(EventHubs(dialect) for dialect in DIALECTS))
+
+
+@pytest.mark.parametrize("rules", OTHER_RULES, ids=repr)
+def test_lease_of_a_dead_owner_is_claimed_before_any_is_stolen(rules: RuleSet) -> None:
+    """E3 to E6, K7, R1: A shard that no worker reads comes first, although its row still names an owner."""
+    leases = [*(Lease(f"b-{index}", owner="b", idle=1.0) for index in range(4)), Lease("d-0", owner="d", idle=200.0)]
+    actions = plan(leases, None, Me("a"), Config(rules=rules))
+    assert [(type(action), action.lease.key) for action in actions] == [(Claim, "d-0")]
+
+
+def test_very_old_leases_are_limited_by_max_leases() -> None:
+    """K5: Very old leases are taken regardless of the target, but not of `max_leases`. The value 0 turns K5 off."""
+    leases = [*(Lease(f"a-{index}", owner="a") for index in range(2)), *(Lease(f"f-{n}", idle=99.0) for n in range(6))]
+
+    def planned_rules(rules: Kcl) -> list[str]:
+        return [action.rule for action in plan(leases, None, Me("a"), Config(rules=rules))]
+
+    assert planned_rules(Kcl(max_leases=3)) == ["K5"]
+    assert planned_rules(Kcl()) == ["K5"] * 6
+    assert planned_rules(Kcl(very_old_multiplier=0, max_leases=4)) == ["K7"] * 2
+
+
+@pytest.mark.parametrize(
+    ("rules", "owners", "count"),
+    [
+        (Kcl(), "bbbbbb", 1),
+        (Kcl(max_steals=2), "bbbbbb", 2),
+        (Kcl(max_steals=9), "bbbbbb", 3),
+        (Kcl(max_steals=9, max_leases=2), "bbbbbb", 2),
+        (Kcl(max_steals=9), "bbcc", 1),
+        (Kcl(max_steals=9), "abbcc", 0),
+        (KclRust(leases_to_acquire=2), "----", 2),
+        (KclRust(max_leases=3), "a----", 2),
+    ],
+    ids=repr,
+)
+def test_each_turn_takes_as_many_leases_as_allowed(rules: RuleSet, owners: str, count: int) -> None:
+    """K4, K8, R1: The options and the target limit what one worker takes in one turn."""
+    assert len(planned_takes(rules, owners)) == count

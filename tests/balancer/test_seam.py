@@ -7,7 +7,7 @@ from attrs import evolve
 
 from leasehold.balancer import children_to_create, readable, slow_owners
 from leasehold.balancer.actions import Claim, Create, Look, Release, Renew, RequestHandoff
-from leasehold.balancer.chance import draw_leases, draw_owner, order_under
+from leasehold.balancer.chance import digest_under, draw_leases, draw_owner, order_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import (
     LATEST,
@@ -239,3 +239,33 @@ def test_lease_that_the_lookout_claims_is_not_freed() -> None:
         for action in plan([*dead_leases, requested_lease, own_lease], None, Me("a", history=history), config)
     ]
     assert sorted(keys) == ["d-0", "d-1", "s-1"]
+
+
+@pytest.mark.parametrize("turn", range(12))
+def test_owner_draw_is_specified_exactly(turn: int) -> None:
+    """The position of the digest in the list of leases, sorted by owner, determines the owner."""
+    field = blake2b(f"a-1\0{turn}".encode(), digest_size=16).digest()
+    position = int.from_bytes(blake2b(b"", digest_size=8, salt=field).digest()) % 5
+    assert draw_owner({"c": 1, "b": 2, "a": 2}, Me("a-1", turn)) == "aabbc"[position]
+
+
+def test_worker_id_may_contain_a_lone_surrogate() -> None:
+    """JSON may contain lone surrogates, so each digest of a worker id accepts them."""
+    assert (
+        digest_under("")("\ud800")
+        == blake2b(b"\xed\xa0\x80", digest_size=8, salt=blake2b(b"", digest_size=16).digest()).digest()
+    )
+
+
+@pytest.mark.parametrize("rules", [Kcl(), KclRust(), EventHubs(), EventHubs("python"), Minimal()], ids=repr)
+def test_default_intervals_follow_the_configured_lease_seconds(rules: RuleSet) -> None:
+    """With short leases, a worker renews early enough that its own leases do not expire."""
+    config = Config(rules=rules, lease_seconds=3.0)
+    assert (config.cycle_seconds, config.renew_seconds) == (rules.cycle_seconds(3.0), rules.renew_seconds(3.0))
+    assert config.renew_seconds < rules.expires_above(3.0)
+
+
+def test_option_without_a_value_keeps_the_one_of_the_rule_set() -> None:
+    """An option that is None, or that belongs to another rule set, changes nothing."""
+    rules = Minimal(max_leases=5, patience=2)
+    assert rules.given(max_leases=None, patience=4, dialect="java") == Minimal(max_leases=5, patience=4)

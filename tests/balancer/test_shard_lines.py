@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.family import problems, unrelated_shards, update_holes
+from leasehold.balancer.family import first_hole, problems, unrelated_shards, update_holes
 from leasehold.balancer.lineage import children_to_create, deletable, readable
 from leasehold.balancer.model import (
     HASH_KEYS,
@@ -369,3 +369,144 @@ def test_line_without_hash_ranges_continues_with_the_oldest_shard(data: st.DataO
             if int(key) >= first_listed_index and int(key) < count - 1 and readable(table[key], table):
                 table[key] = evolve(table[key], checkpoint=SHARD_END)
     assert position_by_key == {f"{n}": TRIM_HORIZON for n in range(max(first_listed_index, read_index + 1), count)}
+
+
+@pytest.mark.parametrize(
+    ("ranges", "hole"),
+    [
+        ([(0, 9), (2, 3), (10, HASH_KEYS[1])], None),
+        ([(10, HASH_KEYS[1]), (0, 9)], None),
+        ([(0, 9), (11, HASH_KEYS[1])], (10, 10)),
+        ([(1, HASH_KEYS[1])], (0, 0)),
+        ([(0, HASH_KEYS[1] - 1)], (HASH_KEYS[1], HASH_KEYS[1])),
+        ([], HASH_KEYS),
+    ],
+)
+def test_hole_begins_at_the_first_uncovered_hash_key(
+    ranges: list[tuple[int, int]], hole: tuple[int, int] | None
+) -> None:
+    """L7: Ranges may overlap, because a parent and its children have leases at the same time."""
+    assert first_hole(ranges) == hole
+
+
+def test_hole_among_open_shards_is_reported() -> None:
+    """A closed shard receives no more records, so it covers no hash keys of new ones."""
+    assert len(problems([shard("0", keys=HASH_KEYS, open=False), shard("1", "0", keys=(0, 9))])) == 1
+
+
+def test_another_hole_is_counted_from_one() -> None:
+    """L7: No lease is created because of a hole that was seen only once, even if another one was seen before."""
+    (hole,) = update_holes([Lease("0", hash_range=(0, 9))], (Hole("", 20, HASH_KEYS[1], times=2),))
+    assert hole == Hole("", 10, HASH_KEYS[1], times=1)
+
+
+def test_hole_creates_no_lease_for_a_root_shard() -> None:
+    """L7: A shard without leased parents starts at the initial position, because it may be a new one."""
+    shards = [shard("0"), shard("1", keys=(10, 19))]
+    leases = [Lease("0", hash_range=(0, 9))]
+    assert created_leases(leases, shards, Hole("", 10, 19, times=3)) == {"1": "L4"}
+
+
+def test_disabled_stream_is_read() -> None:
+    """L4: All shards of a disabled DynamoDB stream are closed, but its last records are read."""
+    shards = [shard("0", open=False), shard("1", "0", open=False), shard("2", "0", open=False)]
+    assert created_leases([], shards) == {"1": "L4", "2": "L4"}
+
+
+@pytest.mark.parametrize(("position", "start"), [(SHARD_END, TRIM_HORIZON), (READ, TRIM_HORIZON), (LATEST, LATEST)])
+def test_stream_counts_as_read_by_any_finished_or_numbered_lease(position: Position, start: Position) -> None:
+    """L5: LATEST skips the records of an outage only in a stream that has never been read."""
+    assert created_positions([], [shard("5", "4")], [Lease("0", owner="b", checkpoint=position)]) == {"5": start}
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_parent_of_a_read_shard_is_not_read_again(deleted: bool) -> None:
+    """L5, L13: The parent of a shard with a lease was read, even if the row is gone or names no parents."""
+    shards = [shard("0", open=False), shard("1", "0"), shard("2", "0"), shard("8")]
+    lease, other_lease = Lease("1", checkpoint=READ), Lease("8", checkpoint=READ)
+    created = created_positions([lease] if deleted else [], shards, [other_lease] if deleted else [lease, other_lease])
+    assert created == {"2": TRIM_HORIZON} | ({"1": READ} if deleted else {})
+
+
+def test_child_of_an_unlisted_parent_waits_for_its_reader() -> None:
+    """L9: While another worker reads an unlisted parent, no lease at LATEST is created for its child."""
+    assert created_positions([], [shard("1", "0")], [Lease("0", owner="b", checkpoint=READ)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("lease", "is_deleted"),
+    [
+        (Lease("0", checkpoint=READ), True),
+        (Lease("0", owner="a", checkpoint=READ), True),
+        (Lease("0", owner="b", checkpoint=READ), False),
+        (Lease("0", owner="b", checkpoint=READ, idle=99.0), True),
+        (Lease("0", owner="b", checkpoint=SHARD_END), True),
+    ],
+)
+def test_lease_of_expired_shard_is_deleted_unless_another_worker_reads_it(lease: Lease, is_deleted: bool) -> None:
+    """L10: Only a living worker that still reads the shard keeps the row."""
+    other_lease = Lease("1", owner="b", checkpoint=READ, hash_range=HASH_KEYS)
+    actions = plan([lease, other_lease], [shard("1", keys=HASH_KEYS)], Me("a"), Config())
+    assert [action.lease for action in actions if isinstance(action, Delete)] == ([lease] if is_deleted else [])
+
+
+@pytest.mark.parametrize(
+    ("shards", "parents"),
+    [
+        ([shard("0", open=False), shard("1", "0", open=False), shard("2", "1")], ()),
+        ([shard("1", open=False), shard("2", "1")], ("0",)),
+    ],
+    ids=["named in the listing", "named in the row"],
+)
+def test_finished_leases_are_deleted_parents_first(shards: list[Shard], parents: tuple[str, ...]) -> None:
+    """L8: Whether the row or the listing names a parent, its lease is deleted first."""
+    leases = [DONE, Lease("1", checkpoint=SHARD_END, parents=parents), Lease("2", checkpoint=READ, parents=("1",))]
+    for expected_keys in (["0"], ["1"], []):
+        actions = plan(leases, shards, Me("a"), Config())
+        keys = [action.lease.key for action in actions if isinstance(action, Delete)]
+        assert keys == expected_keys
+        leases = [lease for lease in leases if lease.key not in keys]
+
+
+def test_finished_lease_stays_until_its_children_have_begun() -> None:
+    """L8: Until then, only this lease shows that its children start at their beginning."""
+    listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
+    children = [Lease(key, parents=("0",), checkpoint=position) for key, position in (("1", READ), ("2", TRIM_HORIZON))]
+    actions = plan([DONE, *children], listed_shards, Me("a"), Config())
+    assert [action for action in actions if isinstance(action, Delete)] == []
+
+
+@pytest.mark.parametrize(
+    ("deleted_epochs", "epochs", "lowest"),
+    [((7,), (), 1_000_007), ((7,), (9,), 1_000_009), ((), (999_999,), 0), ((), (1_000_000,), 1_000_000)],
+)
+def test_new_lease_continues_the_epochs_of_deleted_rows(
+    deleted_epochs: tuple[int, ...], epochs: tuple[int, ...], lowest: int
+) -> None:
+    """L13: A handler never gets a lower fencing number for a shard than before, whatever rows were deleted."""
+    deleted_leases = [Lease(f"d-{index}", checkpoint=READ, epoch=epoch) for index, epoch in enumerate(deleted_epochs)]
+    leases = [Lease(f"s-{index}", checkpoint=READ, epoch=epoch) for index, epoch in enumerate(epochs)]
+    shards = [shard(lease.key) for lease in (*deleted_leases, *leases)]
+    me = Me("w", history=History(gone=tuple(deleted_leases)))
+    creates = [action for action in plan(leases, [*shards, shard("new")], me, Config()) if isinstance(action, Create)]
+    assert [create.lease.epoch for create in creates if create.lease.key == "new"] == [lowest]
+
+
+def test_deleted_child_of_a_finished_shard_continues_at_its_checkpoint() -> None:
+    """L13: The last known position of a child overrides the beginning of its shard."""
+    listed_shards = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
+    deleted_leases = [Lease("1", parents=("0",), checkpoint=READ)]
+    assert created_positions(deleted_leases, listed_shards, [DONE]) == {"1": READ, "2": TRIM_HORIZON}
+
+
+@pytest.mark.parametrize(
+    ("keys", "position", "start"),
+    [(None, READ, TRIM_HORIZON), (None, LATEST, at_timestamp(5)), ((0, 9), READ, at_timestamp(5))],
+)
+def test_only_an_added_partition_starts_at_its_beginning(
+    keys: tuple[int, int] | None, position: Position, start: Position
+) -> None:
+    """L6: A partition that is added to a hub that has been read starts at its beginning, and no other root shard."""
+    shards = [shard("0", keys=keys), shard("1", keys=keys)]
+    lease = Lease("0", owner="b", checkpoint=position, hash_range=keys)
+    assert created_positions([], shards, [lease], at_timestamp(5)) == {"1": start}

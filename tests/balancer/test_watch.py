@@ -483,3 +483,59 @@ def test_outage_lasts_from_its_first_failed_read() -> None:
     watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
     _, (lease,) = watch.unanswered(4).unanswered(5).unanswered(6).look([ROW], began=7, ended=8)
     assert lease.idle == 0
+
+
+def test_outage_is_remembered_until_the_leases_are_read() -> None:
+    """C17: A read of one row after an outage, and later failed reads, do not count the outage against other leases."""
+    other_row = evolve(ROW, key="s-2")
+    watch, _ = Watch(silence_seconds=2.0).look([ROW, other_row], began=0, ended=1)
+    watch, _ = watch.unanswered(4).look([ROW], began=61, ended=62, requested_keys=["s-1"])
+    watch, leases = watch.unanswered(63).look([ROW, other_row], began=64, ended=65)
+    assert [lease.idle for lease in leases] == [2, 2]
+    _, leases = watch.unanswered(66).look([ROW, other_row], began=99, ended=100)
+    assert [lease.idle for lease in leases] == [0, 0], "a second outage"
+
+
+def test_slow_read_is_no_outage() -> None:
+    """C17: An outage ends when the read that succeeds begins, so a slow read keeps no dead owner alive."""
+    watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
+    for began, idle in ((6, 5), (6.5, 0)):
+        _, (lease,) = watch.unanswered(4).look([ROW], began=began, ended=20)
+        assert lease.idle == idle
+
+
+def test_duration_of_the_first_read_after_an_outage_does_not_count() -> None:
+    """C17: The idle times start again at the end of the read."""
+    watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
+    watch, _ = watch.unanswered(4).look([ROW], began=60, ended=68)
+    _, (lease,) = watch.look([ROW], began=70, ended=71)
+    assert lease.idle == 2
+
+
+def test_read_after_a_failed_one_keeps_its_arguments() -> None:
+    """M14: A read that succeeds after a failed one is like any other read."""
+    reports = [Reports("j", (("j", stamp),)) for stamp in "12"]
+    watch, _ = Watch().look([ROW, evolve(ROW, key="s-2")], 0, 1, reports=reports[0])
+    listed_watch, _ = watch.unanswered(2).look([ROW, evolve(ROW, key="s-2")], 3, 4, reports=reports[1])
+    assert listed_watch.history.led == (("j", 0.0),)
+    _, leases = watch.unanswered(2).look([ROW], 3, 4, requested_keys=["s-1"])
+    assert [lease.key for lease in leases] == ["s-1", "s-2"]
+
+
+def test_last_known_state_of_a_deleted_lease_is_found() -> None:
+    """L13: A child is not read before its parent only because the parent's row was deleted."""
+    watch, _ = Watch().look([ROW], 0, 1)
+    watch, _ = watch.look([], 2, 3)
+    lease = watch.last_seen("s-1")
+    assert lease is not None
+    assert lease.key == "s-1"
+    assert watch.last_seen("s-2") is None
+
+
+def test_time_of_a_listing_is_kept_by_partial_reads() -> None:
+    """C8: The read of one row does not show how long a listing takes."""
+    watch, _ = Watch().look([ROW], 0, 8)
+    watch, _ = watch.look([ROW], 9, 9.5, requested_keys=["s-1"])
+    assert watch.history.full_took == 8
+    watch, _ = watch.look([ROW], 10, 14)
+    assert watch.history.full_took == 4

@@ -106,6 +106,13 @@ def test_an_invalid_request_exits_2_with_one_line(text: str, complaint: str) -> 
         ("shards.0.open", "yes", 'shards[0].open: "yes" is not true or false'),
         ("shards.1.id", "s-0", "shards[1].id: 's-0' was given before"),
         ("me", {}, "me.worker: is missing"),
+        ("shards.0.hash_range", ["0", "1", "2"], 'shards[0].hash_range: ["0", "1", "2"] is not a first and a last'),
+        ("shards.0.hash_range", ["\N{SUPERSCRIPT TWO}", "9"], "shards[0].hash_range[0]: "),
+        ("shards.0.hash_range", ["0", "9" * 5000], "shards[0].hash_range[1]: "),
+        ("me.turn", True, "me.turn: true is not a whole number"),
+        ("me.history", {"holes": [{"first": "0", "last": "1", "times": 0}]}, "me.history.holes[0].times: 0 is not"),
+        ("at", 1.5, "at: unknown field"),
+        ("config.rules", 5, "config.rules: 5 is not one of"),
         ("me.turn", -1, "me.turn: -1 is not between 0 and 1e+12"),
         ("config.rules", "fair", 'config.rules: "fair" is not one of kcl, kcl-rust, event-hubs, minimal'),
         ("config.max_leases", 0, "config.max_leases: 0 is not a whole number of at least 1"),
@@ -174,6 +181,27 @@ LEASE_SEEN = Lease("s-0", owner="v", parents=("p",), checkpoint=at_timestamp(5))
             {"do": "steal", "from": "v", "alternates": [{"do": "claim", "key": "s-1", "rule": "M5"}]},
         ),
         (RequestHandoff(LEASE_SEEN, "v", "H2"), {"do": "request-handoff", "from": "v"}),
+        (
+            RequestHandoff(
+                LEASE_SEEN, "v", "H2", stale_next_owner="c", alternates=(RequestHandoff(Lease("s-1"), "w", "H2"),)
+            ),
+            {
+                "do": "request-handoff",
+                "from": "v",
+                "stale_heir": "c",
+                "alternates": [{"do": "request-handoff", "key": "s-1", "rule": "H2", "from": "w"}],
+            },
+        ),
+        (
+            Claim(LEASE_SEEN, "M5", alternates=(Claim(Lease("s-1"), "M5"),)),
+            {"do": "claim", "alternates": [{"do": "claim", "key": "s-1", "rule": "M5"}]},
+        ),
+        (Renew(LEASE_SEEN, "C2", annotations=(("call", "x"),)), {"do": "renew", "notes": {"call": "x"}}),
+        (Release(LEASE_SEEN, "C6"), {"do": "release"}),
+        (
+            Create(Lease("s-0", stream="orders"), "L4"),
+            {"do": "create", "checkpoint": "TRIM_HORIZON", "parents": [], "stream": "orders"},
+        ),
         (Release(LEASE_SEEN, "H3", next_owner="b"), {"do": "release", "to": "b"}),
         (Delete(LEASE_SEEN, "L8"), {"do": "delete"}),
     ],
@@ -335,3 +363,45 @@ def test_a_document_of_a_thousand_levels_is_rejected() -> None:
     for levels in range(900, 1000):
         with pytest.raises(BadJsonField, match=r"leases.*is not|recursion"):
             plan_from_json(b'{"leases":' + b"[" * levels + b"]" * levels + b"}")
+
+
+def test_times_in_milliseconds_are_accepted() -> None:
+    """A time since 1970 has thirteen digits, in the configuration as well as in a checkpoint."""
+    config = {"initial_position": "AT_TIMESTAMP", "timestamp_ms": 1_700_000_000_000}
+    (created,) = run_plan({"leases": [], "shards": [SHARD], "me": {"worker": "a"}, "config": config})["actions"]
+    assert (created["checkpoint"], created["timestamp_ms"]) == ("AT_TIMESTAMP", 1_700_000_000_000)
+    lease = {"key": "s-0", "checkpoint": "AT_TIMESTAMP", "sub": 1_700_000_000_000}
+    (parsed_lease,) = parse_plan_request(json.dumps({"leases": [lease], "me": {"worker": "a"}}).encode()).leases
+    assert parsed_lease.checkpoint == at_timestamp(1_700_000_000_000)
+
+
+@pytest.mark.parametrize("document", [{}, {"config": {}}, {"config": {"rules": "minimal"}}])
+def test_defaults_of_a_configuration_are_those_of_python(document: dict[str, Any]) -> None:
+    text = json.dumps({"leases": [], "me": {"worker": "a"}} | document).encode()
+    assert parse_plan_request(text).config == Config()
+
+
+def test_pairs_are_sorted_by_name() -> None:
+    """Documents that differ only in the order of their fields give the same plan."""
+    lease = {"key": "s-0", "notes": {"process": "p/a", "call": "x"}}
+    history = {"gaps": {"b": 1, "a": 2}, "led": {"k": None, "j": 3}}
+    request = parse_plan_request(json.dumps({"leases": [lease], "me": {"worker": "a", "history": history}}).encode())
+    assert request.leases[0].annotations == (("call", "x"), ("process", "p/a"))
+    assert (request.me.history.gaps, request.me.history.led) == ((("a", 2), ("b", 1)), (("j", 3), ("k", math.inf)))
+
+
+def test_shard_with_a_single_hash_key_is_accepted() -> None:
+    shard = SHARD | {"hash_range": ["7", "7"]}
+    request = parse_plan_request(json.dumps({"leases": [], "shards": [shard], "me": {"worker": "a"}}).encode())
+    assert request.shards is not None
+    assert request.shards[0].hash_range == (7, 7)
+
+
+def test_faults_of_every_stream_are_reported() -> None:
+    shards = [
+        shard | {"stream": stream, "id": f"{stream}:{shard['id']}", "parents": [f"{stream}:s-0"] * (shard != SHARD)}
+        for stream in ("bills", "orders")
+        for shard in (SHARD, SHARD | {"id": "s-1"})
+    ]
+    document = {"leases": [], "shards": shards, "me": {"worker": "a"}}
+    assert [problem["stream"] for problem in run_plan(document)["problems"]] == ["bills", "orders"]
