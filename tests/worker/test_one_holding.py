@@ -648,7 +648,9 @@ def test_table_set_back_inside_an_aggregate_is_reported_once(caplog: pytest.LogC
     held_lease = HeldLease()
     for number, version in ((5, "1000"), (6, "2000")):
         assert held_lease.holding.checkpoint(Position(str(number), 2))
-        earlier_row = evolve(held_lease.row, checkpoint=Position(str(number), 1), version=Version(version), epoch=9999)
+        earlier_row = evolve(
+            held_lease.row, checkpoint=Position(str(number), 1), version=Version(version), epoch=int(version)
+        )
         held_lease.store.rewrite("s-0", lambda _row, row=earlier_row: row)  # type: ignore[misc]
         assert held_lease.holding.renew()
     assert held_lease.holding.contradiction.startswith("lease s-0 is at 5 in the table")
