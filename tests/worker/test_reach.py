@@ -468,9 +468,10 @@ def test_end_of_a_shard_ends_the_age_of_its_records() -> None:
 
 def test_records_that_wait_on_purpose_are_neither_stalled_nor_falling_behind() -> None:
     progress_meter = meter()
-    arrived = Batch((Record(b"x", "7", arrived=NOW - SILENT_SECONDS),), Position("7"), 0.5, 0.2)
+    arrived = Batch((Record(b"x", "7", arrived=NOW - 2 * SILENT_SECONDS),), Position("7"), 0.5, 0.2)
     for step in range(LAG_STEPS + 1):
-        progress_meter.read(arrived, step * LAG_STEP_SECONDS, "it waits for more records")
+        moment[0] = step * LAG_STEP_SECONDS
+        progress_meter.read(arrived, moment[0], "it waits for more records")
     end = LAG_STEPS * LAG_STEP_SECONDS
     progress = progress_at(progress_meter, end)
     assert (progress.done, progress.excused, progress.grows) == (NOW + end, "it waits for more records", False)
