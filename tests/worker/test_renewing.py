@@ -274,13 +274,16 @@ def test_parallel_renewals_follow_lasting_delays_and_not_a_single_one() -> None:
     renew_all(renewing, holdings, 6.0)
     store: Any = holdings[0]._store  # noqa: SLF001  all use it
 
-    def wait_for_a_second() -> None:
-        clock.now += 0.5
+    delay = 50.0
 
-    store.passes = wait_for_a_second
+    def wait() -> None:
+        clock.now += delay
+
+    store.passes = wait
     action = Renew(holdings[0].lease, "M1")
     renewing.renew(holdings[0], action, Look(0.0))
     assert renewing.parallel_renewals == 1
+    delay = 0.5
     for _ in range(60):
         renewing.renew(holdings[0], action, Look(0.0))
     assert renewing.parallel_renewals == pytest.approx(2 * len(holdings) / config.renew_seconds, abs=1.0)
