@@ -396,12 +396,12 @@ def met(previous: Progress, wall: float = NOW, now: float = 0.0) -> ProgressMete
 
 def test_faults_of_the_previous_owner_stay_until_a_record_is_handled() -> None:
     previous = Progress(NOW, "b", fault="its handler raised X", dead_letter="the disk is full")
-    for handle in (lambda taken_meter: taken_meter.part_done(2.0), lambda taken_meter: taken_meter.done(2.0)):
+    for handle in (ProgressMeter.part_done, ProgressMeter.done):
         progress_meter = met(previous)
         progress_meter.read(BATCH, 1.0)
         progress = progress_meter.progress(1.0, NOW)
         assert (progress.cause, progress.lease) == ("its handler raised X; the disk is full", 10.0)
-        handle(progress_meter)
+        handle(progress_meter, 2.0)
         assert progress_meter.progress(2.0, NOW).dead_letter == ""
 
 
@@ -431,12 +431,14 @@ def test_silence_lasts_from_the_first_call_to_the_next_response() -> None:
 
 
 def test_shard_that_need_not_be_read_is_not_silent() -> None:
-    for excuse in (ProgressMeter.expect_no_response, lambda waiting_meter: waiting_meter.excused("its parents", 2.0)):
-        progress_meter = meter()
-        progress_meter.expect_response(1.0)
-        assert progress_meter.silent_since == 1.0
-        excuse(progress_meter)
-        assert progress_meter.silent_since is None
+    progress_meter = meter()
+    progress_meter.expect_response(1.0)
+    assert progress_meter.silent_since == 1.0
+    progress_meter.expect_no_response()
+    silences = [progress_meter.silent_since]
+    progress_meter.expect_response(2.0)
+    progress_meter.excused("its parents are not done", 3.0)
+    assert [*silences, progress_meter.silent_since] == [None, None]
 
 
 def test_call_once_abandoned_stays_abandoned() -> None:

@@ -860,9 +860,13 @@ def test_second_process_with_our_id_ends_the_turn_that_notices_it() -> None:
     clock, store = Clock(), FaultyStore()
     driven_worker = worker_of_one_lease(store, clock)
     versions = iter(range(100, 200))
-    change = {"owner": "a-1", "annotations": (("process", "p-2/a-1"),)}
-    store.rewrite("s-0", lambda row: evolve(row, **change))
-    store.passes = lambda: store.rewrite("s-0", lambda row: evolve(row, version=Version(str(next(versions))), **change))
+
+    def write_as_second_process() -> None:
+        version, process = Version(str(next(versions))), (("process", "p-2/a-1"),)
+        store.rewrite("s-0", lambda row: evolve(row, owner="a-1", annotations=process, version=version))
+
+    write_as_second_process()
+    store.passes = write_as_second_process
     with pytest.raises(WorkerError, match="is used by another living process"):
         driven_worker.worker.turn(clock.now)
 
