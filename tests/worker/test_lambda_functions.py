@@ -491,6 +491,11 @@ def test_call_without_a_limit_has_the_fifteen_minutes_of_lambda() -> None:
 
 
 def test_function_that_closes_its_event_loop_gets_another_one() -> None:
-    function = LambdaFunction(Function(lambda _records: asyncio.get_event_loop().close()), PLAIN, 30.0)
+    def run_and_close(_records: list[bytes]) -> None:
+        loop = asyncio.get_event_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+    function = LambdaFunction(Function(run_and_close), PLAIN, 30.0)
     for _ in range(2):
         function.call_and_find_failure("s-0", "", create_records(1))
