@@ -7,11 +7,12 @@ from attrs import define, evolve
 from virtual_fleet import KCL, DrivenWorker, FaultySource, FaultyStore, RecordingConsumer, four_shards, member
 from waiters import Clock
 
+from leasehold.adapters.sources.protocol import REJECTION_RETRIES, TransientRejection
 from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
-from leasehold.adapters.worker.discovery import Discovery
+from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import INCARNATION, reported_contradictions
+from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLED_VALUE, reported_contradictions
 from leasehold.balancer.model import (
     LATEST,
     SHARD_END,
@@ -413,3 +414,80 @@ def test_lease_restarted_at_latest_has_no_position_of_the_former_stream() -> Non
     driven_worker.run(60)
     row = store.row("s-0")
     assert (row.annotation(INCARNATION), row.checkpoint, pinned_latest(row)) == ("2", LATEST, None)
+
+
+def test_deleted_finished_lease_leads_to_no_listing() -> None:
+    """Only an unfinished lease without a row must be created again."""
+    source = ListSource(four_shards())
+    discovery = Discovery(source)
+    discovery.shards(0.0, HEALTHY, ME)
+    gone_leases = (Lease("s-0", checkpoint=SHARD_END), Lease("s-1", checkpoint=Position("7")))
+    listings = list[int]()
+    for gone in (gone_leases[:1], gone_leases, gone_leases):
+        discovery.shards(1.0, HEALTHY, evolve(ME, history=History(gone=gone)))
+        listings.append(source.listings)
+    assert listings == [1, 2, 2]
+
+
+def test_call_of_the_source_is_over_when_it_fails() -> None:
+    """A worker that ends waits for a call in progress."""
+    source, during = FaultySource(four_shards(), faults=[SourceUnavailable("slow down")]), list[bool]()
+    discovery = Discovery(source)
+    assert discovery.shards(0.0, HEALTHY, ME) is None
+    assert not discovery.is_calling_source
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(ListSource, "gone", lambda *_: during.append(discovery.is_calling_source))
+        discovery.deletable(Lease("s-9"), ())
+    assert (during, discovery.is_calling_source) == ([True], False)
+
+
+def test_rejections_count_from_the_last_success() -> None:
+    """A worker survives as many rejections again after each listing, but only a temporary failure hurries its looks."""
+    rejections: list[SourceError | None] = [TransientRejection("307")] * REJECTION_RETRIES
+    source = FaultySource(four_shards(), faults=[None, *rejections, None, *rejections, SourceError("denied"), None])
+    discovery, failing = Discovery(source), list[bool]()
+    while source.faults:
+        discovery.request_listing()
+        discovery.shards(0.0, HEALTHY, ME)
+        failing.append(discovery.listing_failed)
+    retried = [True] * REJECTION_RETRIES
+    assert failing == [False, *retried, False, *retried, False, False]
+
+
+def test_stream_whose_incarnation_changed_is_listed_again() -> None:
+    """The stream may have been recreated between the two calls, so the shards may be the old ones."""
+    source = Named(four_shards())
+    discovery = Discovery(source)
+    discovery.shards(0.0, HEALTHY, ME)
+    source.name, current = "2", list[bool]()
+    for _ in range(2):
+        discovery.request_listing()
+        discovery.shards(1.0, HEALTHY, ME)
+        current.append(discovery.is_current)
+    assert current == [False, True]
+
+
+def test_contradiction_of_another_worker_leads_to_a_listing() -> None:
+    source = ListSource(four_shards())
+    discovery = Discovery(source)
+    discovery.shards(0.0, HEALTHY, ME)
+    lease = Lease("s-0", annotations=((CONTRADICTION, "the stream was made anew"),))
+    discovery.shards(1.0, Listing((lease,)), ME, (lease,))
+    assert source.listings == 2
+
+
+def test_restart_is_over_only_once_leases_exist() -> None:
+    """While the table is empty, leases are created at the position of the restart, and never at a former one."""
+    store, source = FaultyStore(), Named(four_shards())
+    discovery = Discovery(source)
+    discovery.shards(0.0, HEALTHY, ME)
+    restarter = LeaseRestarter(store, "a-1", discovery, "TRIM_HORIZON")
+    restarter.is_restarting = True
+    names = ("1", SETTLED_VALUE, "0")
+    gone = tuple(Lease(f"s-{n}", annotations=((INCARNATION, name),)) for n, name in enumerate(names))
+    config, history = restarter.planning_inputs(Config(initial_position=LATEST), History(gone=gone))
+    assert (config.initial_position, history.gone) == (TRIM_HORIZON, gone[:2])
+    restarter.note_read((), ())
+    assert restarter.is_restarting
+    restarter.note_read((), gone)
+    assert not restarter.is_restarting

@@ -8,7 +8,7 @@ import pytest
 from attrs import fields
 
 from leasehold.adapters.consuming import check_consumption_options
-from leasehold.adapters.inputs import SETTING_LIMITS, check_duration, flag_name
+from leasehold.adapters.inputs import SETTING_LIMITS, check_duration, config_for_source, flag_name
 from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.balancer.config import RULE_SETS, Config
 
@@ -82,3 +82,14 @@ def test_lease_seconds_of_ten_thousand_are_taken_for_milliseconds() -> None:
     assert "the KCL's settings are in milliseconds" in check_duration(
         LIMITS["lease_seconds"], 10_000, "--lease-seconds"
     )
+
+
+@pytest.mark.parametrize(("lease_seconds", "cycle_seconds", "renew_seconds"), [(None, 30.0, 20.0), (12.0, None, None)])
+def test_hub_times_never_exceed_those_of_a_short_lease(
+    lease_seconds: float | None, cycle_seconds: float | None, renew_seconds: float | None
+) -> None:
+    fields = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
+    config, defaults = config_for_source("eventhubs://n/h", {**fields}), Config(lease_seconds=lease_seconds or 120.0)
+    assert config.lease_seconds == defaults.lease_seconds
+    assert config.cycle_seconds == (cycle_seconds or defaults.cycle_seconds)
+    assert config.renew_seconds == (renew_seconds or defaults.renew_seconds)

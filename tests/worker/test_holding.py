@@ -9,8 +9,15 @@ from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
+from leasehold.adapters.worker.annotations import (
+    LATEST_MS,
+    LATEST_POSITION,
+    Identity,
+    latest_annotations,
+    pinned_latest,
+)
 from leasehold.adapters.worker.progress import progress_of
+from leasehold.balancer.contradictions import INCARNATION, SETTLED_VALUE
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Capabilities, Lost
@@ -191,3 +198,25 @@ def test_pinned_latest_time_is_read_from_the_row(latest: Position) -> None:
     position = pinned_latest(Lease("s-0", checkpoint=LATEST, annotations=latest_annotations(latest)))
     assert position is not None
     assert (position.sequence, position.sub, position.token) == (latest.sequence, latest.sub, latest.token)
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        (LATEST_MS, "1" * 15),
+        (LATEST_MS, "\u00b2"),
+        (LATEST_MS, "-"),
+        (LATEST_POSITION, "\u00b2@7"),
+        (LATEST_POSITION, "-"),
+    ],
+)
+def test_unreadable_latest_position_is_resolved_again(annotation: tuple[str, str]) -> None:
+    """Any program may have written the attribute, and the service would reject the time."""
+    assert pinned_latest(Lease("s-0", checkpoint=LATEST, annotations=(annotation,))) is None
+
+
+@pytest.mark.parametrize(("stored", "written"), [(None, "2"), (SETTLED_VALUE, "2"), ("1", None)])
+def test_take_names_the_stream_unless_the_row_names_one(stored: str | None, written: str | None) -> None:
+    """The checkpoint of a row belongs to the stream that the row names (L14)."""
+    row = Lease("s-0", annotations=() if stored is None else ((INCARNATION, stored),))
+    assert dict(Identity("ann", "p-1", lambda: "2").annotations_on(row)).get(INCARNATION) == written

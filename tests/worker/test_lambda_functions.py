@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import re
 import sys
@@ -447,6 +448,7 @@ def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
         ("lambda:{app}.handler?environment=1", "option 'environment' must be true or false"),
         ("lambda:{app}.handler?memory=much", "option 'memory' must be a number"),
         ("lambda:{app}.handler?name=", "option 'name' must have one value"),
+        ("lambda:{app}.handler?name=a&name=b", "option 'name' must have one value"),
         ("lambda:{app}.nothing", "has no function 'nothing'"),
         ("lambda:no_such.handler", "there is no module 'no_such' here"),
         ("lambda:{app}.awaiting", "Lambda's Python runtime does not await an `async def`"),
@@ -480,3 +482,20 @@ def test_file_named_lambda_can_be_imported(app: str, monkeypatch: pytest.MonkeyP
 def test_slashes_in_the_handler_name_are_packages(app: str) -> None:
     assert parse_function_settings("lambda:src/app.handler").target == "src.app:handler"
     assert (app, PLAIN.name) == (app, "app")
+
+
+def test_call_without_a_limit_has_the_fifteen_minutes_of_lambda() -> None:
+    function = Function(lambda _records: None)
+    LambdaFunction(function, PLAIN, math.inf, lambda: 100.0).call_and_find_failure("s-0", "", create_records(1))
+    assert function.contexts[0].get_remaining_time_in_millis() == 900_000
+
+
+def test_function_that_closes_its_event_loop_gets_another_one() -> None:
+    def run_and_close(_records: list[bytes]) -> None:
+        loop = asyncio.get_event_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+    function = LambdaFunction(Function(run_and_close), PLAIN, 30.0)
+    for _ in range(2):
+        function.call_and_find_failure("s-0", "", create_records(1))

@@ -3,12 +3,13 @@
 import pytest
 from attrs import evolve
 from held_leases import HeldLease
+from virtual_fleet import FaultyStore
 
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import UNSEEN_EPOCHS_MAX
 from leasehold.balancer.model import LATEST, SHARD_END, Position, Version
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.protocol import Outcome
+from leasehold.stores.protocol import Capabilities, Outcome
 from leasehold.stores.writes import (
     CheckpointLate,
     CheckpointLease,
@@ -538,3 +539,152 @@ def test_reason_for_a_lost_lease_is_set_before_it_is_lost() -> None:
     held_lease.holding.lost.set = record_reason  # type: ignore[method-assign]
     held_lease.holding.drop("left to expire")
     assert reasons == [("left to expire", False)]
+
+
+def test_lease_and_reason_change_only_under_their_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No write of another thread is undone, and a lease is lost only once. Callbacks may use both locks."""
+    held_lease, changes = HeldLease(), list[tuple[str, bool]]()
+    lost_lock, callbacks = held_lease.holding._lost_lock, list[tuple[bool, bool]]()  # noqa: SLF001  only threads that meet show it
+
+    def set_and_check(holding: Holding, name: str, value: object) -> None:
+        if name == "_lease":
+            changes.append((name, holding._lock.locked()))  # type: ignore[attr-defined]  # noqa: SLF001  likewise
+        if name == "why":
+            changes.append((name, lost_lock.locked()))
+        object.__setattr__(holding, name, value)
+
+    held_lease.holding._on_lost = lambda holding: callbacks.append((lost_lock.locked(), holding.released))  # noqa: SLF001  likewise
+    monkeypatch.setattr(Holding, "__setattr__", set_and_check)
+    assert held_lease.holding.renew()
+    held_lease.store.write(RequestLease(held_lease.row, "bob"))
+    held_lease.holding.note_next_owner(evolve(held_lease.holding.lease, next_owner="bob"))
+    assert held_lease.holding.checkpoint(Position("5"))
+    assert held_lease.holding.annotate("a", "1")
+    assert held_lease.holding.release()
+    assert set(changes) == {("_lease", True), ("why", True)}
+    assert callbacks == [(False, True)]
+
+
+@pytest.mark.parametrize("ending", ["drop", "steal", "end"])
+def test_lease_that_was_not_released_is_not_called_released(ending: str) -> None:
+    """A handler is told whether its worker gave the lease up or lost it."""
+    held_lease = HeldLease()
+    if ending == "drop":
+        held_lease.holding.drop("closed")
+    elif ending == "steal":
+        held_lease.store.write(StealLease(held_lease.row, "bob"))
+        assert not held_lease.holding.renew()
+    else:
+        assert held_lease.holding.checkpoint(SHARD_END)
+    assert (held_lease.holding.lost.is_set(), held_lease.holding.released) == (True, False)
+
+
+def test_only_writes_that_nobody_waits_for_may_wait() -> None:
+    """In a layout that groups writes, a bulletin and a handler's own checkpoint are written without a delay."""
+    held_lease = HeldLease()
+    assert held_lease.holding.renew()
+    assert held_lease.holding.renew(patient=False)
+    assert held_lease.holding.checkpoint(Position("5"), unless_releasing=True)
+    assert held_lease.holding.checkpoint(Position("6"))
+    writes = held_lease.store.write_requests
+    assert [write.patient for write in writes if isinstance(write, RenewLease | CheckpointLease)] == [
+        *(True, False),
+        *(True, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("now", "owner", "ours", "writes"), [(1010.0, "ann", True, 0), (1010.1, "ann", True, 1), (1010.1, "bob", False, 1)]
+)
+def test_ownership_of_an_expired_lease_is_confirmed_by_a_renewal(
+    now: float, owner: str, writes: int, *, ours: bool
+) -> None:
+    held_lease = HeldLease()
+    if owner != "ann":
+        held_lease.store.rewrite("s-0", lambda row: evolve(row, owner=owner, version=Version("9")))
+    held_lease.clock.now = now
+    assert held_lease.holding.confirm_ownership() is ours
+    assert len(held_lease.store.write_requests) == writes
+
+
+def test_handoff_never_moves_the_checkpoint_back_inside_an_aggregate() -> None:
+    held_lease = HeldLease()
+    assert held_lease.holding.checkpoint(Position("9", 2))
+    held_lease.store.write(RequestLease(held_lease.row, "bob"))
+    assert held_lease.holding.renew()
+    assert held_lease.holding.release(Position("9", 1))
+    assert (held_lease.row.owner, held_lease.row.checkpoint) == ("bob", Position("9", 2))
+
+
+def test_release_is_no_progress() -> None:
+    """The records before the position were done earlier."""
+    held_lease = HeldLease()
+    clock, progress = held_lease.clock, held_lease.holding.progress
+    progress.enable_annotations("host", clock, clock.now)
+    clock.now = 1005.0
+    held_lease.holding.ask_release()
+    assert held_lease.holding.release(Position("5"))
+    assert progress.progress(clock.now, clock.now).done == 1000.0
+
+
+def test_lower_counter_means_nothing_if_the_store_counts_no_owners() -> None:
+    held_lease = HeldLease(store=FaultyStore(Capabilities(counts_owners=False)))
+    held_lease.store.rewrite("s-0", lambda row: evolve(row, version=Version("9"), epoch=0))
+    assert held_lease.holding.renew()
+    assert {type(write) for write in held_lease.store.write_requests} == {RenewLease}
+
+
+def test_lost_reply_is_not_taken_for_a_table_that_was_set_back() -> None:
+    held_lease = HeldLease()
+    assert held_lease.holding.checkpoint(Position("5", 1))
+    held_lease.store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        held_lease.holding.renew()
+    assert held_lease.holding.renew()
+    assert held_lease.holding.contradiction == ""
+
+
+def test_table_set_back_inside_an_aggregate_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    held_lease = HeldLease()
+    for number, version in ((5, "1000"), (6, "2000")):
+        assert held_lease.holding.checkpoint(Position(str(number), 2))
+        earlier_row = evolve(
+            held_lease.row, checkpoint=Position(str(number), 1), version=Version(version), epoch=int(version)
+        )
+        held_lease.store.rewrite("s-0", lambda _row, row=earlier_row: row)  # type: ignore[misc]
+        assert held_lease.holding.renew()
+    assert held_lease.holding.contradiction.startswith("lease s-0 is at 5 in the table")
+    assert caplog.messages == [held_lease.holding.contradiction]
+
+
+def recreate_row(held_lease: HeldLease, owner: str | None, checkpoint: Position) -> None:
+    """Replace the row, whose counter is high by now, with one that another worker has just created."""
+    row = evolve(held_lease.row, owner=owner, checkpoint=checkpoint)
+    held_lease.store._table.rows["s-0"] = with_counter(row, 1)  # noqa: SLF001  without any worker's knowledge
+    held_lease.store.write_requests.clear()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "taken_over"),
+    [(Position("49", 1), True), (Position("49", 2), True), (Position("49", 3), False)],
+)
+def test_recreated_row_never_moves_back_inside_an_aggregate(checkpoint: Position, *, taken_over: bool) -> None:
+    """The owner takes the row over unless another worker has handled more user records of the same aggregate."""
+    held_lease = HeldLease()
+    for number in range(40, 50):
+        assert held_lease.holding.checkpoint(Position(str(number), 2))
+    recreate_row(held_lease, "bob", checkpoint)
+    assert held_lease.holding.renew() is taken_over
+    assert (held_lease.row.owner, held_lease.row.checkpoint) == (
+        ("ann", Position("49", 2)) if taken_over else ("bob", checkpoint)
+    )
+
+
+def test_expired_owner_leaves_a_recreated_row_to_its_new_owner() -> None:
+    held_lease = HeldLease()
+    for number in range(40, 50):
+        assert held_lease.holding.checkpoint(Position(str(number)))
+    recreate_row(held_lease, "bob", LATEST)
+    held_lease.clock.now = 1060.0
+    assert held_lease.holding.renew() is False
+    assert (held_lease.row.owner, [type(write) for write in held_lease.store.write_requests]) == ("bob", [RenewLease])

@@ -1,5 +1,6 @@
 """Which lease creations wait, how long they wait, and where a lease at LATEST begins after its wait."""
 
+import pytest
 from attrs import evolve
 
 from leasehold.adapters.worker.annotations import latest_annotations
@@ -93,3 +94,31 @@ def test_lease_that_is_missing_again_starts_at_the_present_tip() -> None:
     creations.creations_to_delay([NEW_GROUP], (), (), 3600.0, map)
     pinned = creations.with_latest_position(NEW_GROUP)
     assert pinned.lease.annotations == latest_annotations(Position("9"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "initial", "known_stream", "wait"),
+    [
+        ("L4", TRIM_HORIZON, "orders", None),
+        ("L4", LATEST, "orders", CONFIG.renew_seconds + CONFIG.cycle_seconds),
+        ("L5", TRIM_HORIZON, "orders", CONFIG.renew_seconds + CONFIG.cycle_seconds),
+        ("L5", LATEST, "returns", None),
+        ("L4", LATEST, None, None),
+    ],
+)
+def test_creation_at_trim_horizon_waits_only_for_owners_of_its_stream(
+    rule: str, initial: Position, known_stream: str | None, wait: float | None
+) -> None:
+    """If the stream has leases, every living worker must have read the table first."""
+    creations = PendingCreations(evolve(CONFIG, initial_position=initial), Tip().of)
+    creation = Create(Lease("s-0", stream="orders", checkpoint=TRIM_HORIZON), rule=rule)
+    known = () if known_stream is None else (Lease("s-9", stream=known_stream),)
+    waits = creations.creations_to_delay([creation], known, (), 0.0, map)
+    assert waits == ({} if wait is None else {creation: wait})
+
+
+@pytest.mark.parametrize("known", [(), (Lease("s-9"),)])
+def test_creation_at_latest_waits_for_a_cycle_only_if_there_are_leases(known: tuple[Lease, ...]) -> None:
+    creations = PendingCreations(CONFIG, Tip().of)
+    wait = CONFIG.renew_seconds + (CONFIG.cycle_seconds if known else RETRY_SECONDS)
+    assert creations.creations_to_delay([NEW_GROUP], known, (), 0.0, map) == {NEW_GROUP: wait}

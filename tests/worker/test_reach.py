@@ -1,7 +1,10 @@
 """The lag that an owner writes to its row, and the lag that is computed from the rows of a listing."""
 
+import json
+import math
+
 import pytest
-from attrs import evolve
+from attrs import evolve, fields_dict
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
@@ -11,6 +14,7 @@ from leasehold.adapters.consumer.status import LeaseLag, fleet_lag, lag_of, lags
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.progress import (
     ANNOTATE_SECONDS,
+    FAULT_LENGTH,
     FIRST_ANNOTATION_SECONDS,
     LAG_STEP_SECONDS,
     LAG_STEPS,
@@ -396,3 +400,151 @@ def test_failed_read_for_a_lag_leaves_no_open_reader() -> None:
     lags = lags_from_stream(source, leases, {"s-0": LeaseLag(), "s-1": LeaseLag(), "s-2": LeaseLag(2.0)})
     assert (set(lags), lags["s-0"], lags["s-2"]) == ({"s-0", "s-1", "s-2"}, LeaseLag(), LeaseLag(2.0))
     assert [reader.closed for reader in source.readers] == [True, True]
+
+
+def met(previous: Progress, wall: float = NOW, now: float = 0.0) -> ProgressMeter:
+    """Return a meter of worker a, which took the lease at 0 s from the owner that wrote this progress."""
+    progress_meter = ProgressMeter(row(None, previous), "a", 0.0, 10.0)
+    progress_meter.enable_annotations("vm", lambda: wall, now)
+    return progress_meter
+
+
+def test_faults_of_the_previous_owner_stay_until_a_record_is_handled() -> None:
+    previous = Progress(NOW, "b", fault="its handler raised X", dead_letter="the disk is full")
+    for handle in (ProgressMeter.part_done, ProgressMeter.done):
+        progress_meter = met(previous)
+        progress_meter.read(BATCH, 1.0)
+        progress = progress_meter.progress(1.0, NOW)
+        assert (progress.cause, progress.lease) == ("its handler raised X; the disk is full", 10.0)
+        handle(progress_meter, 2.0)
+        assert progress_meter.progress(2.0, NOW).dead_letter == ""
+
+
+def test_lag_continues_from_the_previous_owner_whose_clock_may_be_ahead() -> None:
+    """The time since the note was written counts once, and no difference of clocks makes the lag shrink."""
+    assert met(Progress(NOW - 10, "b", behind=10.0), NOW + 5, 5.0).behind(5.0) == 25.0
+    assert met(Progress(NOW + 50, "b", behind=10.0)).behind(0.0) == 10.0
+    assert met(Progress(NOW + 50, "b", oldest=NOW + 40)).behind(0.0) is None
+    assert met(Progress(NOW + 50, "b", done=NOW + 40)).behind(SILENT_SECONDS + 1) == SILENT_SECONDS + 1
+
+
+def test_silence_lasts_from_the_first_call_to_the_next_response() -> None:
+    """Neither another call nor a failure ends the silence, and a reader without a connection makes no request."""
+    progress_meter = meter()
+    progress_meter.call_began(1.0)
+    progress_meter.failed("throttled", 1.0)
+    progress_meter.call_began(5.0)
+    progress_meter.call_returned()
+    assert (progress_meter.silent_since, progress_meter.failed_at, progress_meter.call_began_at) == (1.0, 1.0, None)
+    progress_meter.call_began(6.0)
+    progress_meter.read(EMPTY, 9.0)
+    assert (progress_meter.silent_since, progress_meter.failed_at) == (None, -math.inf)
+    assert (progress_meter.last_response_at, progress_meter.response_seconds) == (9.0, 8.0)
+    progress_meter.call_began(10.0)
+    progress_meter.read(evolve(EMPTY, answered=False), 11.0)
+    assert (progress_meter.silent_since, progress_meter.call_began_at) == (None, None)
+
+
+def test_shard_that_need_not_be_read_is_not_silent() -> None:
+    progress_meter = meter()
+    progress_meter.expect_response(1.0)
+    assert progress_meter.silent_since == 1.0
+    progress_meter.expect_no_response()
+    silences = [progress_meter.silent_since]
+    progress_meter.expect_response(2.0)
+    progress_meter.excused("its parents are not done", 3.0)
+    assert [*silences, progress_meter.silent_since] == [None, None]
+
+
+def test_call_once_abandoned_stays_abandoned() -> None:
+    """The reader must not deliver what a call returned after its lease was released."""
+    progress_meter = meter()
+    assert not progress_meter.abandon_call()
+    progress_meter.call_began(1.0)
+    assert progress_meter.abandon_call()
+    progress_meter.call_returned()
+    assert (progress_meter.abandon_call(), progress_meter.call_abandoned) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("owner", "read", "responded"),
+    [("b", NOW - 10, True), ("b", NOW - 10.1, False), ("a", NOW - 1, False), ("b", None, False)],
+)
+def test_response_to_the_previous_owner_counts_for_a_while(owner: str, read: float | None, *, responded: bool) -> None:
+    progress_meter = met(Progress(NOW, owner, read=read), NOW + 99.0, 99.0)
+    assert progress_meter.has_responded_within(99.0, 10.0) is responded
+    progress_meter.read(EMPTY, 100.0)
+    assert progress_meter.has_responded_within(999.0, 10.0)
+
+
+def test_end_of_a_shard_ends_the_age_of_its_records() -> None:
+    progress_meter = met(Progress(NOW, "b", oldest=NOW - 60))
+    progress_meter.read(Batch((), None, None, 0.2, ended=True), 1.0)
+    assert progress_meter.progress(1.0, NOW).oldest is None
+
+
+def test_records_that_wait_on_purpose_are_neither_stalled_nor_falling_behind() -> None:
+    progress_meter = meter()
+    arrived = Batch((Record(b"x", "7", arrived=NOW - 2 * SILENT_SECONDS),), Position("7"), 0.5, 0.2)
+    for step in range(LAG_STEPS + 1):
+        moment[0] = step * LAG_STEP_SECONDS
+        progress_meter.read(arrived, moment[0], "it waits for more records")
+    end = LAG_STEPS * LAG_STEP_SECONDS
+    progress = progress_at(progress_meter, end)
+    assert (progress.done, progress.excused, progress.grows) == (NOW + end, "it waits for more records", False)
+
+
+def test_reason_of_a_wait_and_a_fault_replace_each_other() -> None:
+    progress_meter = meter()
+    progress_meter.failed("throttled", 1.0)
+    progress_meter.dead_letter_failed("the disk is full", 1.0)
+    progress_meter.excused("its parents are not done", 2.0)
+    assert (progress_at(progress_meter, 2.0).cause, progress_at(progress_meter, 2.0).excused) == (
+        "",
+        "its parents are not done",
+    )
+    progress_meter.failed("throttled", 3.0)
+    assert (progress_at(progress_meter, 3.0).cause, progress_at(progress_meter, 3.0).excused) == ("throttled", "")
+
+
+def test_long_reasons_are_cut_so_that_they_fit_on_a_row() -> None:
+    progress_meter = meter()
+    progress_meter.failed("f" * 9_999, 1.0)
+    progress_meter.dead_letter_failed("d" * 9_999, 1.0)
+    progress = progress_at(progress_meter, 1.0)
+    assert (progress.fault, progress.dead_letter) == ("f" * FAULT_LENGTH, "d" * FAULT_LENGTH)
+
+
+def test_time_of_a_handler_starts_again_at_each_of_its_checkpoints() -> None:
+    progress_meter = meter()
+    progress_meter.part_done(1.0)
+    assert progress_at(progress_meter, 1.0).work is None
+    progress_meter.handler_began(2.0)
+    progress_meter.part_done(5.0)
+    assert progress_at(progress_meter, 6.0).work == NOW + 5.0
+
+
+def test_record_is_at_least_as_old_as_the_stream_reports() -> None:
+    """The clock of the machine may be behind that of the service."""
+    progress_meter = meter()
+    progress_meter.read(Batch((Record(b"x", "7", arrived=NOW + 50),), Position("7"), 4.0, 0.2), 0.0)
+    progress_meter.part_done(1.0)
+    assert progress_at(progress_meter, 1.0).oldest == NOW - 4.0
+
+
+def test_smallest_lag_of_a_step_counts() -> None:
+    """A slow response at the end of each step is no growth."""
+    progress_meter = meter()
+    for step in range(LAG_STEPS):
+        for part_of_step, lag in ((0.0, 5.0), (0.9, 5.0 + step)):
+            progress_meter.read(Batch((), None, lag, 0.2), (step + part_of_step) * LAG_STEP_SECONDS)
+    assert not progress_at(progress_meter, LAG_STEPS * LAG_STEP_SECONDS).grows
+
+
+@pytest.mark.parametrize("name", sorted({*fields_dict(Progress)}))
+def test_field_of_the_wrong_type_makes_the_annotation_unreadable(name: str) -> None:
+    """Rows with annotations of other programs must not break the listing of a table."""
+    wrong_values = [["x"], {"x": 1}] if name in {"end", "grows"} else [["x"], True, 7 if name == "owner" else -1]
+    for value in wrong_values:
+        note = json.dumps({"at": 1.0, "owner": "a", name: value})
+        assert progress_of(Lease("s-0", annotations=((PROGRESS_ANNOTATION, note),))) is None

@@ -16,7 +16,7 @@ from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewing import Renewing
 from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.actions import Look
+from leasehold.balancer.actions import Look, Renew
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me, Position, Version
 from leasehold.stores.protocol import Done, Outcome
@@ -221,3 +221,70 @@ def test_leases_of_one_time_are_renewed_in_key_order() -> None:
     renewing.begin(holdings, 6.0, Me("a"), Look(0.0), record_and_map)
     keys = [holding.key for holding in holdings]
     assert (renewed_keys, released_keys) == ([*keys[::2], *keys[1::2]], keys[::2])
+
+
+def renew_all(renewing: Renewing, holdings: tuple[Holding, ...], now: float) -> list[Holding]:
+    return renewing.begin(holdings, now, Me("a"), Look(0.0), map)
+
+
+def test_renewals_that_could_not_start_are_tried_again() -> None:
+    clock = Clock(6.0)
+    holdings, renewing = held_since(clock, 0.0, 0.0), Renewing(Config(lease_seconds=10.0), lambda _holding: None)
+
+    def refuse(_function: Callable[[Any], object], _items: Iterable[Any]) -> Iterable[object]:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(RuntimeError):
+        renewing.begin(holdings, 6.0, Me("a"), Look(0.0), refuse)
+    assert renewing.due(6.0) <= 7.0
+    assert renew_all(renewing, holdings, 7.0) == [*holdings]
+
+
+def test_failed_renewal_is_repeated_a_second_later_and_not_sooner() -> None:
+    """A store that fails must not get more requests than one that works."""
+    clock, store = Clock(6.0), FaultyStore()
+    (holding,) = holdings = held_since(clock, 0.0)
+    holding._store, store.down = store, True  # noqa: SLF001  the store that holds the lease fails now
+    renewing, attempts = Renewing(Config(lease_seconds=10.0), lambda _holding: None, clock), list[int]()
+    for now in (6.0, 6.5, 6.9, 7.0):
+        clock.now = now
+        renew_all(renewing, holdings, now)
+        attempts.append(len(store.write_requests))
+    assert attempts == [1, 1, 1, 2]
+
+
+def test_lease_that_expired_during_its_renewal_is_dropped_at_once() -> None:
+    clock, store = Clock(6.0), FaultyStore()
+    (holding,) = holdings = held_since(clock, 0.0)
+    create_lease_of_a(store, "s-0")
+    holding._store, store.lose_replies = store, 1  # noqa: SLF001  the store that holds the lease is slow now
+
+    def sleep() -> None:
+        clock.now = 20.0
+
+    store.passes = sleep
+    renew_all(Renewing(Config(lease_seconds=10.0), lambda _holding: None, clock), holdings, 6.0)
+    assert holding.why == "dropped, not confirmed for 10 s: others may have it"
+
+
+def test_parallel_renewals_follow_lasting_delays_and_not_a_single_one() -> None:
+    """All leases can be renewed in time, with twice the need to spare. One slow request starts no further threads."""
+    clock, config = Clock(6.0), Config(lease_seconds=10.0)
+    holdings, renewing = held_since(clock, *[0.0] * 9), Renewing(config, lambda _holding: None, clock)
+    renew_all(renewing, holdings, 6.0)
+    store: Any = holdings[0]._store  # noqa: SLF001  all use it
+
+    delay = 50.0
+
+    def wait() -> None:
+        clock.now += delay
+
+    store.passes = wait
+    action = Renew(holdings[0].lease, "M1")
+    renewing.renew(holdings[0], action, Look(0.0))
+    assert renewing.parallel_renewals == 1
+    delay = 0.5
+    for _ in range(60):
+        renewing.renew(holdings[0], action, Look(0.0))
+    assert renewing.parallel_renewals == pytest.approx(2 * len(holdings) / config.renew_seconds, abs=1.0)
+    assert renewing.parallel_renewals > len(holdings) / config.renew_seconds + 1

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerPro
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from running import WAIT, running
+from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.handling import Delivery, Handler, Handling
 from leasehold.adapters.consumer.runner import Runner
@@ -226,3 +227,11 @@ def test_failing_tracer_costs_spans_and_no_lease_or_record(
     (row,) = store.list().leases
     assert (row.owner, row.checkpoint.sequence) == (None, "102")
     assert caplog.text.count("a span failed; logged only once") == 1
+
+
+def test_traced_store_reads_as_cheaply_as_it_was_asked_to() -> None:
+    store = FaultyStore()
+    traced_store = spans_of("a-1", RecordingTracer().tracer).store(store)
+    for stale_ok in (True, False):
+        traced_store.get(["s-0"], stale_ok=stale_ok)
+    assert store.readings == [(("s-0",), True), (("s-0",), False)]

@@ -1,10 +1,12 @@
 """A worker's view of its lease table: what the worker has read, and what it must still read."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from leasehold.adapters.worker.table_view import TableView
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position, Shard
 from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing
@@ -108,3 +110,60 @@ def test_written_row_is_known_without_another_read() -> None:
     rows = view.read(None, stale_ok=False)
     assert [lease.key for lease in view.remember_rows(rows.leases, 0.0, None, rows.reports)] == ["s-0"]
     assert sorted(view.watch.sightings) == ["s-0"]
+
+
+def test_only_a_read_of_the_whole_table_in_progress_is_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed listing is over, too. Otherwise, the lookout would report an endless one."""
+    table, ages = Table(), list[float]()
+    view = view_of(table, [100.0])
+    original_get = table.get
+
+    def get(keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        ages.append(view.listing_seconds(103.0))
+        return original_get(keys, stale_ok=stale_ok)
+
+    monkeypatch.setattr(table, "get", get)
+    view.read(("s-0",), stale_ok=False)
+    table.fails = True
+    with pytest.raises(StoreError):
+        view.read(None, stale_ok=False)
+    assert (ages, view.listing_seconds(104.0)) == ([0.0], 0.0)
+
+
+def view_after_pause(*pause: float) -> tuple[TableView, tuple[Lease, ...], list[Shard]]:
+    """Return a view that knew s-0 and s-2 before these times at which its process ran, and what is there afterwards."""
+    table, times = Table(), [0.0]
+    shards = [Shard("s-0", open=False), Shard("s-1", parents=("s-0",)), Shard("s-2")]
+    for key in ("s-0", "s-2"):
+        table.write(CreateLease(Lease(key, checkpoint=Position("7"))))
+    view = view_of(table, times)
+    view.note_running(0.0)
+    rows = view.read(None, stale_ok=False)
+    view.remember_rows(rows.leases, 0.0, None)
+    for time in pause:
+        times.append(time)
+        view.note_running(time)
+    for key in ("s-0", "s-2"):
+        table.write(DeleteLease(table.get([key])[0]))
+    table.write(CreateLease(Lease("s-1", parents=("s-0",), checkpoint=Position("8"))))
+    rows = view.read(None, stale_ok=False)
+    return view, tuple(view.remember_rows(rows.leases, times[-1], None)), shards
+
+
+@pytest.mark.parametrize(
+    ("pause", "ended"),
+    [
+        ((CONFIG.lease_seconds + 0.1,), {"s-0"}),
+        ((CONFIG.lease_seconds,), set()),
+        ((CONFIG.lease_seconds, 2 * CONFIG.lease_seconds), set()),
+        ((CONFIG.lease_seconds + 0.1, CONFIG.lease_seconds + 0.2), {"s-0"}),
+    ],
+)
+def test_lease_that_others_finished_during_a_pause_counts_as_finished(
+    pause: tuple[float, ...], ended: set[str]
+) -> None:
+    """Only a descendant that has begun shows the end, and only of a lease that was known before a pause (L13)."""
+    view, leases, shards = view_after_pause(*pause)
+    history = view.history(leases, shards)
+    assert {lease.key for lease in history.gone} == {"s-0", "s-2"}
+    assert {lease.key for lease in history.gone if lease.ended} == ended

@@ -12,7 +12,7 @@ from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
 from leasehold.adapters.worker.progress import Throughput
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.balancer.model import TRIM_HORIZON, WEIGHT_MAX, Lease
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_shard
 
@@ -102,3 +102,18 @@ def test_bursts_move_no_lease() -> None:
         together(fleet, 1.0)
     assert all(row.weight for row in store.list().leases)
     assert [driven_worker.held for driven_worker in fleet] == leases_before
+
+
+def test_interval_restarts_after_a_delay_of_our_own() -> None:
+    """The bytes of an interval with a delay do not show the throughput of the shard."""
+    throughput = Throughput(10.0)
+    throughput.add(99 * 1024, 100.0)
+    throughput.rest(105.0)
+    throughput.add(10 * 1024, 106.0)
+    assert [throughput.average(now) for now in (114.9, 115.0)] == [None, 1024]
+
+
+def test_throughput_is_never_more_than_a_row_may_hold() -> None:
+    throughput = Throughput(10.0)
+    throughput.add(WEIGHT_MAX * 100, 100.0)
+    assert throughput.average(110.0) == WEIGHT_MAX

@@ -1,6 +1,7 @@
 """Turns of a worker under a virtual clock: which leases the worker takes, keeps, loses and takes again."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,14 +14,23 @@ from leasehold.adapters.worker.holdings import Cooldown
 from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import MIN_PAUSE_SECONDS, Worker
-from leasehold.balancer.actions import Claim, Release, RequestHandoff
+from leasehold.balancer.actions import Claim, Look, Release, RequestHandoff, Steal
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import INCARNATION
+from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION
 from leasehold.balancer.lineage import UNSEEN_EPOCHS_MAX
 from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, Version
-from leasehold.errors import WorkerError
+from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
 from leasehold.stores.protocol import Done, Lost
-from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
+from leasehold.stores.writes import (
+    ClaimLease,
+    CreateLease,
+    DeleteLease,
+    GiveLease,
+    ReleaseLease,
+    RequestLease,
+    StealLease,
+    Write,
+)
 from leasehold_lab.simulator.world.world import FIRST_MS, ListSource, ShardRecords, create_records, create_shard
 
 ALL = ["s-0", "s-1", "s-2", "s-3"]
@@ -697,3 +707,238 @@ def test_lease_that_expired_here_and_was_deleted_is_recreated_at_once() -> None:
     driven_worker.worker.hurry()
     driven_worker.worker.turn(clock.now)
     assert [row.key for row in store.list().leases] == ALL
+
+
+def worker_of_one_lease(store: FaultyStore, clock: Clock) -> DrivenWorker:
+    """Return a worker that has not run yet, whose only lease exists and is free."""
+    store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
+    store.write_requests.clear()
+    return member(store, ListSource(four_shards()[:1]), clock)
+
+
+def full_reads(store: FaultyStore) -> list[bool]:
+    """Return whether each read since the last call was one of the whole table."""
+    are_full = [keys is None for keys, _ in store.readings]
+    store.readings.clear()
+    return are_full
+
+
+def test_claimed_lease_counts_from_the_start_of_its_claim() -> None:
+    """Other workers may measure the lease from any moment since then."""
+    clock, store = Clock(), FaultyStore()
+    driven_worker = worker_of_one_lease(store, clock)
+
+    def write_slowly() -> None:
+        clock.now += 2.0
+
+    store.passes = write_slowly
+    driven_worker.worker.turn(1000.0)
+    assert [(holding.confirmed_at, clock.now) for holding in driven_worker.worker.holdings] == [(1000.0, 1004.0)]
+
+
+def test_row_recreated_for_nobody_is_counted_and_leads_to_another_look() -> None:
+    clock, store = Clock(), FaultyStore()
+    driven_worker = worker_of_one_lease(store, clock)
+    driven_worker.worker.exclude("s-0", 1000.0)
+    driven_worker.worker.turn(clock.now)
+    store.write(DeleteLease(store.row("s-0")))
+    for _ in range(2):
+        driven_worker.worker.hurry()
+        driven_worker.worker.turn(clock.now)
+        clock.now += KCL.renew_seconds
+    assert driven_worker.worker.rows_remade == 1
+
+
+@pytest.mark.parametrize("fault", ["read", "listing", "write"])
+def test_wait_after_a_fault_is_short_again_after_a_success(fault: str) -> None:
+    """A worker must not be slow after a second outage because there was an earlier one."""
+    clock, store = Clock(), FaultyStore()
+    source = ListSource(four_shards())
+    driven_worker = member(store, source, clock)
+    driven_worker.run(3)
+    worker, faults = driven_worker.worker, list[int]()
+    backoffs = {"read": worker._backoff, "listing": worker._listing_backoff, "write": worker._take_backoff}  # noqa: SLF001  waits are random
+    for failed in (True, True, False, True):
+        store.down = failed and fault == "read"
+        source.down = failed and fault == "listing"
+        if failed and fault == "write":
+            worker._book.holdings.note_failed_take(StoreError("full"), Lease("s-0"), clock.now, was_claim=True)  # noqa: SLF001  likewise
+            worker._make_look_earlier(Look(5.0), {})  # noqa: SLF001  as at the end of a look
+        else:
+            worker.hurry()
+            worker.turn(clock.now)
+        clock.now += 1.0
+        faults.append(backoffs[fault].faults)
+    assert faults == [1, 2, 0, 1]
+
+
+def test_worker_that_closes_during_a_turn_writes_nothing_more() -> None:
+    clock, store = Clock(), FaultyStore()
+    source = BusySource(four_shards())
+    driven_worker = member(store, source, clock)
+    source.meanwhile = driven_worker.worker.close
+    driven_worker.worker.turn(clock.now)
+    assert (source.listings, store.write_requests) == (1, [])
+
+
+def test_lease_that_was_taken_since_the_plan_is_not_claimed_again() -> None:
+    clock, store = Clock(), FaultyStore()
+    worker = worker_with_all_leases(clock, store).worker
+    row = store.row("s-0")
+    free_row = evolve(row, key="s-9")
+    actions = (Claim(row, "M5"), Steal(row, "b-1", "M9"), Claim(free_row, "M5"), Steal(free_row, "b-1", "M9"))
+    assert [worker._is_allowed(action, None) for action in actions] == [False, False, True, True]  # noqa: SLF001  between two steps
+
+
+def test_lease_that_was_created_too_late_is_planned_again_at_once() -> None:
+    clock, store = Clock(), FaultyStore()
+    driven_worker = member(store, ListSource(four_shards()), clock)
+
+    def sleep() -> None:
+        store.passes = lambda: None
+        clock.now += 60
+
+    store.passes = sleep
+    assert driven_worker.worker.turn(clock.now) <= clock.now
+    full_reads(store)
+    driven_worker.worker.turn(clock.now)
+    assert full_reads(store) == [True]
+    assert {lease.key for lease in store.list().leases} == {*ALL}
+
+
+def test_contradiction_that_another_worker_wrote_on_a_row_leads_to_a_listing() -> None:
+    clock, store = Clock(), FaultyStore()
+    driven_worker = worker_with_all_leases(clock, store)
+    assert driven_worker.worker.discovery.is_current
+    note = ((CONTRADICTION, "the stream was made anew"),)
+    store.rewrite("s-0", lambda row: evolve(row, annotations=(*row.annotations, *note)))
+    clock.now += KCL.renew_seconds
+    driven_worker.worker.renew(clock.now)
+    assert not driven_worker.worker.discovery.is_current
+
+
+def test_silent_stream_makes_the_next_look_a_full_one() -> None:
+    """The time of the next renewal includes the time at which the silence is long enough (D1)."""
+    clock, store, wakes = Clock(), FaultyStore(), list[float]()
+    driven_worker = worker_with_all_leases(clock, store)
+    worker, silent_since = driven_worker.worker, clock.now
+    worker.wake_runner = lambda: wakes.append(clock.now)
+    for holding in worker.holdings:
+        holding.progress.call_began(silent_since)
+        holding.progress.call_returned()
+        holding.checkpoint(Position("18"))
+    clock.now = silent_since + 9.0
+    for holding in worker.holdings:
+        holding.checkpoint(Position("19"))
+    assert worker.renew(clock.now) == silent_since + 10.0
+    assert wakes == []
+    clock.now = silent_since + 10.0
+    worker._look, worker._look_due = evolve(worker._look, keys=("s-0",)), clock.now + 100.0  # noqa: SLF001  as in a large group
+    worker.renew(clock.now)
+    full_reads(store)
+    worker.turn(clock.now)
+    assert (wakes, full_reads(store)[:1]) == ([clock.now], [True])
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("a bug"), OutcomeUnknown("no response")])
+def test_full_look_that_failed_is_made_again(fault: Exception) -> None:
+    """The request is not lost, and the next look is not one of single rows."""
+    clock, store = Clock(), FaultyStore()
+    worker = worker_with_all_leases(clock, store).worker
+    worker._look, worker._look_due = evolve(worker._look, keys=("s-0",)), clock.now + 100.0  # noqa: SLF001  as in a large group
+    worker.hurry()
+    store.fault = fault
+    with suppress(RuntimeError):
+        clock.now = worker.turn(clock.now)
+    store.fault = None
+    full_reads(store)
+    worker.turn(clock.now)
+    assert full_reads(store)[:1] == [True]
+
+
+def test_second_process_with_our_id_ends_the_turn_that_notices_it() -> None:
+    clock, store = Clock(), FaultyStore()
+    driven_worker = worker_of_one_lease(store, clock)
+    versions = iter(range(100, 200))
+
+    def write_as_second_process() -> None:
+        version, process = Version(str(next(versions))), (("process", "p-2/a-1"),)
+        store.rewrite("s-0", lambda row: evolve(row, owner="a-1", annotations=process, version=version))
+
+    write_as_second_process()
+    store.passes = write_as_second_process
+    with pytest.raises(WorkerError, match="is used by another living process"):
+        driven_worker.worker.turn(clock.now)
+
+
+def test_child_does_not_wait_for_a_parent_that_was_finished_and_deleted() -> None:
+    clock, store = Clock(), FaultyStore()
+    worker = worker_with_all_leases(clock, store).worker
+    child = Lease("s-0.0", parents=("s-0", "s-1"), checkpoint=TRIM_HORIZON)
+    store.rewrite("s-0", lambda row: evolve(row, owner=None, checkpoint=SHARD_END, version=Version("999")))
+    worker.hurry()
+    worker.turn(clock.now)
+    for key in ("s-0", "s-1"):
+        store.write(DeleteLease(store.row(key)))
+    assert [*worker.parents(child)] == ["s-1"]
+
+
+def test_leases_of_a_recreated_stream_are_restarted_only_after_a_recent_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that slept since would reset leases that others have restarted and read."""
+    clock, store, calls = Clock(), FaultyStore(), list[float]()
+    worker = worker_with_all_leases(clock, store).worker
+    monkeypatch.setattr(worker._restarter, "restart_or_annotate", lambda *_: calls.append(clock.now))  # noqa: SLF001  between two steps
+    for seconds in (0.0, 60.0):
+        clock.now += seconds
+        worker._resolve_contradictions(())  # noqa: SLF001  likewise
+    assert calls == [clock.now - 60.0]
+
+
+def test_table_is_read_in_full_before_others_would_create_the_leases_of_a_recreated_stream() -> None:
+    worker = member(FaultyStore(), ListSource(four_shards()), Clock()).worker
+    look = Look(100.0, keys=("s-0",))
+    assert worker._make_look_earlier(look, {}) == look  # noqa: SLF001  at the end of a look
+    worker._restarter.is_restarting = True  # noqa: SLF001  likewise
+    assert worker._make_look_earlier(look, {}) == Look(KCL.renew_seconds)  # noqa: SLF001  likewise
+
+
+@pytest.mark.parametrize(("due_in", "next_in"), [(1.0, 1.0), (100.0, 3.0)])
+def test_handoff_never_puts_off_the_next_look(due_in: float, next_in: float) -> None:
+    clock = Clock()
+    worker = member(FaultyStore(), ListSource(four_shards()), clock).worker
+    worker._look_due = clock.now + due_in  # noqa: SLF001  as after a look
+    worker._lease_given(clock.now)  # noqa: SLF001  as after a hand-off
+    assert worker._look_due == clock.now + next_in  # noqa: SLF001  likewise
+
+
+@pytest.mark.parametrize(("registered", "write"), [("b-1", GiveLease), (None, ReleaseLease)])
+def test_planned_release_to_a_registered_next_owner_is_a_handoff(registered: str | None, write: type[Write]) -> None:
+    """Such a lease can be taken back if the next owner never claims it."""
+    clock, store = Clock(), FaultyStore()
+    worker = worker_with_all_leases(clock, store).worker
+    if registered:
+        store.write(RequestLease(store.row("s-0"), registered))
+    store.write_requests.clear()
+    worker._act(Release(store.row("s-0"), "M14", next_owner="b-1"))  # noqa: SLF001  as a plan would do
+    assert ([type(made) for made in store.write_requests], store.row("s-0").owner) == ([write], "b-1")
+
+
+def test_take_that_was_answered_ends_the_count_of_unanswered_ones() -> None:
+    clock, store = Clock(), FaultyStore()
+    driven_worker = worker_of_one_lease(store, clock)
+    worker, holdings = driven_worker.worker, driven_worker.worker._book.holdings  # noqa: SLF001  what a turn uses
+    fault = OutcomeUnknown("no response")
+    holdings.note_failed_take(fault, Lease("s-8"), clock.now, was_claim=False)
+    worker._act(Claim(store.row("s-0"), "M5"))  # noqa: SLF001  as a plan would do
+    clock.now += 10.0
+    holdings.note_failed_take(fault, Lease("s-9"), clock.now, was_claim=False)
+    assert not holdings.takes_paused
+
+
+def test_steal_without_a_response_is_not_repeated_as_a_claim() -> None:
+    clock, store = Clock(), FaultyStore()
+    driven_worker = worker_of_one_lease(store, clock)
+    store.rewrite("s-0", lambda row: evolve(row, owner="b-1"))
+    store.lose_replies = 1
+    driven_worker.worker._act(Steal(store.row("s-0"), "b-1", "M9"))  # noqa: SLF001  as a plan would do
+    assert driven_worker.worker._book.holdings.unconfirmed == ()  # noqa: SLF001  what a turn uses
