@@ -388,3 +388,38 @@ def test_shard_opened_late_is_not_taken_for_past_retention() -> None:
         prefetcher.step(float(now))
     assert prefetcher.is_opened
     assert not prefetcher.has_caught_up
+
+
+def test_rows_of_a_lease_to_be_handed_off_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, the hand-off would wait for one batch after another."""
+    _, prefetcher = opened_prefetcher(Stream({"a": ["x"]}), new_read_ahead_state())
+    monkeypatch.setattr(Holding, "releasing", True)
+    assert prefetcher.range_start is None
+
+
+def test_position_without_rows_is_planned_and_committed() -> None:
+    """If all records of a page were dropped, the position after them is still committed."""
+    _, prefetcher = opened_prefetcher(Stream({"a": []}), new_read_ahead_state())
+    prefetcher.keep(Batch((), Position("9"), behind_seconds=0.0, wait_seconds=0.0))
+    assert prefetcher.buffered_rows_and_bytes == (1, 0)
+    chunk = prefetcher.take_rows(1, 1)
+    assert chunk is not None
+    assert (chunk.count, chunk.ends) == (0, Position("9"))
+    assert prefetcher.buffered_rows_and_bytes == (0, 0)
+
+
+def test_shard_read_to_its_target_is_idle_once_its_commit_is_written() -> None:
+    """An available-now query waits for the last commit, but for no rows after the target."""
+    stream = Stream({"a": ["x"] * 5})
+    _, prefetcher = new_prefetcher(stream, evolve(new_read_ahead_state(), only_now=True))
+    for now in range(3):
+        prefetcher.step(float(now))
+    prefetcher.keep(Batch((), None, behind_seconds=5.0, wait_seconds=0.0))
+    assert prefetcher.has_caught_up
+    assert not prefetcher.is_behind
+    assert not prefetcher.is_idle
+    assert prefetcher.take_rows(5, 1 << 20) is not None
+    prefetcher.commit(Position("5"))
+    assert not prefetcher.is_idle
+    prefetcher.step(9.0)
+    assert prefetcher.is_idle
