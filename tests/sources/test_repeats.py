@@ -1,6 +1,7 @@
 """The records of a Spark sink are dispatched once, in any sequence of attempts, crashes, reshards and restarts."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from operator import mul
@@ -464,6 +465,60 @@ def test_memory_for_deduplication_is_bounded() -> None:
     for number in range(MAX_PARTS + 1):
         seen_rows.record_row(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
     assert not seen_rows.check_duplicate(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
+
+
+LIMITED_TAGS: dict[str, tuple[int, Callable[[int, int], Tag]]] = {
+    "queries": (MAX_QUERIES, lambda number, row: Tag(f"q{number}", 1, 0, "0", "e", row)),
+    "runs": (MAX_RUNS, lambda number, row: Tag("q", number, number, "0", "e", row)),
+    "editions": (MAX_EDITIONS, lambda number, row: Tag("q", 1, 0, "0", f"e{number}", row)),
+}
+
+
+@pytest.mark.parametrize(("limit", "tag"), LIMITED_TAGS.values(), ids=LIMITED_TAGS)
+def test_state_keeps_the_writers_of_the_latest_rows(limit: int, tag: Callable[[int, int], Tag]) -> None:
+    """As many writers as the limit allows are remembered. One more replaces the one that was silent the longest."""
+    seen_rows = SeenRows()
+    for number in range(limit):
+        seen_rows.record_row(tag(number, 0), Position(str(number)))
+    seen_rows.record_row(tag(0, 1), Position(str(limit)))
+
+    def remembered() -> list[int]:
+        tags = {number: tag(number, 0) for number in range(limit + 1)}
+        return [number for number in tags if seen_rows.copy().check_duplicate(tags[number], lambda: 0, Position("99"))]
+
+    assert remembered() == list(range(limit))
+    seen_rows.record_row(tag(limit, 0), Position(str(limit + 1)))
+    assert remembered() == [0, *range(2, limit + 1)]
+
+
+def test_state_keeps_exactly_the_permitted_number_of_parts() -> None:
+    seen_rows, first_tag = SeenRows(), Tag("q", 1, 0, "0", "e", 0)
+    for number in range(MAX_PARTS):
+        seen_rows.record_row(first_tag._replace(part=str(number)), Position(str(number)))
+    assert seen_rows.copy().check_duplicate(first_tag, lambda: 0, Position("9999"))
+
+
+def test_run_is_forgotten_only_once_it_is_too_many_batches_behind() -> None:
+    seen_rows, tag = SeenRows(), Tag("q", 1, 0, "0", "e", 0)
+    seen_rows.record_row(tag, Position("1"))
+    for batch, remembered in ((MAX_BATCHES_BEHIND, True), (MAX_BATCHES_BEHIND + 1, False)):
+        seen_rows.record_row(tag._replace(run=2, batch=batch), Position(str(batch)))
+        assert seen_rows.copy().check_duplicate(tag, lambda: 0, Position("99")) is remembered
+
+
+@pytest.mark.parametrize(("hash_key", "duplicate"), [(99, False), (100, True), (199, True), (200, False)])
+def test_row_is_a_duplicate_only_within_the_span_of_its_writer(hash_key: int, duplicate: bool) -> None:
+    seen_rows, tag = SeenRows(), Tag("q", 1, 0, "0", "e", 3, (100, 199))
+    seen_rows.record_row(tag, Position("1"))
+    assert seen_rows.check_duplicate(tag, lambda: hash_key, Position("2")) is duplicate
+
+
+def test_token_contains_the_row_that_was_read_last() -> None:
+    seen_rows, tags = SeenRows(), [Tag("q", 1, 0, "0", "e", row) for row in range(3)]
+    for number, tag in enumerate(tags):
+        seen_rows.record_row(tag, Position(str(number)))
+        resumed_rows = SeenRows.of(Position(str(number), token=seen_rows.token))
+        assert resumed_rows.check_duplicate(tag, lambda: 0, Position("99"))
 
 
 @pytest.mark.parametrize("known_batch", [True, False])

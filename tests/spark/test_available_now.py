@@ -12,7 +12,14 @@ from fake_stream import KillableStore, Query, Stream
 from stepped_loop import install_stepped_clock, new_reader
 from waiters import Clock
 
-from leasehold.adapters.spark.available_now import AvailableNowProgress, ShardStatus, ShardTip, should_flush
+from leasehold.adapters.spark.available_now import (
+    RETENTION_SILENCE_SECONDS,
+    TARGET_MARGIN_SECONDS,
+    AvailableNowProgress,
+    ShardStatus,
+    ShardTip,
+    should_flush,
+)
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done
@@ -159,6 +166,47 @@ def test_closed_shard_is_read_to_its_end_not_its_latest_record(*, closed: bool, 
     assert tip.reached is reached
     tip.update_read_position(Position("9"), 12.0, 0.0, is_closed=closed)
     assert tip.reached
+
+
+def test_shard_is_past_retention_only_after_a_minute_without_records() -> None:
+    """The minute begins with the last record, however long ago the target was requested."""
+    tip = ShardTip("a", last_record_at=1000.0)
+    tip.set_target(Position("9"), 0.0)
+    for now, reached in ((1000.0 + RETENTION_SILENCE_SECONDS, False), (1001.0 + RETENTION_SILENCE_SECONDS, True)):
+        assert not tip.update_read_position(Position("5"), now, 0.0, is_closed=False)
+        assert tip.reached is reached
+
+
+def test_busy_shard_is_read_past_the_target_by_the_margin() -> None:
+    """The lag that a source reports is rounded, so a shard is read a few seconds past the target."""
+    tip = ShardTip("a")
+    tip.set_target(Position("AT_TIMESTAMP", 5), 100.0)
+    for now, reached in ((107.0 + TARGET_MARGIN_SECONDS, False), (108.0 + TARGET_MARGIN_SECONDS, True)):
+        tip.update_read_position(Position("9"), now, 7.0, is_closed=False)
+        assert tip.reached is reached
+
+
+def test_target_record_is_reported_once() -> None:
+    """A sub-sequence of the target's record before the target does not reach it."""
+    tip = ShardTip("a")
+    tip.set_target(Position("9", 2), 0.0)
+    results = [tip.update_read_position(Position("9", sub), 1.0, 5.0, is_closed=False) for sub in (1, 2, 2, 3)]
+    assert results == [False, True, False, False]
+
+
+def test_renewal_of_one_lease_does_not_count_for_another() -> None:
+    """A3 applies to each shard."""
+    progress, leases = AvailableNowProgress(ME), rows(lease("a", "other"), lease("b", "dead"))
+    progress.find_awaited_shards({}, leases)
+    leases["a"] = evolve(leases["a"], version=Version("7"))
+    awaited_shards = progress.find_awaited_shards({}, leases)
+    assert awaited_shards == {"b": "dead owns it and does not renew it"}
+
+
+def test_listed_shard_without_parents_or_lease_is_not_awaited() -> None:
+    """A shard that was added after the start contains only records for the next run."""
+    listed_shards = [Shard("a"), Shard("b")]
+    assert AvailableNowProgress(ME).find_awaited_shards({"a": IDLE}, rows(lease("a", ME)), listed_shards) == {}
 
 
 def texts(prefix: str, count: int) -> list[str]:

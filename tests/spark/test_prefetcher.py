@@ -313,3 +313,113 @@ def test_commit_of_an_earlier_run_is_written_after_a_read() -> None:
     prefetcher.step(9.0)
     prefetcher.step(10.0)
     assert worker.store.get(["a"])[0].checkpoint == Position("20")
+
+
+def opened_prefetcher(stream: Stream, read_ahead: ReadAheadState) -> tuple[Worker, SteppedPrefetcher]:
+    """Return a prefetcher that has read the shard."""
+    worker, prefetcher = new_prefetcher(stream, read_ahead)
+    for now in range(3):
+        prefetcher.step(float(now))
+    assert prefetcher.range_start is not None
+    return worker, prefetcher
+
+
+def test_rows_of_a_lost_lease_are_not_planned() -> None:
+    _, prefetcher = opened_prefetcher(Stream({"a": ["x"]}), new_read_ahead_state())
+    prefetcher.holding.lost.set()
+    assert prefetcher.range_start is None
+
+
+def test_each_range_begins_where_the_previous_one_ended() -> None:
+    _, prefetcher = opened_prefetcher(Stream({"a": ["x"] * 15}), new_read_ahead_state())
+    for begins in (TRIM_HORIZON, Position("5"), Position("10"), Position("15")):
+        assert prefetcher.range_start is not None
+        assert prefetcher.range_start.begins == begins
+        prefetcher.take_rows(5, 1 << 20)
+
+
+def test_batch_waits_only_for_a_shard_that_reads_on() -> None:
+    """After a fault, or once the buffer is full, no rows are on their way."""
+    read_ahead = new_read_ahead_state()
+    _, prefetcher = opened_prefetcher(Stream({"a": ["x"]}), read_ahead)
+    prefetcher.keep(Batch((Record(b"x", "2"),), Position("2"), behind_seconds=1.0, wait_seconds=0.0))
+    assert prefetcher.is_behind
+    read_ahead.pace = evolve(read_ahead.pace, rows=2)
+    assert not prefetcher.is_behind
+    read_ahead.pace = pace()
+    assert prefetcher.is_behind
+    prefetcher.step_failed()
+    assert not prefetcher.is_behind
+
+
+def test_only_rows_that_were_taken_delay_a_release() -> None:
+    """A query that is ending commits no more, so its leases do not wait."""
+    read_ahead = new_read_ahead_state()
+    _, prefetcher = opened_prefetcher(Stream({"a": ["x"] * 15}), read_ahead)
+    assert not prefetcher.poll(3.0).awaits_commit
+    prefetcher.take_rows(5, 1 << 20)
+    assert prefetcher.poll(3.0).awaits_commit
+    read_ahead.ending = True
+    assert not prefetcher.poll(3.0).awaits_commit
+
+
+@pytest.mark.parametrize(
+    ("committed", "checkpoint"),
+    [(Position("19", 3), Position("19", 3)), (Position("20", 1), Position("20", 1)), (Position("20", 2), TRIM_HORIZON)],
+)
+def test_commit_after_the_start_is_not_written_before_its_rows_are_read(
+    committed: Position, checkpoint: Position
+) -> None:
+    """A position that lies after the start belongs to records that this run reads and commits again."""
+    read_ahead = ReadAheadState(
+        pace(), Condition(), lambda _holding, _checkpoint: Position("20", 1), lambda _key: committed
+    )
+    worker, prefetcher = new_prefetcher(Stream({"a": ["x"] * 30}), read_ahead)
+    for now in range(5):
+        prefetcher.step(float(now))
+    assert worker.store.get(["a"])[0].checkpoint == checkpoint
+
+
+def test_shard_opened_late_is_not_taken_for_past_retention() -> None:
+    """The minute without records begins when the shard is opened, not with the process."""
+    stream = Stream({"a": ["x"] * 3}, silent={"a"})
+    _, prefetcher = new_prefetcher(stream, evolve(new_read_ahead_state(), only_now=True), lambda: 1000.0)
+    for now in range(1000, 1005):
+        prefetcher.step(float(now))
+    assert prefetcher.is_opened
+    assert not prefetcher.has_caught_up
+
+
+def test_rows_of_a_lease_to_be_handed_off_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, the hand-off would wait for one batch after another."""
+    _, prefetcher = opened_prefetcher(Stream({"a": ["x"]}), new_read_ahead_state())
+    monkeypatch.setattr(Holding, "releasing", True)
+    assert prefetcher.range_start is None
+
+
+def test_position_without_rows_is_planned_and_committed() -> None:
+    """If all records of a page were dropped, the position after them is still committed."""
+    _, prefetcher = opened_prefetcher(Stream({"a": []}), new_read_ahead_state())
+    prefetcher.keep(Batch((), Position("9"), behind_seconds=0.0, wait_seconds=0.0))
+    assert prefetcher.buffered_rows_and_bytes == (1, 0)
+    chunk = prefetcher.take_rows(1, 1)
+    assert chunk is not None
+    assert (chunk.count, chunk.ends) == (0, Position("9"))
+    assert prefetcher.buffered_rows_and_bytes == (0, 0)
+
+
+def test_shard_read_to_its_target_is_idle_once_its_commit_is_written() -> None:
+    """An available-now query waits for the last commit, but for no rows after the target."""
+    stream = Stream({"a": ["x"] * 5})
+    _, prefetcher = new_prefetcher(stream, evolve(new_read_ahead_state(), only_now=True))
+    for now in range(3):
+        prefetcher.step(float(now))
+    prefetcher.keep(Batch((), None, behind_seconds=5.0, wait_seconds=0.0))
+    assert prefetcher.has_caught_up
+    assert not prefetcher.is_behind
+    assert not prefetcher.is_idle
+    assert prefetcher.take_rows(5, 1 << 20) is not None
+    prefetcher.commit(Position("5"))
+    assert not prefetcher.is_idle
+    prefetcher.step(9.0)
+    assert prefetcher.is_idle

@@ -1,6 +1,7 @@
 """A hub that hangs is reported within a minute. A quiet hub gets few requests, and its status stays OK."""
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import Coroutine, Iterator
@@ -16,10 +17,10 @@ from waiters import until
 
 from leasehold.adapters.consumer.status import Status, lag_of, status_of
 from leasehold.adapters.sources.event_hubs import poller
-from leasehold.adapters.sources.event_hubs.access import Access
+from leasehold.adapters.sources.event_hubs.access import Access, LinkTakenOver
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, ProgressMeter
-from leasehold.balancer.model import Lease, Position
+from leasehold.balancer.model import Lease, Position, at_timestamp
 
 ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", "made up")
 EPOCH = 1_700_000_000.0
@@ -249,3 +250,35 @@ def test_last_read_time_is_when_the_hub_last_responded(world: World) -> None:
         assert progress.read is not None
         last_response = world.reader._last_response  # noqa: SLF001
         assert progress.read - EPOCH <= last_response + poller.IDLE_SECONDS_MAX + STEP_SECONDS
+
+
+def test_lag_of_a_partition_started_at_a_time_is_unknown_until_an_event_arrives(world: World) -> None:
+    """The number of the next event is unknown, so no response can show that the link has delivered everything."""
+    world.reader = poller.PartitionReader(
+        cast("Any", world.service), ACCESS, "0", at_timestamp(5), epoch=0, prefetch=10, clock=lambda: world.now
+    )
+    world.service.last = -1
+    for _ in world.live(30):
+        assert world.reader.read().behind_seconds is None
+    assert world.service.requests > 0
+    QuietLink.events[:] = [Record(b"", "7", arrived=EPOCH)]
+    assert world.reader.read().behind_seconds is not None
+
+
+def test_lag_of_a_hanging_hub_is_unknown(world: World) -> None:
+    list(world.live(40))
+    assert world.reader.read().behind_seconds == 0
+    world.service.hangs = True
+    list(world.live(30))
+    batch = world.reader.read()
+    assert (bool(batch.fault), batch.behind_seconds) == (True, None)
+
+
+def test_link_taken_over_is_reopened_after_the_same_pause_each_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers that take the link from each other do so rarely, and each loss is reported at once."""
+    monkeypatch.setattr(QuietLink, "fault", LinkTakenOver("another reader has the link"))
+    for _ in range(3):
+        batch = world.reader.read()
+        assert (batch.wait_seconds, batch.disconnected_seconds) == (poller.TAKEN_OVER_PAUSE_SECONDS, math.inf)
