@@ -228,7 +228,7 @@ def test_a_large_body_is_sent_whole() -> None:
 def test_connect_and_read_have_their_own_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     client = boto3.client("kinesis", region_name="eu-west-1", config=Config(connect_timeout=1.5, read_timeout=6.0))
     with closing(client):
-        pool = calls.DirectCalls(client, [])._get_connections("http", "localhost", 80, True, [])  # noqa: SLF001, FBT003  no request is sent
+        pool = calls.DirectCalls(client, [])._get_connections("http", "localhost", 80, True, [])  # noqa: SLF001  no request is sent
     timeouts: list[float] = []
 
     def create_connection(_address: object, timeout: float) -> socket.socket:

@@ -409,7 +409,7 @@ def test_a_url_without_a_table_is_rejected(place: str, options: dict[str, str], 
 
 @pytest.mark.parametrize(("seconds", "limit"), [(0.3, "1"), (1.4, "1"), (2.6, "3")])
 def test_a_connection_has_a_time_limit_of_at_least_a_second(seconds: float, limit: str) -> None:
-    """libpq takes whole seconds, and would wait forever if the limit were 0. A standby may be stale."""
+    """The driver takes whole seconds, and would wait forever if the limit were 0. A standby may be stale."""
     settings = psycopg.conninfo.conninfo_to_dict(TableLocation("h", "1", "d").conninfo(Timeouts(seconds, 5, 1)))
     assert (settings["connect_timeout"], settings["target_session_attrs"]) == (limit, "read-write")
 
