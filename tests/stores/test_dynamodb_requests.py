@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 from botocore.exceptions import ClientError
-from tenacity import nap
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
@@ -69,7 +68,7 @@ def open_store_on(client: Client, prefix: str = "") -> DynamoStore:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record the pauses between attempts instead of waiting."""
     pauses: list[float] = []
-    monkeypatch.setattr(nap.time, "sleep", pauses.append)
+    monkeypatch.setattr("tenacity.nap.time.sleep", pauses.append)
     return pauses
 
 
@@ -222,7 +221,7 @@ def test_a_table_with_leases_is_not_listed_as_session_rows() -> None:
 
 
 def test_every_page_of_session_rows_is_read() -> None:
-    pages = [
+    pages: list[dict[str, Any]] = [
         {"Items": [cell("r-0"), cell("x-0")], "LastEvaluatedKey": {"leaseKey": {"S": "r-0"}}},
         {"Items": [], "LastEvaluatedKey": {"leaseKey": {"S": "r-1"}}},
         {"Items": [cell("r-2")]},
