@@ -10,6 +10,7 @@ from leasehold.stores.writes import (
     GiveLease,
     ReleaseLease,
     RequestLease,
+    ResetLease,
     StealLease,
     TakeBackLease,
     WithdrawRequest,
@@ -66,3 +67,17 @@ def test_a_repeated_request_of_the_same_worker_succeeds() -> None:
     requested_lease = evolve(owned_lease, next_owner="bob")
     assert lease_after_write(RequestLease(owned_lease, "bob"), requested_lease) == requested_lease
     assert lease_after_write(RequestLease(owned_lease, "cat"), requested_lease) is None
+
+
+def test_a_request_to_another_owner_is_not_withdrawn() -> None:
+    """A withdrawal ends only the request that its worker has seen."""
+    seen_lease = Lease("s-0", owner="ann", next_owner="bob", yields=True, version=Version("7"), epoch=7)
+    assert lease_after_write(WithdrawRequest(seen_lease, "bob"), evolve(seen_lease, owner="cat")) is None
+
+
+def test_a_reset_stores_the_family_of_the_lease_as_read() -> None:
+    """If the stream was recreated, the shard of the same id has other parents and another hash range."""
+    stored_lease = Lease("s-0", parents=("s-old",), hash_range=(0, 9), version=Version("7"), epoch=7)
+    seen_lease = evolve(stored_lease, parents=("s-new",), hash_range=(5, 99))
+    reset_lease = lease_after_write(ResetLease(seen_lease, Position("3", 1), epoch=8), stored_lease)
+    assert reset_lease == evolve(seen_lease, checkpoint=Position("3", 1), version=Version("8"), epoch=8)

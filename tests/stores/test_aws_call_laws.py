@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
+from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError, ConnectTimeoutError
 from canned_service import CannedResponse, DirectClient, answer, direct_client, service
 
-from leasehold.stores.aws_calls import calls
+from leasehold.stores.aws_calls import calls, connections, tables
 from leasehold.stores.aws_calls.connections import ConnectionFailed, HostConnections
 
 ITERATOR = b'{"ShardIterator": "i"}'
@@ -190,3 +192,76 @@ def test_the_last_read_ends_at_the_response_deadline() -> None:
         pool.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
         thread.join()
         assert connection.gettimeout() == pytest.approx(0.1 * SECONDS)
+
+
+def test_only_reads_are_repeated() -> None:
+    """A conditional write that is repeated may be rejected because its first attempt was applied."""
+    assert {operation for operation, repeatable in tables.OPERATIONS.items() if repeatable} == {"BatchGetItem", "Scan"}
+
+
+def test_a_head_that_arrives_in_pieces_is_read() -> None:
+    whole = answer(ITERATOR, "200 OK", "Connection: Close")
+    with _idle(0.0) as (pool, peers):
+        connection = pool._idle_connections[-1]  # noqa: SLF001  the one that is used
+        sent = iter([whole[:20], whole[20:40], whole[40:]])
+        receive = connections._TimedConnection.recv  # noqa: SLF001  the reads of one response
+
+        def recv(timed: connections._TimedConnection, size: int) -> bytes:
+            if (piece := next(sent, None)) is not None:
+                peers[1].sendall(piece)
+            return receive(timed, size)
+
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(connections._TimedConnection, "recv", recv)  # noqa: SLF001  likewise
+            assert bytes(pool.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=False).body) == ITERATOR
+        assert connection.fileno() == -1  # the service announced the end, in whatever case
+
+
+def test_a_large_body_is_sent_whole() -> None:
+    body = b"x" * (connections.JOINED_BYTES_MAX + 1)
+    sent: list[bytes] = []
+    timed: Any = SimpleNamespace(sendall=sent.append, recv=lambda _size: answer(ITERATOR))
+    connections._send_and_read(timed, b"head", body)  # noqa: SLF001  without a socket
+    assert b"".join(sent) == b"head" + body
+
+
+def test_connect_and_read_have_their_own_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = boto3.client("kinesis", region_name="eu-west-1", config=Config(connect_timeout=1.5, read_timeout=6.0))
+    with closing(client):
+        pool = calls.DirectCalls(client, [])._get_connections("http", "localhost", 80, True, [])  # noqa: SLF001  no request is sent
+    timeouts: list[float] = []
+
+    def create_connection(_address: object, timeout: float) -> socket.socket:
+        timeouts.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr("socket.create_connection", create_connection)
+    with pytest.raises(ConnectionFailed):
+        pool.send(b"", b"", repeatable=False)
+    assert (timeouts, pool._read_seconds) == ([1.5], 6.0)  # noqa: SLF001  likewise
+
+
+def test_an_outcome_is_used_only_in_its_own_thread() -> None:
+    """While a thread waits for boto3, another thread's call does not get the first thread's response."""
+    request: Any = {"StreamName": "orders", "ShardId": "s-0", "ShardIteratorType": "LATEST"}
+    odd_response = answer(b'{"ShardIterator": "odd"}', form="text/plain")
+    with service(answer(), odd_response, answer()) as server, direct_client(server.url) as get_iterator:
+        results: list[str] = []
+
+        def call_in_other_thread() -> Any:  # noqa: ANN401  as boto3
+            thread = Thread(
+                target=lambda: results.append(get_iterator.client.get_shard_iterator(**request)["ShardIterator"])
+            )
+            thread.start()
+            thread.join()
+            return get_iterator.client.get_shard_iterator(**request)
+
+        response = get_iterator.calls.call(
+            "GetShardIterator",
+            json.dumps(request).encode(),
+            "application/x-amz-json-1.1",
+            parse=json.loads,
+            boto3_call=call_in_other_thread,
+            repeatable=True,
+        )
+        assert (results, response["ShardIterator"]) == (["i"], "odd")

@@ -17,7 +17,7 @@ from urllib3.exceptions import NewConnectionError
 from leasehold.adapters.multilang.credentials import parse_credentials
 from leasehold.adapters.sources.kinesis.clients import create_client
 from leasehold.adapters.sources.urls import open_source
-from leasehold.stores.aws import connection_failure_hint, create_boto3_session
+from leasehold.stores.aws import connection_failure_hint, create_boto3_session, create_botocore_session
 from leasehold.stores.urls import open_store
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
@@ -207,3 +207,21 @@ def test_hint_after_a_failed_connection_names_the_cause(cause: OSError, hint: st
             connection_failure_hint(EndpointConnectionError(endpoint_url="https://x.amazonaws.com/", error=error))
             == hint
         )
+
+
+@pytest.mark.usefixtures("sts")
+def test_a_session_keeps_its_region_with_other_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile in a URL names the region also for a role, and the caller's session names it for its copies."""
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    session = create_boto3_session({"role_arn": ROLE, "profile": "team"})
+    assert session is not None
+    assert session.region_name == "eu-north-1"
+    for own_session in (boto3.Session("AKIAOWN", "own", region_name="eu-south-1"), boto3.Session(profile_name="team")):
+        copy = create_botocore_session(own_session)
+        assert copy.get_config_variable("region") == own_session.region_name
+
+
+@pytest.mark.usefixtures("sts")
+def test_an_external_id_and_a_session_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="pass either a session, or profile"):
+        create_boto3_session({"external_id": "x"}, session=boto3.Session("AKIAOWN", "own"))

@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 from process_race import assert_one_winner_per_lease
 from psycopg.sql import SQL, Identifier
+from psycopg_pool import ConnectionPool
 from waiters import until
 
 from leasehold.balancer.model import Lease, Position
@@ -21,13 +22,14 @@ from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import COLUMNS
 from leasehold.stores.postgres import (
     POOL_CONNECTIONS_MAX,
+    TIMEOUTS,
     PostgresStore,
     Statements,
     TableLocation,
     open_url,
     parse_location,
 )
-from leasehold.stores.protocol import Listing, Lost, Malformed, Store
+from leasehold.stores.protocol import Listing, Lost, Malformed, Store, Timeouts
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
 from leasehold_lab.contract import StoreContract
@@ -403,3 +405,42 @@ def test_a_url_selects_server_and_table(place: str, options: dict[str, str], nam
 def test_a_url_without_a_table_is_rejected(place: str, options: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=f"store URL: .*{says}"):
         open_url(place, options, create=True, request_seconds=None)
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(0.3, "1"), (1.4, "1"), (2.6, "3")])
+def test_a_connection_has_a_time_limit_of_at_least_a_second(seconds: float, limit: str) -> None:
+    """The driver takes whole seconds, and would wait forever if the limit were 0. A standby may be stale."""
+    settings = psycopg.conninfo.conninfo_to_dict(TableLocation("h", "1", "d").conninfo(Timeouts(seconds, 5, 1)))
+    assert (settings["connect_timeout"], settings["target_session_attrs"]) == (limit, "read-write")
+
+
+def test_a_url_limits_every_wait_for_the_server(url: str) -> None:
+    store = open_store(url, request_seconds=2.0)
+    assert isinstance(store, PostgresStore)
+    limits = TIMEOUTS.within(2.0)
+    with store.connection() as connection:
+        assert connection.seconds == limits.read_seconds
+    pool = store._pool  # noqa: SLF001  its own limits
+    assert (pool.timeout, pool.reconnect_timeout) == (limits.connect_seconds, limits.connect_seconds)
+    store.close()
+
+
+def test_errors_do_not_use_up_the_connections(store: PostgresStore) -> None:
+    for _ in range(POOL_CONNECTIONS_MAX + 1):
+        with pytest.raises(StoreError):
+            store.rows(b"SELECT nothing_of_the_kind")
+    assert store.list() == Listing(())
+
+
+def test_a_store_that_cannot_be_opened_leaves_no_connections(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed_pools: list[object] = []
+    close = ConnectionPool.close
+
+    def record(pool: ConnectionPool) -> None:
+        closed_pools.append(pool)
+        close(pool)
+
+    monkeypatch.setattr(ConnectionPool, "close", record)
+    with pytest.raises(StoreError, match="the table does not exist"):
+        open_store(url, create=False)
+    assert len(closed_pools) == 1

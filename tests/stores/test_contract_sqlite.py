@@ -5,6 +5,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from process_race import assert_one_winner_per_lease
@@ -345,3 +346,51 @@ def test_a_removed_file_is_not_recreated_by_a_reading_tool(path: str, store: Sql
     assert reader.list() == Listing(())
     new_store.close()
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (sqlite3.SQLITE_BUSY, NotWritten),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, NotWritten),
+        (sqlite3.SQLITE_LOCKED, NotWritten),
+        (sqlite3.SQLITE_FULL, NotWritten),
+        (sqlite3.SQLITE_IOERR_WRITE, NotWritten),
+        (sqlite3.SQLITE_IOERR, OutcomeUnknown),
+        (sqlite3.SQLITE_IOERR_FSYNC, OutcomeUnknown),
+        (sqlite3.SQLITE_READONLY, StoreError),
+        (sqlite3.SQLITE_READONLY_DBMOVED, StoreError),
+        (sqlite3.SQLITE_CANTOPEN_ISDIR, StoreError),
+        (sqlite3.SQLITE_ERROR, StoreError),
+    ],
+)
+def test_an_error_of_sqlite_shows_whether_the_write_may_be_stored(
+    store: SqliteStore, code: int, expected: type[StoreError]
+) -> None:
+    """A write whose commit failed may be stored, and an error that a retry cannot resolve is final."""
+    error = sqlite3.OperationalError("odd")
+    error.sqlite_errorcode = code
+    with pytest.raises(StoreError) as exc_info, store.current_connection():
+        raise error
+    assert type(exc_info.value) is expected
+
+
+def test_a_file_replaced_while_it_is_opened_is_opened_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+
+    def connect_before_replacement(*arguments: Any, **named: Any) -> sqlite3.Connection:  # noqa: ANN401  as sqlite3
+        connection = connect(*arguments, **named)
+        connection.execute("SELECT 1 FROM sqlite_master").fetchall()
+        Path(path).rename(f"{path}.old")
+        Path(path).touch()
+        return connection
+
+    with monkeypatch.context() as patches:
+        patches.setattr("sqlite3.connect", connect_before_replacement)
+        store = SqliteStore(path)
+    assert store.list() == Listing(())
+    other_store = SqliteStore(path)
+    lease = create_owned_lease(other_store)
+    assert store.get([KEY]) == (lease,)
+    store.close()
+    other_store.close()

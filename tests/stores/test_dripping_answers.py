@@ -17,6 +17,7 @@ from leasehold.adapters.sources.kinesis.producer.producer import create_producer
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record
 from leasehold.errors import DeadLetterError, OutcomeUnknown, SourceUnavailable
+from leasehold.stores import deadlines
 from leasehold.stores.deadlines import Deadline
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.objects.blob import BlobObjects, create_client
@@ -141,3 +142,62 @@ def test_each_read_of_a_response_waits_at_most_its_read_timeout() -> None:
     """A response that stalls is abandoned after one read timeout, long before the deadline of the whole response."""
     with socket.socket() as connection:
         assert Deadline("host", SECONDS, lambda: 0.0).run(connection, connection.gettimeout) == SECONDS
+
+
+def test_a_connection_gets_its_own_timeout_back_after_each_response() -> None:
+    """The next request has its full time, and a second close does not touch a connection that is in use again."""
+    connection, peer = socket.socketpair()
+    with connection, peer:
+        connection.settimeout(SECONDS)
+        wrapped = deadlines._Socket("host", connection)  # noqa: SLF001  without a service
+        for _ in range(2):
+            stream = wrapped.makefile("rb")
+            peer.sendall(b"x")
+            assert stream.read(1) == b"x"
+            connection.settimeout(SECONDS / 2)  # as the end of a deadline does
+            stream.close()
+            assert connection.gettimeout() == SECONDS
+            connection.settimeout(SECONDS / 4)
+            stream.close()
+            assert connection.gettimeout() == SECONDS / 4
+            connection.settimeout(SECONDS)
+
+
+def test_each_response_of_a_connection_has_a_deadline_of_its_own() -> None:
+    connection, peer = socket.socketpair()
+    with connection, peer:
+        wrapped = deadlines._Socket("host", connection)  # noqa: SLF001  likewise
+        wrapped.makefile("rb").close()
+        assert wrapped.deadline is None  # a connection without a timeout may wait
+        connection.settimeout(SECONDS)
+        seen_deadlines = set()
+        for _ in range(2):
+            wrapped.makefile("rb").close()
+            seen_deadlines.add(wrapped.deadline)
+        assert len(seen_deadlines) == 2
+
+
+def test_a_response_of_a_closed_connection_can_be_closed() -> None:
+    connection, peer = socket.socketpair()
+    with connection, peer:
+        connection.settimeout(SECONDS)
+        stream = deadlines._Socket("host", connection).makefile("rb")  # noqa: SLF001  likewise
+    stream.close()
+    assert stream.closed
+
+
+def test_a_deadline_ends_not_before_and_not_after_its_time() -> None:
+    """Each restart gives the full time again, and a lifted deadline never ends."""
+    now = 0.0
+    deadline = Deadline("host", SECONDS, lambda: now)
+    with socket.socket() as connection:
+        for start in (0.0, 100.0):
+            now = start
+            deadline.restart()
+            now = start + 2.99 * SECONDS
+            assert deadline.run(connection, connection.gettimeout) == pytest.approx(0.01 * SECONDS)
+            now = start + 3.01 * SECONDS
+            with pytest.raises(TimeoutError):
+                deadline.run(connection, connection.gettimeout)
+        deadline.lift()
+        assert deadline.run(connection, connection.gettimeout) == SECONDS

@@ -1,6 +1,7 @@
 """Tests that a backup has every field, is replaced atomically, and that errors name the line number."""
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -115,3 +116,32 @@ def test_a_backup_is_rejected_as_a_lease_table(path: Path) -> None:
     """Workers cannot use a backup as their lease table, because it does not enforce conditions between processes."""
     with pytest.raises(ValueError, match=r"leases: file:// is a backup, on which no fleet works"):
         check_consumption_options("kinesis://orders?region=eu-west-1", f"file://{path}", print, {})
+
+
+@pytest.mark.parametrize("value", ["a\u2028b", "a\x85b", "a\nb", "a\rb", "a\x1cb"], ids=ascii)
+def test_a_line_break_in_a_value_survives_a_backup(path: Path, value: str) -> None:
+    lease = evolve(WHOLE, annotations=(("a", value),))
+    store = FileStore(str(path))
+    expect_applied(store.write(CreateLease(lease)))
+    store.close()
+    assert FileStore(str(path)).list() == Listing((lease,))
+
+
+def test_closing_a_backup_again_keeps_the_file_as_it_is(path: Path) -> None:
+    """After it was closed, a store does not overwrite what another command has written since then."""
+    store = FileStore(str(path))
+    create_owned_lease(store)
+    store.close()
+    path.write_text(LINE, encoding="utf-8")
+    store.close()
+    assert path.read_text(encoding="utf-8") == LINE
+
+
+def test_a_backup_is_on_disk_before_it_replaces_the_old_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure leaves either the old backup or the whole new one."""
+    synced_files: list[tuple[bool, int]] = []
+    monkeypatch.setattr("os.fsync", lambda number: synced_files.append((path.exists(), os.fstat(number).st_size)))
+    store = FileStore(str(path))
+    create_owned_lease(store)
+    store.close()
+    assert synced_files == [(False, path.stat().st_size)]

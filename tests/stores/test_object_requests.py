@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasehold.stores.requests import SkewWarning, object_age_seconds, unquote_etag
+from leasehold.stores.requests import SkewWarning, is_outcome_unknown, object_age_seconds, unquote_etag
 
 
 def test_an_age_allows_for_times_in_whole_seconds() -> None:
@@ -31,3 +31,16 @@ def test_a_large_clock_difference_is_logged_once(caplog: pytest.LogCaptureFixtur
         skew.observe(1_000_000.0)
     (record,) = caplog.records
     assert record.getMessage().startswith(f"the local clock is {says} the storage service's")
+
+
+def test_a_status_that_a_retry_may_change_is_an_unknown_outcome() -> None:
+    """A redirect, a timeout, throttling and every server error may pass. Any other rejection is final."""
+    statuses = (301, 307, 399, 400, 403, 404, 407, 408, 409, 412, 428, 429, 430, 499, 500, 503)
+    assert [status for status in statuses if is_outcome_unknown(status)] == [301, 307, 399, 408, 429, 500, 503]
+
+
+def test_a_warning_about_the_clock_is_not_repeated_after_a_good_reading(caplog: pytest.LogCaptureFixture) -> None:
+    skew = SkewWarning(lambda: 1000.0)
+    for service_now in (2000.0, 1000.0, 2000.0):
+        skew.observe(service_now)
+    assert len(caplog.records) == 1

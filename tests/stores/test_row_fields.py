@@ -154,3 +154,51 @@ def test_the_reference_page_shows_the_table_of_fields() -> None:
         rows.append(tuple(f"`{word}`" if word and column not in {1, 6} else word for column, word in enumerate(cells)))
     table = "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows)
     assert table in (Path(__file__).parents[2] / "docs" / "lease-rows.md").read_text(), f"\n{table}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"counter": 10**18 - 1},
+        {"sub": 10**18 - 1},
+        {"first_hash": "7", "last_hash": "7"},
+        {"first_hash": "0", "last_hash": str(2**128 - 1)},
+        {"weight": 10**15 / 1024},
+        {"weight": 0.0},
+    ],
+    ids=str,
+)
+def test_the_largest_and_smallest_values_of_a_field_are_valid(changes: dict[str, Any]) -> None:
+    lease = to_lease({**ROW, **changes})
+    assert isinstance(lease, Lease)
+    assert {name: to_row(lease)[name] for name in changes} == changes
+
+
+@pytest.mark.parametrize(
+    "changes", [{"counter": 10**18}, {"first_hash": "8", "last_hash": "7"}, {"last_hash": str(2**128)}], ids=str
+)
+def test_a_value_beyond_its_limit_is_malformed(changes: dict[str, Any]) -> None:
+    assert isinstance(to_lease({**ROW, **changes}), Malformed)
+
+
+@pytest.mark.parametrize("weight", [1, 3, 7, 9, 341, 12_801, 999_999])
+def test_a_throughput_with_six_decimals_is_read_exactly(weight: int) -> None:
+    item_lease = item_to_lease(to_item(evolve(LEAST, weight=weight)))
+    assert isinstance(item_lease, Lease)
+    assert item_lease.weight == weight
+
+
+def test_an_empty_owner_is_no_owner() -> None:
+    nobody = {name: {"S": ""} for name in ("leaseOwner", "checkpointOwner", "handoffOwner", "handoffTo")}
+    assert item_to_lease({**to_item(LEAST), **nobody}) == LEAST
+    sqlite_lease = to_lease({**ROW, "owner": "", "heir": ""})
+    assert isinstance(sqlite_lease, Lease)
+    assert (sqlite_lease.owner, sqlite_lease.next_owner) == (None, None)
+
+
+def test_parents_are_read_in_the_same_order_by_all_workers() -> None:
+    """DynamoDB does not keep the order of a set."""
+    for parents in (["a", "b"], ["b", "a"]):
+        lease = item_to_lease({**to_item(LEAST), "parentShardId": {"SS": parents}})
+        assert isinstance(lease, Lease)
+        assert lease.parents == ("a", "b")

@@ -3,13 +3,14 @@
 import builtins
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
+from leasehold.stores import urls
 from leasehold.stores.urls import display_name, open_store
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.contract.actors import expect_applied
@@ -101,3 +102,31 @@ def test_the_name_of_a_container_contains_all_that_distinguishes_its_tables(opti
 def test_the_name_of_a_table_contains_its_prefix_or_its_table() -> None:
     assert display_name("dynamodb://leases?region=eu-west-1&prefix=orders/") == "dynamodb://leases?prefix=orders/"
     assert display_name("postgres://host/db?table=orders&user=ann") == "postgres://host/db?table=orders"
+
+
+@pytest.mark.parametrize("fails", ["layout", "probe"])
+@pytest.mark.parametrize("scheme", ["dynamodb", "azblob", "s3", "gcs", "postgres"])
+def test_a_store_of_a_service_is_probed_and_closed_if_it_cannot_be_used(
+    scheme: str, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that decides conditions in a service is used for writing only if its service honors them."""
+    calls: list[str] = []
+
+    def act(name: str) -> None:
+        calls.append(name)
+        if name == fails:
+            raise KeyboardInterrupt
+
+    store = SimpleNamespace(prove=lambda: act("probe"), close=lambda: act("close"))
+    modules = {
+        "store": SimpleNamespace(open_url=lambda *_arguments, **_named: store),
+        "layout": SimpleNamespace(open_in_layout=lambda opened, _layout: (act("layout"), opened)[1]),
+    }
+    monkeypatch.setattr(urls.Scheme, "load", lambda _scheme, kind, _error_class: modules[kind])
+    with pytest.raises(KeyboardInterrupt):
+        open_store(f"{scheme}://place/name")
+    assert calls == (["layout", "close"] if fails == "layout" else ["layout", "probe", "close"])
+    calls.clear()
+    if fails == "probe":
+        open_store(f"{scheme}://place/name", write=False)
+        assert calls == ["layout"]

@@ -10,6 +10,7 @@ new backup have no owners.
 import json
 import os
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -40,7 +41,8 @@ class FileStore(PassingStore):
             return
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} cannot be read as a backup: {error_summary(error)}") from error
-        for line_number, line in enumerate(file_content.splitlines(), 1):
+        # `splitlines` would also split a line at characters such as U+2028, which JSON strings may contain.
+        for line_number, line in enumerate(StringIO(file_content), 1):
             row = _parse_line(line_number, line)
             if isinstance(row, Malformed):
                 self._malformed += (row,)
