@@ -15,8 +15,8 @@ owner.
 
 Rule 3 (C17): the time during which the store has an outage does not count. Owners could not renew during the outage, so
 the first worker whose read succeeds must not take their leases. Therefore, for every lease that did not change during
-an outage, the time starts again at the end of the first read that succeeds. The store has an outage if all reads fail
-for longer than `silence_seconds`.
+an outage, the time starts again at the end of the first read that succeeds. The time since a hand-off was requested
+also starts again. The store has an outage if all reads fail for longer than `silence_seconds`.
 
 KCL 3.x workers do not take leases by themselves. Their leader assigns free leases to them (M14). Before such a worker
 gets its first lease, no lease shows that it exists. Therefore, this module also tracks the reports (worker metrics)
@@ -431,8 +431,8 @@ class Watch:
             previous_interval, version_at = interval, ended_at
         if not same_owner:
             owner_at = ended_at
-        if old_lease.next_owner != lease.next_owner:
-            next_owner_at = ended_at
+        # During an outage, the owner cannot release the lease to the next owner (C17).
+        next_owner_at = max(next_owner_at, self.recovered_at) if old_lease.next_owner == lease.next_owner else ended_at
         watched_seconds = began_at - version_at if began_at > version_at else 0.0
         # The age of the row according to the store may include an outage, so limit it to the time since the outage
         # (C17).

@@ -25,10 +25,15 @@ from looking_fleet import (
     told,
 )
 
-from leasehold.balancer.actions import Claim, Look
+from leasehold.balancer.actions import Claim, Create, Look, Renew, RequestHandoff, Steal
 from leasehold.balancer.bulletin import bulletin_annotations
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import bulletin_row_renewals, lookout_ranks
+from leasehold.balancer.lookout import (
+    AFTER_CLAIM_SECONDS,
+    bulletin_row_renewals,
+    lookout_ranks,
+    seconds_to_results,
+)
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, History, Lease, Me
 from leasehold.balancer.plan import look_again
 from leasehold.balancer.rules.minimal import Minimal
@@ -274,3 +279,13 @@ def test_newcomer_without_bulletins_lists_once_per_cycle() -> None:
     history = History(owners_still=9.0, fleet_still=9.0, full_still=9.0, full_apart=1.0)
     assert look("new", table, history).keys == (TABLE[0].key,)
     assert look("new", table, evolve(history, full_still=20.05)).keys is None
+
+
+def test_results_are_read_sooner_after_claims_than_after_steals() -> None:
+    """C10: A worker that waits for other workers to join or to release reads the table later."""
+    lease = Lease("s-0", owner="b")
+    for action in (Steal(lease, "b", "M6"), RequestHandoff(lease, "b", "H2")):
+        assert seconds_to_results([action, Claim(lease, "M6")], CONFIG) == 0.5 * CONFIG.lease_seconds
+    for action in (Claim(lease, "M6"), Create(lease, "L3")):
+        assert seconds_to_results([action], CONFIG) == AFTER_CLAIM_SECONDS
+    assert seconds_to_results([Renew(lease, "M8")], CONFIG) is None

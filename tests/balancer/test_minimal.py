@@ -5,12 +5,15 @@ import math
 import pytest
 from attrs import evolve
 
-from leasehold.balancer.actions import Action, Release, RequestHandoff, Steal
+from leasehold.balancer.actions import Action, Claim, Release, RequestHandoff, Steal
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
+from leasehold.balancer.counting import take_census
 from leasehold.balancer.model import History, Lease, Me
 from leasehold.balancer.plan import plan
+from leasehold.balancer.rules.loads import loads_of
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.rules.shares import donation_order
 
 STILL = History(owners_still=90.0, fleet_still=90.0)
 """A history without changes for more than three cycles of twenty seconds, after which workers act for others."""
@@ -282,3 +285,63 @@ def test_max_steals_limits_every_move_between_living_workers(limit: int) -> None
     assert plan_turn(uneven_counts, max_steals=limit) == [("M6", "a")] * limit
     assert plan_turn(uneven_loads, max_steals=limit) == [("M13", "a")] * limit
     assert plan_turn(unmeasured_leases("a", 8), history, "a", max_steals=limit) == [("M14", "a")] * limit
+
+
+def test_worker_above_the_floor_still_acts() -> None:
+    """M9, M11, M13: A worker with more leases than the floor claims an overdue lease, releases one, or takes load."""
+    long_still = History(owners_still=500.0, fleet_still=500.0)
+    three_and_one = [*unmeasured_leases("a", 3), *unmeasured_leases("b", 1)]
+    assert plan_turn([*three_and_one, *free_leases(1, 900.0)], worker="a") == [("M9", "")]
+    assert plan_turn(three_and_one, long_still, "a", release=True) == [("M11", "a")]
+    loaded_leases = [*leases_with_weights("a", 10, 10, 10), *leases_with_weights("b", 100, 40)]
+    assert plan_turn(loaded_leases, worker="a") == [("M13", "b")]
+
+
+def test_expected_worker_joins_if_leases_are_overdue() -> None:
+    """M1, M5: If a lease has been free for too long, an expected worker takes its first lease as others do."""
+    table = [*unmeasured_leases("a", 3), *free_leases(4, 900.0)]
+    assert plan_turn(table, expected_workers=("a", "b")) == [("M5", "")]
+
+
+@pytest.mark.parametrize("free_count", [5, 15])
+def test_limited_workers_claim_the_first_leases_of_the_line(free_count: int) -> None:
+    """M7: A worker lacks no more leases than it may hold, so the positions of later workers leave no gap."""
+    leases = [*free_leases(free_count, 1.0), *(lease for name in "abc" for lease in unmeasured_leases(name, 1))]
+    claimed_keys = [
+        action.lease.key
+        for worker in "abc"
+        for action in plan(leases, None, Me(worker, history=LATELY), config(max_leases=2))
+        if isinstance(action, Claim)
+    ]
+    assert claimed_keys == [lease.key for lease in sorted(leases[:free_count], key=donation_order)[:3]]
+
+
+def test_requested_leases_are_requested_by_no_other_worker() -> None:
+    """H5: A worker requests only leases without a hand-off in progress."""
+    leases = [evolve(lease, yields=True) for lease in unmeasured_leases("b", 7)]
+    first_leases = sorted(leases, key=donation_order)[:2]
+    table = [evolve(lease, next_owner="c") if lease in first_leases else lease for lease in leases]
+    actions = plan([*table, *unmeasured_leases("a", 1)], None, Me("a", history=LATELY), config())
+    assert {type(action) for action in actions} == {RequestHandoff}
+    assert {action.lease.next_owner for action in actions} == {None}
+
+
+@pytest.mark.parametrize(
+    ("next_owner", "worker", "called"), [("c", "a", {"b": ["b-0"]}), ("b", "a", {}), ("c", "b", {})]
+)
+def test_only_the_other_owner_of_a_requested_lease_is_called(
+    next_owner: str, worker: str, called: dict[str, list[str]]
+) -> None:
+    """C6: A lookout calls the owner that must release a lease, but neither a new owner nor itself."""
+    leases = [*unmeasured_leases("a", 1), *unmeasured_leases("b", 2), *unmeasured_leases("c", 1)]
+    leases[1] = evolve(leases[1], next_owner=next_owner, yields=True)
+    me = Me(worker, history=LATELY)
+    assert Minimal().calls(take_census(leases, me, config()), me, config()) == called
+
+
+def test_expired_leases_load_no_worker() -> None:
+    """M13: The load of a lease that has expired is not counted for its former owner."""
+    leases = leases_with_weights("b", 5, 7)
+    leases[0] = evolve(leases[0], idle=99.0)
+    census = take_census(leases, Me("a"), config())
+    assert loads_of(census, ("a", "b"), {}, 0) == {"a": 0, "b": 70_000}

@@ -86,6 +86,13 @@ OTHER_RULES = (Kcl(), KclRust(), *(EventHubs(dialect) for dialect in DIALECTS))
 
 
 @pytest.mark.parametrize("rules", OTHER_RULES, ids=repr)
+def test_remaining_lease_is_claimed_but_not_stolen(rules: RuleSet) -> None:
+    """E3 to E6, K4, R2: If one lease remains after an even division, a worker claims it, and no worker steals it."""
+    assert [type(action) for action in planned_takes(rules, "ab-")] == [Claim]
+    assert planned_takes(rules, "abb") == []
+
+
+@pytest.mark.parametrize("rules", OTHER_RULES, ids=repr)
 def test_lease_of_a_dead_owner_is_claimed_before_any_is_stolen(rules: RuleSet) -> None:
     """E3 to E6, K7, R1: A shard that no worker reads comes first, although its row still names an owner."""
     leases = [*(Lease(f"b-{index}", owner="b", idle=1.0) for index in range(4)), Lease("d-0", owner="d", idle=200.0)]

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from leasehold.balancer import children_to_create, readable, slow_owners
-from leasehold.balancer.actions import Claim, Create, Look, Release, Renew, RequestHandoff
+from leasehold.balancer.actions import Claim, Create, Delete, Look, Release, Renew, RequestHandoff
 from leasehold.balancer.chance import digest_under, draw_leases, draw_owner, order_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import (
@@ -55,6 +55,14 @@ def test_quiet_turn_waits_a_whole_cycle() -> None:
         assert look_again([], [S0], Me("a"), config) == Look(config.cycle_seconds)
 
 
+def test_other_rule_sets_do_not_wait_for_joiners() -> None:
+    """C10: Under the rules of the KCL, a newcomer reads the table once per cycle, as the KCL does."""
+    config = Config(rules=Kcl())
+    newcomer = Me("a", history=History(fleet_still=0.0, full_apart=0.0))
+    own_lease = Lease("s-0", owner="a", held=0.0)
+    assert look_again([], [own_lease], newcomer, config) == Look(config.cycle_seconds)
+
+
 def test_new_leases_are_read_soon() -> None:
     """A new lease gets an owner without waiting a whole cycle."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl())) == Look(1.0)
@@ -67,6 +75,31 @@ def test_requested_leases_are_polled_by_key() -> None:
     assert look_again(actions, [requested_lease, S0], Me("a"), Config()) == Look(
         0.125, keys=("s-1", "s-2"), stale_ok=True
     )
+
+
+@pytest.mark.parametrize("owner", ["a", None])
+def test_leases_without_another_owner_are_not_polled(owner: str | None) -> None:
+    """A worker that has got a requested lease, or may claim it, reads the whole table after its usual interval."""
+    released_lease = Lease("s-1", owner=owner, next_owner="a")
+    config = Config()
+    assert look_again([], [released_lease, S0], Me("a"), config) == Look(config.cycle_seconds)
+
+
+def test_lease_that_is_released_is_not_renewed() -> None:
+    """H3: A plan contains one action for a lease, although its renewal is due when its owner releases it."""
+    requested_lease = Lease("s-1", owner="a", next_owner="b", idle=9.0)
+    other_leases = (Lease("s-2", owner="b"), Lease("s-3", owner="a"))
+    assert plan([requested_lease, *other_leases], None, Me("a"), Config()) == (
+        Release(requested_lease, "H3", next_owner="b"),
+    )
+
+
+@pytest.mark.parametrize("rules", [Minimal(), Kcl(), KclRust(), EventHubs()], ids=repr)
+def test_lease_that_is_deleted_is_not_claimed(rules: RuleSet) -> None:
+    """L10: A lease whose shard is no longer listed counts toward no share, and the plan contains one action for it."""
+    old_lease, own_lease = Lease("s-1"), Lease("s-2", owner="a", checkpoint=LATEST)
+    actions = plan([old_lease, own_lease], [Shard("s-2")], Me("a"), Config(rules=rules))
+    assert [(type(action), action.lease.key) for action in actions] == [(Delete, "s-1")]
 
 
 def test_partial_read_is_used_only_for_moves_in_progress() -> None:

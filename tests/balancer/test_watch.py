@@ -478,6 +478,17 @@ def test_outage_of_the_store_expires_no_lease() -> None:
     assert watch.silent_at is None
 
 
+def test_outage_of_the_store_makes_no_request_look_ignored() -> None:
+    """C17, H4: An owner cannot release a lease during an outage, so the next owner steals it only later."""
+    requested_row = evolve(ROW, next_owner="b", yields=True)
+    watch, _ = Watch(silence_seconds=2.0).look([requested_row], began=0, ended=1)
+    watch, (lease,) = watch.unanswered(4).unanswered(100).look([requested_row], began=101, ended=102)
+    assert lease.next_owner_idle == 0
+    assert not plan([lease], None, Me("b", history=watch.history), Config())
+    _, (lease,) = watch.look([requested_row], began=110, ended=111)
+    assert lease.next_owner_idle == 8
+
+
 def test_outage_lasts_from_its_first_failed_read() -> None:
     """C17: Reads that fail one after another form a single outage, however short the time between them is."""
     watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
