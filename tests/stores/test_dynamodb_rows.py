@@ -338,3 +338,18 @@ def test_leases_that_no_longer_exist_are_not_kept_in_memory(as_page: Callable[[l
         numbers = range(first_number, first_number + 5)
         rows.read([as_page([{**WHOLE, "leaseKey": {"S": f"s-{number}"}} for number in numbers])])
     assert len(rows._leases) + len(rows._cached_json_rows) <= 3 * len(numbers)  # noqa: SLF001  what is kept
+
+
+def test_an_empty_next_owner_is_no_next_owner() -> None:
+    item = {**WHOLE, "leaseOwner": {"S": "ann"}, "handoffOwner": {"S": "ann"}, "handoffTo": {"S": ""}}
+    lease = to_lease({name: value for name, value in item.items() if name != "checkpointOwner"})
+    assert isinstance(lease, Lease)
+    assert (lease.owner, lease.next_owner, lease.yields) == ("ann", None, True)
+
+
+def test_a_row_that_json_cannot_represent_is_parsed_each_time() -> None:
+    """Another program may store bytes in a row."""
+    rows = RowDecoder()
+    for checkpoint in ("41", "42"):
+        item: Any = {**WHOLE, "checkpoint": {"S": checkpoint}, "raw": {"B": b"\xff"}}
+        assert rows.read([[item]]).leases == [to_lease(item)]
