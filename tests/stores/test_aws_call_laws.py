@@ -1,5 +1,6 @@
 """Tests the rules for calls that bypass boto3, one rule in each test."""
 
+import functools
 import json
 import socket
 import ssl
@@ -12,12 +13,13 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.client import BaseClient
 from botocore.config import Config
-from botocore.exceptions import ConnectionClosedError, ConnectTimeoutError
-from canned_service import CannedResponse, DirectClient, answer, direct_client, service
+from botocore.exceptions import ClientError, ConnectionClosedError, ConnectTimeoutError
+from canned_service import CannedResponse, DirectClient, answer, direct_client, refusal, service
 
 from leasehold.stores.aws_calls import calls, connections, tables
-from leasehold.stores.aws_calls.connections import ConnectionFailed, HostConnections
+from leasehold.stores.aws_calls.connections import ConnectionFailed, HostConnections, ResponseCutOff, ResponseTimeout
 
 ITERATOR = b'{"ShardIterator": "i"}'
 SECONDS = 10.0
@@ -265,3 +267,127 @@ def test_an_outcome_is_used_only_in_its_own_thread() -> None:
             repeatable=True,
         )
         assert (results, response["ShardIterator"]) == (["i"], "odd")
+
+
+def foreign(**_event: object) -> None:
+    """An event handler of another library."""
+
+
+@functools.wraps(BaseClient.close)
+def foreign_wrapper(**_event: object) -> None:
+    """An event handler of another library that looks like a function of boto3."""
+
+
+@pytest.mark.parametrize(
+    "handler", [foreign, functools.partial(foreign), foreign_wrapper], ids=["plain", "partial", "wrapper"]
+)
+def test_boto3_makes_every_call_with_an_event_that_other_code_handles(handler: Any) -> None:  # noqa: ANN401  any callable
+    """A handler of any event of a call may watch or change the call, even if it looks like a function of boto3."""
+    events = (
+        *("provide-client-params", "before-parameter-build", "before-endpoint-resolution", "before-call"),
+        *("request-created", "choose-signer", "before-sign", "before-send", "response-received", "before-parse"),
+        *("needs-retry", "after-call", "after-call-error"),
+    )
+    with service(*[answer()] * (len(events) + 1)) as server, direct_client(server.url) as get_iterator:
+        for event in events:
+            get_iterator.calls._patterns.clear()  # noqa: SLF001  as in a new client
+            get_iterator.calls._unsupported.clear()  # noqa: SLF001  likewise
+            get_iterator.client.meta.events.register(event, handler)
+            get_iterator()
+            get_iterator.client.meta.events.unregister(event, handler)
+            assert get_iterator.calls._patterns == {}, event  # noqa: SLF001  likewise
+
+
+def test_a_tracer_that_wraps_boto3_sees_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced_operations: list[str] = []
+    make_call: Any = vars(BaseClient)["_make_api_call"]
+
+    @functools.wraps(make_call)
+    def trace(client: object, operation: str, arguments: object) -> Any:  # noqa: ANN401  as boto3
+        traced_operations.append(operation)
+        return make_call(client, operation, arguments)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", trace)
+    with service(answer(), answer()) as server, direct_client(server.url) as get_iterator:
+        get_iterator()
+    assert traced_operations == ["GetShardIterator"] * 2
+
+
+def test_each_request_in_a_lambda_function_has_its_own_trace_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "reader")
+    monkeypatch.setenv("_X_AMZN_TRACE_ID", "Root=1")
+    with service(answer(), answer()) as server, direct_client(server.url) as get_iterator:
+        monkeypatch.setenv("_X_AMZN_TRACE_ID", "Root=2")
+        get_iterator()
+        assert [head["X-Amzn-Trace-Id"] for head, _ in server.requests] == ["Root=1", "Root=2"]
+
+
+def test_a_rejected_request_is_not_imitated() -> None:
+    with service(refusal("AccessDeniedException"), answer()) as server:
+        get_iterator = DirectClient(server.url)
+        with pytest.raises(ClientError):
+            get_iterator()
+        assert (get_iterator(), get_iterator.boto3_call_count) == ("i", 2)
+        get_iterator.close()
+
+
+def test_boto3_makes_the_call_if_the_credentials_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_client: object) -> None:
+        raise RuntimeError
+
+    with service(answer(), answer()) as server, direct_client(server.url) as get_iterator:
+        monkeypatch.setattr(calls, "_get_client_internals", fail)
+        assert (get_iterator(), get_iterator.boto3_call_count) == ("i", 2)
+
+
+@pytest.mark.parametrize("fault", [OSError(), KeyboardInterrupt()], ids=repr)
+def test_a_connection_that_cannot_be_prepared_is_closed(fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    local_end, peer = socket.socketpair()
+
+    def wrap_socket(_connection: socket.socket, **_named: object) -> socket.socket:
+        raise fault
+
+    context: Any = SimpleNamespace(wrap_socket=wrap_socket)
+    monkeypatch.setattr("socket.create_connection", lambda *_arguments: local_end)
+    with closing(HostConnections("h", 443, context, connect_seconds=1, read_seconds=1)) as pool:
+        with pytest.raises(ConnectionFailed if isinstance(fault, OSError) else KeyboardInterrupt):
+            pool.send(b"", b"", repeatable=False)
+        assert (local_end.fileno(), pool.opened) == (-1, 0)
+    peer.close()
+
+
+def test_connections_that_the_service_closed_are_closed() -> None:
+    with _idle(0.0) as (pool, peers):
+        idle_connections = [*pool._idle_connections]  # noqa: SLF001  likewise
+        for peer in peers:
+            peer.close()
+        assert pool._pop_open_connection() is None  # noqa: SLF001  likewise
+        assert [connection.fileno() for connection in idle_connections] == [-1, -1]
+
+
+@pytest.mark.parametrize("fault", [TimeoutError(), OSError(), KeyboardInterrupt()], ids=repr)
+def test_a_connection_whose_request_failed_is_closed(fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late response must not be read as the response to the next request."""
+
+    def fail(*_arguments: object) -> None:
+        raise fault
+
+    with _idle(0.0) as (pool, _):
+        used, unused = reversed(pool._idle_connections)  # noqa: SLF001  likewise
+        monkeypatch.setattr(connections._TimedConnection, "sendall", fail)  # noqa: SLF001  likewise
+        with pytest.raises((ResponseTimeout, ResponseCutOff, KeyboardInterrupt)):
+            pool.send(b"", b"", repeatable=False)
+        assert (used.fileno(), [*pool._idle_connections]) == (-1, [unused])  # noqa: SLF001  likewise
+
+
+def test_closing_closes_the_connections_to_every_host() -> None:
+    """After a redirect or a change of the endpoint, a client has connections to more than one host."""
+    client = boto3.client("kinesis", region_name="eu-west-1")
+    direct_calls, pairs = calls.DirectCalls(client, []), [socket.socketpair() for _ in range(3)]
+    for port, (local_end, _) in enumerate(pairs):
+        direct_calls._get_connections("http", "localhost", port, True, [])._idle_connections.append(local_end)  # noqa: SLF001
+    direct_calls.close()
+    client.close()
+    assert [local_end.fileno() for local_end, _ in pairs] == [-1] * 3
+    for _, peer in pairs:
+        peer.close()

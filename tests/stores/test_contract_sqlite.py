@@ -5,6 +5,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from process_race import assert_one_winner_per_lease
 
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
-from leasehold.stores.embedded.sqlite import BUSY_SECONDS, SqliteStore, open_url
+from leasehold.stores.embedded.sqlite import BUSY_SECONDS, SqliteStore, open_url, parse_cell
 from leasehold.stores.protocol import Listing, Lost, Malformed
+from leasehold.stores.requests import StoredObject
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease
 from leasehold_lab.contract import StoreContract
 from leasehold_lab.contract.actors import FULL, KEY, create_owned_lease, expect_applied
@@ -394,3 +396,52 @@ def test_a_file_replaced_while_it_is_opened_is_opened_again(path: str, monkeypat
     assert store.get([KEY]) == (lease,)
     store.close()
     other_store.close()
+
+
+def test_threads_use_the_connection_one_after_another(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a write nor the end of the store falls into the transaction of another thread."""
+    lock = store._lock  # noqa: SLF001  the lock that other threads wait for
+    locked: list[bool] = []
+    with store.current_connection():
+        locked.append(lock.locked())
+    with monkeypatch.context() as patches:
+        patches.setattr(store, "_connection", SimpleNamespace(close=lambda: locked.append(lock.locked())))
+        store.close()
+    assert (locked, lock.locked()) == ([True, True], False)
+
+
+def test_a_connection_to_a_removed_file_is_closed(path: str, store: SqliteStore) -> None:
+    connection = store._connection  # noqa: SLF001  the one to the old file
+    for name in beside(path):
+        Path(name).unlink(missing_ok=True)
+    store.list()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
+
+
+def test_an_interrupted_write_leaves_no_transaction(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patches:
+        patches.setattr("leasehold.stores.embedded.sqlite.lease_after_write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.write(CreateLease(FULL))
+    assert create_owned_lease(store).key == KEY
+
+
+@pytest.mark.parametrize("fields", ["", "{", "[]", "1", "null", '"a"'])
+def test_a_session_row_with_invalid_fields_has_no_fields(fields: str) -> None:
+    assert parse_cell({"name": "r-1", "version": "7", "fields": fields}) == StoredObject("r-1", "7", {})
+
+
+def test_a_reader_keeps_its_connection_when_a_write_ahead_log_appears(path: str, store: SqliteStore) -> None:
+    store.close()
+    reader = SqliteStore(path, create=False)
+    connection = reader._connection  # noqa: SLF001  the one that was opened first
+    writer = SqliteStore(path)
+    lease = create_owned_lease(writer)
+    assert reader.list() == Listing((lease,))
+    assert reader._connection is connection  # noqa: SLF001  likewise
+    reader.close()
+    writer.close()

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 from botocore.exceptions import ClientError
 
-from leasehold.balancer.model import Lease
+from leasehold.balancer.model import Lease, Version
+from leasehold.balancer.watch import Reports
 from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
 from leasehold.stores.dynamodb import cells as cells_module
 from leasehold.stores.dynamodb import store as store_module
@@ -22,7 +23,7 @@ from leasehold.stores.dynamodb.store import (
     read_pages,
     translate_errors,
 )
-from leasehold.stores.protocol import Timeouts
+from leasehold.stores.protocol import Listing, Timeouts
 
 Reply = Mapping[str, Any] | Exception
 
@@ -211,6 +212,17 @@ def test_a_table_with_session_rows_is_not_listed_as_leases() -> None:
     client = Client({"Items": [to_item(Lease("s-0")), cell("r-1")]})
     with pytest.raises(StoreError, match="it has rows of layout sessions"):
         open_store_on(client).list()
+
+
+def test_a_listing_contains_the_reports_of_java_workers() -> None:
+    lease = Lease("s-0", version=Version("0"))
+    rows = [
+        to_item(lease),
+        {"leaseKey": {"S": "Leader"}, "ownerName": {"S": "java-1"}, "entityType": {"S": "LEADER"}},
+        {"leaseKey": {"S": "java-1"}, "lut": {"N": "17"}, "entityType": {"S": "WORKER_METRIC_STATS"}},
+    ]
+    listing = open_store_on(Client({"Items": rows})).list()
+    assert listing == Listing((lease,), (), Reports("java-1", (("java-1", "17"),)))
 
 
 def test_a_table_with_leases_is_not_listed_as_session_rows() -> None:

@@ -1,5 +1,6 @@
 """Tests the conversion between the KCL's items and our leases, byte for byte and without a service."""
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -312,3 +313,43 @@ def test_a_counter_inside_another_value_is_ignored() -> None:
     for deep, counter in (("1", "7"), ("2", "7"), ("2", "8")):
         item: dict[str, Any] = {**WHOLE, "deep": {"M": {"leaseCounter": {"N": deep}}}, "leaseCounter": {"N": counter}}
         assert rows.read([as_texts([item])]).leases == [to_lease(item)]
+
+
+def test_rows_before_a_failed_split_are_listed_once() -> None:
+    """A page with a value that looks like the boundary between rows is read again as a whole."""
+    items: list[dict[str, Any]] = [
+        {**WHOLE, "leaseKey": {"S": "s-0"}},
+        {"leaseKey": {"S": "s-1"}},
+        {"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}},
+        {**WHOLE, "leaseKey": {"S": "s-2"}, "lh_a": {"S": "}},{"}},
+    ]
+    first_item = {**WHOLE, "leaseKey": {"S": "s-3"}}
+    rows = RowDecoder()
+    for _ in range(2):
+        listing = rows.read([as_texts([first_item]), as_texts(items)])
+        assert listing.leases == [to_lease(item) for item in (first_item, items[0], items[3])]
+        assert (listing.malformed, listing.others) == ([to_lease(items[1])], [items[2]])
+
+
+@pytest.mark.parametrize("as_page", [as_texts, list], ids=["unparsed", "parsed"])
+def test_leases_that_no_longer_exist_are_not_kept_in_memory(as_page: Callable[[list[Any]], Any]) -> None:
+    rows = RowDecoder()
+    for first_number in range(0, 50, 5):
+        numbers = range(first_number, first_number + 5)
+        rows.read([as_page([{**WHOLE, "leaseKey": {"S": f"s-{number}"}} for number in numbers])])
+    assert len(rows._leases) + len(rows._cached_json_rows) <= 3 * len(numbers)  # noqa: SLF001  what is kept
+
+
+def test_an_empty_next_owner_is_no_next_owner() -> None:
+    item = {**WHOLE, "leaseOwner": {"S": "ann"}, "handoffOwner": {"S": "ann"}, "handoffTo": {"S": ""}}
+    lease = to_lease({name: value for name, value in item.items() if name != "checkpointOwner"})
+    assert isinstance(lease, Lease)
+    assert (lease.owner, lease.next_owner, lease.yields) == ("ann", None, True)
+
+
+def test_a_row_that_json_cannot_represent_is_parsed_each_time() -> None:
+    """Another program may store bytes in a row."""
+    rows = RowDecoder()
+    for checkpoint in ("41", "42"):
+        item: Any = {**WHOLE, "checkpoint": {"S": checkpoint}, "raw": {"B": b"\xff"}}
+        assert rows.read([[item]]).leases == [to_lease(item)]

@@ -145,3 +145,18 @@ def test_a_backup_is_on_disk_before_it_replaces_the_old_one(path: Path, monkeypa
     create_owned_lease(store)
     store.close()
     assert synced_files == [(False, path.stat().st_size)]
+
+
+def test_a_backup_is_written_next_to_the_old_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file can be replaced atomically only by a file on the same file system."""
+    monkeypatch.setattr("tempfile.tempdir", str(path / "nowhere"))
+    store = FileStore(str(path))
+    create_owned_lease(store)
+    store.close()
+    assert len(FileStore(str(path)).list().leases) == 1
+
+
+def test_a_deeply_nested_line_is_malformed(path: Path) -> None:
+    path.write_text(f"{LINE}\n{'[' * 200_000}\n", encoding="utf-8")
+    listing = FileStore(str(path)).list()
+    assert (len(listing.leases), [row.key for row in listing.malformed]) == (1, ["line 2"])
