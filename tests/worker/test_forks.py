@@ -3,6 +3,7 @@
 Each test forks in a separate process, because the process of the tests has threads.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,9 +35,8 @@ signal.signal(NUMBER, program)
 
 def output_of(program: str, options: Sequence[str] = ()) -> tuple[list[str], str]:
     """Return the lines of output of this program, and its error output."""
-    result = subprocess.run(
-        [sys.executable, *options, "-c", program], capture_output=True, text=True, timeout=WAIT, check=True
-    )
+    command, environment = [sys.executable, *options, "-c", program], os.environ | {"PYTHONUNBUFFERED": ""}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True, env=environment)
     return result.stdout.splitlines(), result.stderr
 
 
