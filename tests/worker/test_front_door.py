@@ -2,6 +2,7 @@
 
 import asyncio
 import doctest
+import functools
 import gc
 import os
 import re
@@ -23,6 +24,7 @@ from virtual_fleet import FaultyStore, four_shards
 import leasehold
 import leasehold.adapters
 from leasehold import Lease, Position
+from leasehold.adapters.api import BatchQueue, _LoopCaller
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.cli.produce import app as produce_app
 from leasehold.adapters.consumer.handling import Handling
@@ -30,7 +32,7 @@ from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.options import Options, ProduceOptions, Seconds, options_by_name
 from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.balancer.model import at_timestamp
-from leasehold.errors import SourceError
+from leasehold.errors import OutcomeUnknown, SourceError
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.stage import Stream
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
@@ -362,6 +364,76 @@ def test_arun_awaits_handlers_in_the_callers_loop_and_drains_on_cancel() -> None
     assert {owner for owner, _ in rows(store).values()} == {None}
 
 
+def test_arun_awaits_dead_letters_in_the_callers_loop() -> None:
+    """A dead letter handler may use connections that belong to the loop, too."""
+
+    async def main() -> None:
+        dead_letter_loop = asyncio.get_running_loop().create_future()
+
+        def fail(_batch: leasehold.Delivery) -> NoReturn:
+            raise LookupError
+
+        async def record_loop(_batch: leasehold.Delivery, _error: Exception) -> None:
+            dead_letter_loop.set_result(asyncio.get_running_loop())
+
+        options = BEGINNING | Options(attempts=1, dead_letter=record_loop)
+        task = asyncio.create_task(leasehold.arun(stream(1, 1), fail, leases=FaultyStore(), **options))
+        assert await dead_letter_loop is asyncio.get_running_loop()
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+
+
+def test_call_that_is_given_up_is_cancelled_in_the_callers_loop() -> None:
+    """Otherwise, the handler would continue with records that belong to another worker."""
+
+    async def main() -> None:
+        handler_started, handler_cancelled = asyncio.Event(), asyncio.Event()
+
+        async def handle() -> None:
+            handler_started.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                handler_cancelled.set()
+                raise
+
+        call = _LoopCaller(asyncio.get_running_loop()).wrap_function(handle)()
+        task = asyncio.create_task(call)
+        await handler_started.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        await handler_cancelled.wait()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+
+
+def test_arun_leaves_the_programs_own_signal_handler() -> None:
+    """A signal that the program ignores stays ignored."""
+    handlers = list[object]()
+
+    async def main() -> None:
+        handler_called = asyncio.Event()
+
+        async def handle(_batch: leasehold.Delivery) -> None:
+            handlers.append(signal.getsignal(signal.SIGTERM))
+            handler_called.set()
+
+        task = asyncio.create_task(leasehold.arun(stream(1), handle, leases=FaultyStore(), **BEGINNING))
+        await handler_called.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        handlers.append(signal.getsignal(signal.SIGTERM))
+
+    handler_before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        asyncio.run(asyncio.wait_for(main(), WAIT))
+    finally:
+        signal.signal(signal.SIGTERM, handler_before)
+    assert set(handlers) == {signal.SIG_IGN}
+
+
 def test_run_and_read_work_inside_a_running_loop() -> None:
     """The thread that runs a notebook's cells has a running event loop."""
     store, processed_records = FaultyStore(), list[tuple[str, list[int]]]()
@@ -404,6 +476,61 @@ def test_background_worker_error_is_raised_by_its_block() -> None:
         leasehold.worker(source, print, leases=FaultyStore(), wait=False) as worker,
     ):
         assert worker.wait(WAIT)
+
+
+def test_background_worker_error_is_raised_once() -> None:
+    with leasehold.worker(MissingStream(), print, leases=FaultyStore(), wait=False) as worker:
+        with pytest.raises(SourceError, match="no such stream"):
+            worker.result()
+        assert worker.result() is None
+
+
+def test_worker_that_is_stopped_before_its_store_responds_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store_called = threading.Event()
+
+    def open_silent_store(*_args: object, **_options: object) -> NoReturn:
+        store_called.set()
+        raise OutcomeUnknown("no response")
+
+    monkeypatch.setattr("leasehold.adapters.consuming.open_store", open_silent_store)
+    with leasehold.worker(stream(1), print, leases=f"memory://{uuid4()}", **BEGINNING):
+        assert store_called.wait(WAIT)
+
+
+def test_step_that_is_interrupted_lets_another_thread_iterate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread without a batch cannot lose one."""
+
+    def interrupt(_queue: BatchQueue) -> NoReturn:
+        raise KeyboardInterrupt
+
+    results = list[object]()
+    with leasehold.read(stream(1, 0), leases=FaultyStore(), **BEGINNING) as batches:
+        with monkeypatch.context() as patched:
+            patched.setattr(BatchQueue, "wait_for_batch", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        batches.stop()
+        thread = threading.Thread(target=lambda: results.append(list(batches)))
+        thread.start()
+        thread.join(WAIT)
+    assert results == [[]]
+
+
+def test_works_that_wait_for_the_consumer_are_taken_in_order() -> None:
+    """Otherwise, a shard with many records would delay the others."""
+    queue, taken = BatchQueue(), list[str]()
+    for name in ("first", "second", "third"):
+        queue.start(functools.partial(taken.append, name))
+    while (work := queue.take_oldest_work()) is not None:
+        work()
+    assert taken == ["first", "second", "third"]
+
+
+def test_batch_that_was_given_up_can_be_closed() -> None:
+    """The lease of the batch may be lost while the consumer handles it."""
+    with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
+        next(batches)
+        assert batches._iteration.acknowledgment.cancel()  # noqa: SLF001  as asyncio does when it cancels the call
 
 
 def test_workers_of_one_process_have_different_ids() -> None:
