@@ -29,7 +29,7 @@ from leasehold.adapters.cli.consume import app
 from leasehold.adapters.cli.produce import app as produce_app
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consuming import check_consumption_options
-from leasehold.adapters.options import Options, ProduceOptions, Seconds, options_by_name
+from leasehold.adapters.options import Options, ProduceOptions, Seconds, check_options, options_by_name
 from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.balancer.model import at_timestamp
 from leasehold.errors import OutcomeUnknown, SourceError
@@ -127,6 +127,32 @@ def test_each_option_has_help_limits_and_a_valid_default(table: type) -> None:
         if option.default is not None:
             assert option.unset == ""
             assert option.parse_and_check(option.default, name) == option.default
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        (table, name)
+        for table in (Options, ProduceOptions)
+        for name, option in options_by_name(table).items()
+        if option.types == (int,)
+    ],
+)
+def test_whole_number_is_accepted_exactly_within_its_limits(table: type, name: str) -> None:
+    option = options_by_name(table)[name]
+    most = 2**70 if option.most is None else option.most
+    for number in (option.least, most):
+        given_options, all_options = check_options(table, {name: number})
+        assert (given_options, all_options[name]) == ({name: number}, number)
+    for number in (option.least - 1, *([] if option.most is None else [most + 1])):
+        with pytest.raises(ValueError, match=f"^{name}: {number} is "):
+            check_options(table, {name: number})
+
+
+def test_option_without_a_value_has_its_default() -> None:
+    given_options, all_options = check_options(ProduceOptions, {"linger_ms": None, "share": 0.5})
+    assert given_options == {"share": 0.5}
+    assert (all_options["linger_ms"], all_options["share"]) == (100, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -517,13 +543,39 @@ def test_step_that_is_interrupted_lets_another_thread_iterate(monkeypatch: pytes
 
 
 def test_works_that_wait_for_the_consumer_are_taken_in_order() -> None:
-    """Otherwise, a shard with many records would delay the others."""
+    """Otherwise, a shard with many records would delay the others. A work that was withdrawn is not taken."""
     queue, taken = BatchQueue(), list[str]()
-    for name in ("first", "second", "third"):
-        queue.start(functools.partial(taken.append, name))
-    while (work := queue.take_oldest_work()) is not None:
-        work()
-    assert taken == ["first", "second", "third"]
+    works = [functools.partial(taken.append, name) for name in ("first", "second", "third", "fourth")]
+    for work in works:
+        queue.start(work)
+    withdrawn = [queue.withdraw(works[2]), queue.withdraw(works[2])]
+    while (next_work := queue.take_oldest_work()) is not None:
+        next_work()
+    assert (taken, withdrawn, queue.withdraw(works[0])) == (["first", "second", "fourth"], [True, False], False)
+
+
+@pytest.mark.parametrize("way", ["start", "mark_ended"])
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_async_consumer_wakes_for_a_batch_and_for_the_end(way: str, moment: str) -> None:
+    """A batch may also be queued by a thread after the event loop of an earlier consumer was closed."""
+    queue = BatchQueue()
+
+    def change() -> None:
+        if way == "start":
+            queue.start(lambda: None)
+        else:
+            queue.mark_ended()
+
+    async def wait_for_batch() -> None:
+        if moment == "before":
+            change()
+        else:
+            asyncio.get_running_loop().call_soon(change)
+        await asyncio.wait_for(queue.wait_for_batch_async(), WAIT)
+
+    asyncio.run(wait_for_batch())
+    change()
+    queue.wait_for_batch()
 
 
 def test_batch_that_was_given_up_can_be_closed() -> None:

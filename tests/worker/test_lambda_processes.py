@@ -386,7 +386,8 @@ def test_slow_import_does_not_use_up_the_call_timeout(app: App, monkeypatch: pyt
 
 
 def test_time_to_load_the_function_is_granted_to_every_process(app: App) -> None:
-    """A process that replaces another one has to load the function again."""
+    """A process that replaces another one has to load the function again. Nothing of a killed process is left."""
+    descriptors = {*Path("/dev/fd").iterdir()}
     setup = FunctionSetup(parse_function_settings(f"lambda:{app.name}.handler"), 1.0, [str(app.folder)])
     process = FunctionProcess(setup)
     limit_seconds = process.limit_seconds
@@ -396,7 +397,10 @@ def test_time_to_load_the_function_is_granted_to_every_process(app: App) -> None
         assert isinstance(process.receive_reply(), FunctionLoaded)
         assert process.limit_seconds == setup.handler_seconds
     finally:
-        process.kill_process()
+        exit_status = process.kill_process()
+    assert exit_status in {-signal.SIGKILL, -signal.SIGIO}
+    assert process.kill_process() is None
+    assert {*Path("/dev/fd").iterdir()} <= descriptors
     assert process.limit_seconds == limit_seconds > setup.handler_seconds
 
 
