@@ -24,7 +24,7 @@ from virtual_fleet import FaultyStore, four_shards
 import leasehold
 import leasehold.adapters
 from leasehold import Lease, Position
-from leasehold.adapters.api import BatchQueue, _LoopCaller
+from leasehold.adapters.api import Batches, BatchQueue, _LoopCaller
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.cli.produce import app as produce_app
 from leasehold.adapters.consumer.handling import Handling
@@ -327,6 +327,41 @@ def test_closing_before_the_first_step_opens_nothing() -> None:
     batches = leasehold.read(ORDERS, leases="dynamodb://orders-app")
     batches.close()
     assert list(batches) == []
+
+
+@pytest.mark.parametrize("end", [Batches.stop, Batches.close])
+def test_iteration_that_ends_twice_before_its_first_step_opens_nothing(end: Callable[[Any], None]) -> None:
+    batches = leasehold.read(ORDERS, leases="dynamodb://orders-app")
+    for _ in range(2):
+        end(batches)
+        assert list(batches) == []
+
+
+def test_error_of_an_iteration_is_raised_once() -> None:
+    """The step that raises the error ends the iteration."""
+    with leasehold.read(MissingStream(), leases=FaultyStore(), wait=False) as batches:
+        with pytest.raises(SourceError, match="no such stream"):
+            next(batches)
+        assert list(batches) == []
+        batches.close()
+
+
+def _leave_worker_by_error() -> None:
+    with leasehold.worker(MissingStream(), print, leases=FaultyStore(), wait=False) as worker:
+        worker.wait(WAIT)
+        raise LookupError
+
+
+def _leave_read_by_error() -> None:
+    with leasehold.read(MissingStream(), leases=FaultyStore(), wait=False) as batches:
+        batches._iteration.start_worker().wait(WAIT)  # noqa: SLF001  a step would raise the error
+        raise LookupError
+
+
+@pytest.mark.parametrize("leave", [_leave_worker_by_error, _leave_read_by_error])
+def test_error_of_a_worker_does_not_hide_the_error_of_its_block(leave: Callable[[], None]) -> None:
+    with pytest.raises(LookupError):
+        leave()
 
 
 def test_source_of_the_caller_stays_open() -> None:
