@@ -1,5 +1,7 @@
 """Tests that times and durations are parsed in the forms in which people write them."""
 
+import time
+
 import pytest
 import typer
 
@@ -60,6 +62,16 @@ def test_an_invalid_duration_is_rejected(text: str) -> None:
 )
 def test_a_time_is_parsed(text: str, milliseconds: int) -> None:
     assert parse_time_ms(text, NOW) == milliseconds
+
+
+def test_a_time_without_a_zone_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time zone of the machine does not matter."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "EST5")
+        time.tzset()
+        milliseconds = parse_time_ms("2023-11-14T22:13:20", NOW)
+    time.tzset()
+    assert milliseconds == 1_700_000_000_000
 
 
 @pytest.mark.parametrize(

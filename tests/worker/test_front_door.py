@@ -604,9 +604,12 @@ def test_async_consumer_wakes_for_a_batch_and_for_the_end(way: str, moment: str)
     async def wait_for_batch() -> None:
         if moment == "before":
             change()
-        else:
-            asyncio.get_running_loop().call_soon(change)
-        await asyncio.wait_for(queue.wait_for_batch_async(), WAIT)
+        waiting = asyncio.create_task(queue.wait_for_batch_async())
+        await asyncio.wait({waiting}, timeout=0)
+        if moment == "meanwhile":
+            assert not waiting.done()
+            change()
+        await asyncio.wait_for(waiting, WAIT)
 
     asyncio.run(wait_for_batch())
     change()
