@@ -1,10 +1,20 @@
 """Tests that times and durations are parsed in the forms in which people write them."""
 
+import time
+
 import pytest
 import typer
 
 from leasehold.adapters.cli.common.times import make_seconds_parser
-from leasehold.adapters.inputs import format_time, parse_duration, parse_time_ms
+from leasehold.adapters.inputs import (
+    PLAUSIBLE_MS_MAX,
+    PLAUSIBLE_MS_MIN,
+    check_time_ms,
+    format_time,
+    parse_duration,
+    parse_shift_seconds,
+    parse_time_ms,
+)
 
 NOW = 1_700_000_000.0
 
@@ -54,12 +64,42 @@ def test_a_time_is_parsed(text: str, milliseconds: int) -> None:
     assert parse_time_ms(text, NOW) == milliseconds
 
 
+def test_a_time_without_a_zone_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time zone of the machine does not matter."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "EST5")
+        time.tzset()
+        milliseconds = parse_time_ms("2023-11-14T22:13:20", NOW)
+    time.tzset()
+    assert milliseconds == 1_700_000_000_000
+
+
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "now2h", "now-", "2023-13-01", "2h", "22:13", "999999999999999", "now-99999999999h"]
 )
 def test_an_invalid_time_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a (time|duration)"):
         parse_time_ms(text, NOW)
+
+
+def test_a_shift_has_a_sign() -> None:
+    assert [parse_shift_seconds(text) for text in ("+1h", " -15m ")] == [3600.0, -900.0]
+    with pytest.raises(ValueError, match="wants a sign"):
+        parse_shift_seconds("1h")
+
+
+@pytest.mark.parametrize("milliseconds", [0, PLAUSIBLE_MS_MIN, PLAUSIBLE_MS_MAX - 1])
+def test_a_plausible_time_is_accepted(milliseconds: int) -> None:
+    """The time 0 is the beginning of the stream."""
+    assert check_time_ms(milliseconds, "--timestamp-ms") == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "unit"), [(1, "seconds"), (PLAUSIBLE_MS_MIN - 1, "seconds"), (PLAUSIBLE_MS_MAX, "microseconds")]
+)
+def test_an_implausible_time_is_rejected(milliseconds: int, unit: str) -> None:
+    with pytest.raises(ValueError, match=f"is it in {unit}"):
+        check_time_ms(milliseconds, "--timestamp-ms")
 
 
 def test_a_formatted_time_can_be_parsed() -> None:

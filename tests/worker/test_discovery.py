@@ -1,6 +1,7 @@
 """When a worker lists the shards of a stream, and which messages it logs about a listing."""
 
 import logging
+from typing import Literal
 
 import pytest
 from attrs import define, evolve
@@ -9,7 +10,7 @@ from waiters import Clock
 
 from leasehold.adapters.sources.protocol import REJECTION_RETRIES, TransientRejection
 from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
-from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter
+from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter, StreamRecreated
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLED_VALUE, reported_contradictions
@@ -27,7 +28,7 @@ from leasehold.balancer.model import (
 )
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Capabilities, Listing, Malformed
-from leasehold.stores.writes import CreateLease, DeleteLease, ReleaseLease, ResetLease, Write
+from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease, ReleaseLease, ResetLease, Write
 from leasehold_lab.simulator.world.world import ListSource, create_shard
 
 HEALTHY = Listing(())
@@ -491,3 +492,70 @@ def test_restart_is_over_only_once_leases_exist() -> None:
     assert restarter.is_restarting
     restarter.note_read((), gone)
     assert not restarter.is_restarting
+
+
+def test_bound_stream_ignores_earlier_streams_and_ends_with_a_later_one() -> None:
+    """A listing of an earlier stream is stale, but a later stream means that the bound one was deleted."""
+    source = Named(four_shards(), name="orders:1")
+    discovery = Discovery(source)
+    discovery.bind_incarnation("orders:2")
+    assert discovery.shards(0.0, HEALTHY, ME) is None
+    source.name = "orders:2"
+    assert discovery.shards(1.0, HEALTHY, ME) == tuple(four_shards())
+    source.name = "orders:3"
+    discovery.request_listing()
+    with pytest.raises(StreamRecreated):
+        discovery.shards(2.0, HEALTHY, ME)
+
+
+def listing_of(incarnation: str, store: FaultyStore) -> tuple[Discovery, Named]:
+    """Return a discovery that has listed this stream. The leases of s-0 and s-1 are of `orders:2`."""
+    for key in ("s-0", "s-1"):
+        store.write(CreateLease(Lease(key, checkpoint=Position("7"), annotations=((INCARNATION, "orders:2"),))))
+    source = Named(four_shards(), name=incarnation)
+    discovery = Discovery(source)
+    discovery.shards(0.0, HEALTHY, ME, store.list().leases)
+    store.write_requests.clear()
+    return discovery, source
+
+
+def test_contradiction_is_written_once_on_every_row() -> None:
+    """A write that fails is tried again at the next look, and does not keep the other rows from being written."""
+    store = FaultyStore()
+    discovery, _ = listing_of("orders:3", store)
+    restarter, leases, written = LeaseRestarter(store, "a-1", discovery, None), store.list().leases, list[list[str]]()
+    for down in (True, False, False):
+        store.down = down
+        restarter.restart_or_annotate(leases, ())
+        written.append([write.lease.key for write in store.write_requests if isinstance(write, AnnotateLease)])
+        store.write_requests.clear()
+        store.down = False
+        leases = store.list().leases
+    assert written == [["s-0", "s-1"], ["s-0", "s-1"], []]
+
+
+@pytest.mark.parametrize("start", [None, "TRIM_HORIZON"])
+def test_listing_of_an_earlier_stream_changes_no_row(start: Literal["TRIM_HORIZON"] | None) -> None:
+    """The next listing may resolve the contradiction."""
+    store = FaultyStore()
+    discovery, _ = listing_of("orders:1", store)
+    assert discovery.leases_unusable
+    assert not LeaseRestarter(store, "a-1", discovery, start).restart_or_annotate(store.list().leases, ())
+    assert store.write_requests == []
+
+
+def test_leases_restart_only_at_a_current_listing() -> None:
+    """The first listing after the stream was recreated may still contain the old shards."""
+    store = FaultyStore()
+    discovery, source = listing_of("orders:2", store)
+    restarter, restarted = LeaseRestarter(store, "a-1", discovery, "TRIM_HORIZON"), list[bool]()
+    store.rewrite("s-0", lambda row: evolve(row, annotations=(*row.annotations, (CONTRADICTION, "made anew"))))
+    source.name = "orders:3"
+    discovery.request_listing()
+    for now in (1.0, 2.0):
+        leases = store.list().leases
+        discovery.shards(now, HEALTHY, ME, leases)
+        restarted.append(restarter.restart_or_annotate(leases, ()))
+    row = store.row("s-0")
+    assert (restarted, row.checkpoint) == ([False, True], TRIM_HORIZON)
+    assert (row.annotation(INCARNATION), row.annotation(CONTRADICTION)) == ("orders:3", SETTLED_VALUE)

@@ -2,6 +2,7 @@
 
 import asyncio
 import doctest
+import functools
 import gc
 import os
 import re
@@ -23,14 +24,15 @@ from virtual_fleet import FaultyStore, four_shards
 import leasehold
 import leasehold.adapters
 from leasehold import Lease, Position
+from leasehold.adapters.api import Batches, BatchQueue, _LoopCaller
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.cli.produce import app as produce_app
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consuming import check_consumption_options
-from leasehold.adapters.options import Options, ProduceOptions, Seconds, options_by_name
+from leasehold.adapters.options import Options, ProduceOptions, Seconds, check_options, options_by_name
 from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.balancer.model import at_timestamp
-from leasehold.errors import SourceError
+from leasehold.errors import OutcomeUnknown, SourceError
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.stage import Stream
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
@@ -125,6 +127,32 @@ def test_each_option_has_help_limits_and_a_valid_default(table: type) -> None:
         if option.default is not None:
             assert option.unset == ""
             assert option.parse_and_check(option.default, name) == option.default
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        (table, name)
+        for table in (Options, ProduceOptions)
+        for name, option in options_by_name(table).items()
+        if option.types == (int,)
+    ],
+)
+def test_whole_number_is_accepted_exactly_within_its_limits(table: type, name: str) -> None:
+    option = options_by_name(table)[name]
+    most = 2**70 if option.most is None else option.most
+    for number in (option.least, most):
+        given_options, all_options = check_options(table, {name: number})
+        assert (given_options, all_options[name]) == ({name: number}, number)
+    for number in (option.least - 1, *([] if option.most is None else [most + 1])):
+        with pytest.raises(ValueError, match=f"^{name}: {number} is "):
+            check_options(table, {name: number})
+
+
+def test_option_without_a_value_has_its_default() -> None:
+    given_options, all_options = check_options(ProduceOptions, {"linger_ms": None, "share": 0.5})
+    assert given_options == {"share": 0.5}
+    assert (all_options["linger_ms"], all_options["share"]) == (100, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -301,6 +329,41 @@ def test_closing_before_the_first_step_opens_nothing() -> None:
     assert list(batches) == []
 
 
+@pytest.mark.parametrize("end", [Batches.stop, Batches.close])
+def test_iteration_that_ends_twice_before_its_first_step_opens_nothing(end: Callable[[Any], None]) -> None:
+    batches = leasehold.read(ORDERS, leases="dynamodb://orders-app")
+    for _ in range(2):
+        end(batches)
+        assert list(batches) == []
+
+
+def test_error_of_an_iteration_is_raised_once() -> None:
+    """The step that raises the error ends the iteration."""
+    with leasehold.read(MissingStream(), leases=FaultyStore(), wait=False) as batches:
+        with pytest.raises(SourceError, match="no such stream"):
+            next(batches)
+        assert list(batches) == []
+        batches.close()
+
+
+def _leave_worker_by_error() -> None:
+    with leasehold.worker(MissingStream(), print, leases=FaultyStore(), wait=False) as worker:
+        worker.wait(WAIT)
+        raise LookupError
+
+
+def _leave_read_by_error() -> None:
+    with leasehold.read(MissingStream(), leases=FaultyStore(), wait=False) as batches:
+        batches._iteration.start_worker().wait(WAIT)  # noqa: SLF001  a step would raise the error
+        raise LookupError
+
+
+@pytest.mark.parametrize("leave", [_leave_worker_by_error, _leave_read_by_error])
+def test_error_of_a_worker_does_not_hide_the_error_of_its_block(leave: Callable[[], None]) -> None:
+    with pytest.raises(LookupError):
+        leave()
+
+
 def test_source_of_the_caller_stays_open() -> None:
     """Its owner may use it for another worker."""
     source = ClosableStream(four_shards()[:1], {"s-0": ShardRecords(create_records(2))})
@@ -362,6 +425,76 @@ def test_arun_awaits_handlers_in_the_callers_loop_and_drains_on_cancel() -> None
     assert {owner for owner, _ in rows(store).values()} == {None}
 
 
+def test_arun_awaits_dead_letters_in_the_callers_loop() -> None:
+    """A dead letter handler may use connections that belong to the loop, too."""
+
+    async def main() -> None:
+        dead_letter_loop = asyncio.get_running_loop().create_future()
+
+        def fail(_batch: leasehold.Delivery) -> NoReturn:
+            raise LookupError
+
+        async def record_loop(_batch: leasehold.Delivery, _error: Exception) -> None:
+            dead_letter_loop.set_result(asyncio.get_running_loop())
+
+        options = BEGINNING | Options(attempts=1, dead_letter=record_loop)
+        task = asyncio.create_task(leasehold.arun(stream(1, 1), fail, leases=FaultyStore(), **options))
+        assert await dead_letter_loop is asyncio.get_running_loop()
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+
+
+def test_call_that_is_given_up_is_cancelled_in_the_callers_loop() -> None:
+    """Otherwise, the handler would continue with records that belong to another worker."""
+
+    async def main() -> None:
+        handler_started, handler_cancelled = asyncio.Event(), asyncio.Event()
+
+        async def handle() -> None:
+            handler_started.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                handler_cancelled.set()
+                raise
+
+        call = _LoopCaller(asyncio.get_running_loop()).wrap_function(handle)()
+        task = asyncio.create_task(call)
+        await handler_started.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        await handler_cancelled.wait()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+
+
+def test_arun_leaves_the_programs_own_signal_handler() -> None:
+    """A signal that the program ignores stays ignored."""
+    handlers = list[object]()
+
+    async def main() -> None:
+        handler_called = asyncio.Event()
+
+        async def handle(_batch: leasehold.Delivery) -> None:
+            handlers.append(signal.getsignal(signal.SIGTERM))
+            handler_called.set()
+
+        task = asyncio.create_task(leasehold.arun(stream(1), handle, leases=FaultyStore(), **BEGINNING))
+        await handler_called.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        handlers.append(signal.getsignal(signal.SIGTERM))
+
+    handler_before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        asyncio.run(asyncio.wait_for(main(), WAIT))
+    finally:
+        signal.signal(signal.SIGTERM, handler_before)
+    assert set(handlers) == {signal.SIG_IGN}
+
+
 def test_run_and_read_work_inside_a_running_loop() -> None:
     """The thread that runs a notebook's cells has a running event loop."""
     store, processed_records = FaultyStore(), list[tuple[str, list[int]]]()
@@ -404,6 +537,90 @@ def test_background_worker_error_is_raised_by_its_block() -> None:
         leasehold.worker(source, print, leases=FaultyStore(), wait=False) as worker,
     ):
         assert worker.wait(WAIT)
+
+
+def test_background_worker_error_is_raised_once() -> None:
+    with leasehold.worker(MissingStream(), print, leases=FaultyStore(), wait=False) as worker:
+        with pytest.raises(SourceError, match="no such stream"):
+            worker.result()
+        assert worker.result() is None
+
+
+def test_worker_that_is_stopped_before_its_store_responds_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store_called = threading.Event()
+
+    def open_silent_store(*_args: object, **_options: object) -> NoReturn:
+        store_called.set()
+        raise OutcomeUnknown("no response")
+
+    monkeypatch.setattr("leasehold.adapters.consuming.open_store", open_silent_store)
+    with leasehold.worker(stream(1), print, leases=f"memory://{uuid4()}", **BEGINNING):
+        assert store_called.wait(WAIT)
+
+
+def test_step_that_is_interrupted_lets_another_thread_iterate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread without a batch cannot lose one."""
+
+    def interrupt(_queue: BatchQueue) -> NoReturn:
+        raise KeyboardInterrupt
+
+    results = list[object]()
+    with leasehold.read(stream(1, 0), leases=FaultyStore(), **BEGINNING) as batches:
+        with monkeypatch.context() as patched:
+            patched.setattr(BatchQueue, "wait_for_batch", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        batches.stop()
+        thread = threading.Thread(target=lambda: results.append(list(batches)))
+        thread.start()
+        thread.join(WAIT)
+    assert results == [[]]
+
+
+def test_works_that_wait_for_the_consumer_are_taken_in_order() -> None:
+    """Otherwise, a shard with many records would delay the others. A work that was withdrawn is not taken."""
+    queue, taken = BatchQueue(), list[str]()
+    works = [functools.partial(taken.append, name) for name in ("first", "second", "third", "fourth")]
+    for work in works:
+        queue.start(work)
+    withdrawn = [queue.withdraw(works[2]), queue.withdraw(works[2])]
+    while (next_work := queue.take_oldest_work()) is not None:
+        next_work()
+    assert (taken, withdrawn, queue.withdraw(works[0])) == (["first", "second", "fourth"], [True, False], False)
+
+
+@pytest.mark.parametrize("way", ["start", "mark_ended"])
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_async_consumer_wakes_for_a_batch_and_for_the_end(way: str, moment: str) -> None:
+    """A batch may also be queued by a thread after the event loop of an earlier consumer was closed."""
+    queue = BatchQueue()
+
+    def change() -> None:
+        if way == "start":
+            queue.start(lambda: None)
+        else:
+            queue.mark_ended()
+
+    async def wait_for_batch() -> None:
+        if moment == "before":
+            change()
+        waiting = asyncio.create_task(queue.wait_for_batch_async())
+        await asyncio.wait({waiting}, timeout=0)
+        if moment == "meanwhile":
+            assert not waiting.done()
+            change()
+        await asyncio.wait_for(waiting, WAIT)
+
+    asyncio.run(wait_for_batch())
+    change()
+    queue.wait_for_batch()
+
+
+def test_batch_that_was_given_up_can_be_closed() -> None:
+    """The lease of the batch may be lost while the consumer handles it."""
+    with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
+        next(batches)
+        assert batches._iteration.acknowledgment.cancel()  # noqa: SLF001  as asyncio does when it cancels the call
 
 
 def test_workers_of_one_process_have_different_ids() -> None:

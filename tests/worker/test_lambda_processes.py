@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
+from typing import NoReturn
 from uuid import uuid4
 
 import pytest
@@ -116,8 +117,10 @@ class Held:
     lease: Lease = field(factory=lambda: Lease("s-0"))
     worker: str = "a-1"
     lost: Event = field(factory=Event)
+    checkpoints: list[Position] = field(factory=list)
 
-    def checkpoint(self, _position: Position) -> bool:
+    def checkpoint(self, position: Position) -> bool:
+        self.checkpoints.append(position)
         return True
 
 
@@ -129,6 +132,46 @@ def test_returning_lease_is_handled_from_its_checkpoint() -> None:
         with pytest.raises(ReportedFailure):
             function(Delivery(records, records[-1].position, None, Held(epoch)))
     assert function.calls == [[[b"0"], [b"1"]]] * 2
+
+
+def test_aggregated_records_are_repeated_one_by_one() -> None:
+    """The records of an aggregate share a sequence number, but each of them succeeds or fails by itself."""
+    function = create_failing_function(2, {1: 1})
+    records = [
+        record._replace(sequence_number="100", sub_sequence_number=sub) for sub, record in enumerate(keyed((1, 2) * 2))
+    ]
+    held = Held(1)
+    with pytest.raises(ReportedFailure):
+        function(Delivery(records, records[-1].position, None, held))
+    function(Delivery(records[1:], records[-1].position, None, held))
+    assert function.calls == [[[b"0", b"2"], [b"1", b"3"]], [[b"1", b"3"]]]
+    assert held.checkpoints == [Position("100", 0)]
+
+
+def test_records_without_a_partition_key_are_handled() -> None:
+    """Some sources have no partition keys."""
+    function, record = create_failing_function(2, {}), Record(b"0", "100")
+    function(Delivery([record], record.position, None, Held(1)))
+    assert function.succeeded == [b"0"]
+
+
+def test_process_that_received_half_a_call_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read the next call as the rest of this one."""
+    function = ParallelFunction(lambda _event, _context: None, REPORTING, 30.0, concurrency=1)
+    killed_processes = list[FunctionProcess]()
+
+    def send_call(_process: FunctionProcess, _call: FunctionCall) -> NoReturn:
+        raise BrokenPipeError
+
+    def kill_process(process: FunctionProcess) -> None:
+        killed_processes.append(process)
+
+    monkeypatch.setattr(FunctionProcess, "send_call", send_call)
+    monkeypatch.setattr(FunctionProcess, "kill_process", kill_process)
+    (record,) = keyed([1])
+    with pytest.raises(ReportedFailure):
+        function(Delivery([record], record.position, None, Held(1)))
+    assert len(killed_processes) == 1
 
 
 CASES = st.tuples(
@@ -343,7 +386,8 @@ def test_slow_import_does_not_use_up_the_call_timeout(app: App, monkeypatch: pyt
 
 
 def test_time_to_load_the_function_is_granted_to_every_process(app: App) -> None:
-    """A process that replaces another one has to load the function again."""
+    """A process that replaces another one has to load the function again. Nothing of a killed process is left."""
+    descriptors = {*Path("/dev/fd").iterdir()}
     setup = FunctionSetup(parse_function_settings(f"lambda:{app.name}.handler"), 1.0, [str(app.folder)])
     process = FunctionProcess(setup)
     limit_seconds = process.limit_seconds
@@ -353,7 +397,10 @@ def test_time_to_load_the_function_is_granted_to_every_process(app: App) -> None
         assert isinstance(process.receive_reply(), FunctionLoaded)
         assert process.limit_seconds == setup.handler_seconds
     finally:
-        process.kill_process()
+        exit_status = process.kill_process()
+    assert exit_status in {-signal.SIGKILL, -signal.SIGIO}
+    assert process.kill_process() is None
+    assert {*Path("/dev/fd").iterdir()} <= descriptors
     assert process.limit_seconds == limit_seconds > setup.handler_seconds
 
 
@@ -382,16 +429,28 @@ if __name__ == "__main__":
 """
 
 
+PRINT_WHAT_IS_INHERITED = """
+time.sleep(0.5)
+descriptors = [number for number in range(3, 100) if os.path.exists(f"/dev/fd/{number}")]
+print("slept", list(sys.stdin), list(filter(os.get_inheritable, descriptors)))
+"""
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
-    """The processes end even if the worker is killed while their calls hang. A drain waits for running calls."""
+    """The processes end even if the worker is killed while their calls hang. A drain waits for running calls.
+
+    The worker's standard input belongs to its supervisor, so the function cannot read it. Programs that the function
+    starts inherit none of the worker's connections.
+    """
     # This call holds the interpreter's lock, so no Python code could end the process.
     backtracking = "re.match('(a+)+$', 'a' * 50 + 'b')"
-    action = backtracking if end == signal.SIGKILL else "time.sleep(0.5); print('slept')"
+    action = backtracking if end == signal.SIGKILL else PRINT_WHAT_IS_INHERITED
     app.set_action(1, action)
     (app.folder / "worker.py").write_text(WORKER.format(name=app.name))
     worker = subprocess.Popen(
         [sys.executable, "worker.py"],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONUNBUFFERED": ""},
@@ -402,10 +461,10 @@ def test_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
         for process in processes if end == signal.SIGTERM else ():
             os.kill(process, end)  # as a service manager does
         worker.send_signal(end)
-        output, _ = worker.communicate(timeout=WAIT)  # The standard output ends once all processes have ended.
+        output, _ = worker.communicate(b"x", timeout=WAIT)  # The standard output ends once all processes have ended.
         assert worker.returncode == (0 if end == signal.SIGTERM else -end)
         if end == signal.SIGTERM:  # The running call has finished, and its output is not lost.
-            assert sorted(output.decode().split("\n")) == ["", "called with 2", "called with 2", "slept"]
+            assert sorted(output.decode().split("\n")) == ["", "called with 2", "called with 2", "slept [] []"]
         until(lambda: not any(map(running, processes)), "the processes have ended")
     finally:
         worker.kill()

@@ -95,17 +95,19 @@ def test_checkpoint_counts_as_a_renewal() -> None:
 
 
 def test_finding_of_the_lookout_is_written_at_once() -> None:
-    """Other workers can then take free leases before the next beat (C6)."""
+    """Other workers can then take free leases before the next beat (C6), so the write is not delayed."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
     bulletin_before = bulletin_of(bulletin_row_of(store, lookout))
     lookout.turn_due = clock.now
     store.rewrite(reader.held[0], lambda row: evolve(row, owner=None))
+    store.write_requests.clear()
     lookout.worker.hurry()
     lookout.worker.turn(clock.now)
     bulletin_after = bulletin_of(bulletin_row_of(store, lookout))
     assert (bulletin_after.looks, bulletin_after.acts) == (bulletin_before.looks + 1, bulletin_before.acts + 1)
+    assert {write.patient for write in store.write_requests if isinstance(write, RenewLease)} == {False}
 
 
 def test_count_of_an_ended_listing_stops_rising() -> None:

@@ -17,15 +17,16 @@ NEW_GROUP = Create(LATER, rule="L5")
 
 
 class Tip:
-    """The tip of a shard. If `position` is None, the source does not respond."""
+    """The tip of a shard. If `position` is None, the source raises `fault`."""
 
     def __init__(self) -> None:
         self.position: Position | None = Position("7")
+        self.fault: Exception = SourceUnavailable("the shard does not respond")
 
-    def of(self, lease: Lease) -> Position:
-        """Return the position of the tip, or raise SourceUnavailable."""
+    def of(self, _lease: Lease) -> Position:
+        """Return the position of the tip, or raise `fault`."""
         if self.position is None:
-            raise SourceUnavailable(f"{lease.key} does not respond")
+            raise self.fault
         return self.position
 
 
@@ -72,10 +73,11 @@ def test_latest_is_resolved_once_before_the_wait() -> None:
     assert "7" in repr(pinned.lease.annotations)
 
 
-def test_shard_whose_tip_is_unknown_delays_only_its_own_lease() -> None:
+@pytest.mark.parametrize("fault", [SourceUnavailable("no response"), LookupError("an error of a user's source")])
+def test_shard_whose_tip_is_unknown_delays_only_its_own_lease(fault: Exception) -> None:
     """The tip is requested again, and the creation waits until the tip is known."""
     tip = Tip()
-    tip.position = None
+    tip.position, tip.fault = None, fault
     creations = PendingCreations(CONFIG, tip.of)
     creations.creations_to_delay([NEW_GROUP], (), (), 0.0, map)
     assert creations.creations_to_delay([NEW_GROUP], (), (), 60.0, map) == {NEW_GROUP: RETRY_SECONDS}

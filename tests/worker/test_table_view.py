@@ -1,6 +1,7 @@
 """A worker's view of its lease table: what the worker has read, and what it must still read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import pytest
 
@@ -10,7 +11,7 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position, S
 from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing
-from leasehold.stores.writes import CreateLease, DeleteLease
+from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease
 
 CONFIG = Config()
 
@@ -167,3 +168,54 @@ def test_lease_that_others_finished_during_a_pause_counts_as_finished(
     history = view.history(leases, shards)
     assert {lease.key for lease in history.gone} == {"s-0", "s-2"}
     assert {lease.key for lease in history.gone if lease.ended} == ended
+
+
+@pytest.mark.parametrize(
+    ("steps", "ended"),
+    [
+        pytest.param("create s-0, read, delete s-0, read, pause, create s-1, read", {"s-0"}, id="gone before"),
+        pytest.param("create s-0, read, pause, get s-2, delete s-0, create s-1, read", {"s-0"}, id="partial read"),
+        pytest.param("create s-0, read, pause, read, delete s-0, create s-1, read", set(), id="there afterwards"),
+        pytest.param(
+            "create s-2, read, pause, delete s-2, create s-0, read, delete s-0, create s-1, read", set(), id="new"
+        ),
+    ],
+)
+def test_only_leases_without_a_row_after_the_pause_were_finished_in_it(steps: str, ended: set[str]) -> None:
+    """The first full read after a pause decides. A lease that disappears later may not have been finished."""
+    table, times = Table(), [0.0]
+    shards = [Shard("s-0", open=False), Shard("s-1", parents=("s-0",)), Shard("s-2")]
+    view = view_of(table, times)
+    history = view.history((), shards)
+    for step in steps.split(", "):
+        action, _, key = step.partition(" ")
+        times.append(times[-1] + (2 * CONFIG.lease_seconds if action == "pause" else 1.0))
+        view.note_running(times[-1])
+        if action == "create":
+            table.write(CreateLease(Lease(key, parents=("s-0",) if key == "s-1" else (), checkpoint=Position("7"))))
+        elif action == "delete":
+            table.write(DeleteLease(table.get([key])[0]))
+        elif action in {"get", "read"}:
+            keys = (key,) if action == "get" else None
+            rows = view.read(keys, stale_ok=False)
+            history = view.history(view.remember_rows(rows.leases, times[-1], keys), shards)
+    assert {lease.key for lease in history.gone if lease.ended} == ended
+
+
+@pytest.mark.parametrize(("failed", "idle"), [((), 90.0), ((89.5,), 90.0), ((1.0,), 0.0), ((1.0, 89.5), 0.0)])
+def test_time_of_an_outage_does_not_count_against_owners(failed: tuple[float, ...], idle: float) -> None:
+    """Owners cannot renew their leases while the table does not respond (C17)."""
+    table, times = Table(), [0.0]
+    table.write(CreateLease(Lease("s-0")))
+    (row,) = table.get(["s-0"])
+    table.write(ClaimLease(row, "b-1"))
+    view = view_of(table, times)
+    leases: Sequence[Lease] = ()
+    for time in (0.0, *failed, 90.0):
+        times.append(time)
+        table.fails = time in failed
+        with suppress(StoreError):
+            rows = view.read(None, stale_ok=False)
+            leases = view.remember_rows(rows.leases, time, None)
+    (lease,) = leases
+    assert lease.idle == idle
