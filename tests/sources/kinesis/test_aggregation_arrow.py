@@ -118,5 +118,6 @@ def test_batch_of_any_length_has_all_columns(monkeypatch: pytest.MonkeyPatch) ->
     two_nulls = aggregation_arrow._NULL_STRINGS.slice(0, 2)  # noqa: SLF001
     monkeypatch.setattr(aggregation_arrow, "_NULL_STRINGS", two_nulls)
     for count in (1, 2, 3):
-        records = [packed([("k", None, b"x")] * count + [("k", None, b"y")])[0].encode()]
+        rows: Rows = [("k", None, bytes([number])) for number in range(count + 1)]
+        records = [packed(rows)[0].encode()]
         assert together(records, ["a"], None) == one_by_one(records, ["a"], None)

@@ -73,7 +73,6 @@ def test_arrival_time_is_rounded_to_microseconds() -> None:
     assert arrival_time.microsecond == 123_457
 
 
-
 def test_empty_batch_has_empty_columns() -> None:
     batch, in_columns = read()
     assert in_columns(batch.records).num_rows == 0

@@ -600,12 +600,10 @@ class Fed:
         self.closed += 1
 
 
-def fed_reader(
-    subscription: object, client: object = None, start: Position = TRIM_HORIZON, **consumer: Any
-) -> FanOut:
+def fed_reader(subscription: object, client: object = None, **consumer: object) -> FanOut:
     """Return a reader with this open subscription."""
     found_consumer: Any = SimpleNamespace(**{"find_arn": lambda: ARN, "name": "app"} | consumer)
-    reader = FanOut(cast("KinesisClient", client), "orders", "s-0", start, HASH_KEYS, consumer=found_consumer)
+    reader = FanOut(cast("KinesisClient", client), "orders", "s-0", TRIM_HORIZON, HASH_KEYS, consumer=found_consumer)
     reader._subscription = cast("SubscriptionReceiver", subscription)  # noqa: SLF001
     return reader
 

@@ -296,7 +296,6 @@ def test_failed_read_is_no_read_and_shows_whether_the_service_responded(
     assert (bool(batch.fault), batch.answered) == (True, answered)
 
 
-
 def test_repeated_throttling_lengthens_the_waits(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(20):
@@ -397,7 +396,6 @@ def test_whole_malformed_aggregate_has_the_position_of_its_last_user_record(stub
     assert ends == {Position("5", 2)}
 
 
-
 def _raising(error: Exception) -> Callable[..., object]:
     def call(**_request: object) -> object:
         raise error
@@ -434,9 +432,7 @@ def test_poll_interval_option_is_honored() -> None:
     assert PollPace(10.0).next_pause(idle=True, behind=False) == 10.0
 
 
-@pytest.mark.parametrize(
-    ("idle", "behind", "pause"), [(False, True, 0.25), (False, False, 0.5), (True, False, 1.0)]
-)
+@pytest.mark.parametrize(("idle", "behind", "pause"), [(False, True, 0.25), (False, False, 0.5), (True, False, 1.0)])
 def test_throttling_lengthens_every_pause_at_most_eightfold(idle: bool, behind: bool, pause: float) -> None:
     pace = PollPace()
     for factor in (2, 4, 8, 8):
@@ -454,7 +450,6 @@ def test_poll_interval_within_the_limits_is_accepted(text: str) -> None:
 def test_poll_interval_beyond_the_limits_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"option 'poll_seconds' must be 0\.2 to 60"):
         parse_poll_seconds(text)
-
 
 
 @pytest.mark.parametrize("rows", [(row(5),), ()], ids=["records", "none"])
@@ -572,7 +567,6 @@ def test_latest_is_the_local_time_if_the_service_sends_none(stub: Stubber, monke
     assert source(stub, lambda: next(times)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
 
 
-
 def test_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber) -> None:
     """A slice ends five seconds late, because its last records need time to arrive."""
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
@@ -599,7 +593,6 @@ def test_listed_shard_is_not_gone(stub: Stubber) -> None:
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
     stub.add_response("list_shards", page(describe_listed_shard("s-0")))
     assert not source(stub).gone("s-0")
-
 
 
 @pytest.mark.parametrize(("summary", "expected"), [({"RecordDistributionStrategy": "AUTO"}, [b"a"]), ({}, [])])
@@ -653,9 +646,7 @@ def test_rejected_stream_description_is_not_repeated_for_each_shard(
     assert calls == [0.0, 100.0]
 
 
-def test_other_shards_wait_while_one_describes_the_stream_again(
-    stub: Stubber, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_shards_wait_while_one_describes_the_stream_again(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     now, calls = [0.0], list[float]()
 
     def describe(**_: object) -> dict[str, Any]:
@@ -695,7 +686,6 @@ def test_each_option_of_the_url_reaches_the_readers(consumer: str, reader_type: 
         # The consumer's requests wait as long as other requests about the stream.
         assert reader._consumer._timeouts is stream._timeouts  # noqa: SLF001
     stream.close()
-
 
 
 def test_stream_is_read_without_the_permission_to_describe_it(stub: Stubber) -> None:

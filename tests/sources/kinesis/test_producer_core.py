@@ -427,15 +427,21 @@ def test_failed_record_may_be_in_the_stream_if_any_attempt_was_unknown(
     assert result.unknown == unknown
 
 
-def test_core_keeps_nothing_of_delivered_and_failed_records() -> None:
+def test_core_keeps_nothing_of_delivered_failed_and_late_records() -> None:
     """A producer runs for months, so what it notes about lost responses must not accumulate."""
-    core = new_core(linger_seconds=0.0)
-    for serial_number, last_outcome in enumerate((UnitWritten("s0", "1"), UnitRejected(KeyError("x")))):
+    core = new_core(linger_seconds=0.0, on_late="fail")
+    last_outcomes: list[UnitOutcome] = [UnitWritten("s0", "1"), UnitRejected(KeyError("x"))]
+    for serial_number, last_outcome in enumerate(last_outcomes):
         core.enqueue_record(new_entry(serial_number))
         for outcome in (UnitUnknown("x"), last_outcome):
             now = max(core.next_due_at(), 0.0)
             [unit] = core.start_request(now)
             core.process_outcome(unit, outcome, now)
+    core.enqueue_record(new_entry(2, expires=5.0))
+    [unit] = core.start_request(4.0)
+    core.process_outcome(unit, UnitUnknown("x"), 4.0)
+    [late_result] = core.give_up_late_records(9.0)
+    assert late_result.unknown
     assert (core._unknown_serial_numbers, core.is_empty) == (set(), True)  # noqa: SLF001  not visible elsewhere
 
 

@@ -332,13 +332,15 @@ def test_identities_are_resolved_by_one_thread_at_a_time() -> None:
     """Workers list the shards in one thread and check leases in others."""
     stream, locked = FakeStream("a"), list[bool]()
     streams = streams_of(stream)
+
+    def answered(_stream: FakeStream) -> str:
+        locked.append(streams._lock.locked())  # noqa: SLF001
+        return ""
+
     with pytest.MonkeyPatch.context() as patch_context:
-        patch_context.setattr(
-            FakeStream, "answered", lambda _stream: locked.append(streams._lock.locked()) or ""  # noqa: SLF001
-        )
+        patch_context.setattr(FakeStream, "answered", answered)
         assert streams.reads(Lease("s-0", stream="1:a:7"))
     assert locked == [True]
-
 
 
 def test_url_may_name_several_streams() -> None:

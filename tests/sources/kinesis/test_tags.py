@@ -238,8 +238,6 @@ def test_tokens_stay_with_their_records_in_slices_and_copies() -> None:
     assert tuple(pickle.loads(pickle.dumps(batch.records))) == rows  # noqa: S301  our own
 
 
-
-
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.data())
 def test_reader_that_resumes_anywhere_gets_the_same_records(

@@ -24,6 +24,7 @@ from leasehold.adapters.sources.kinesis.producer.producer import create_producer
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position
 from leasehold.errors import SourceError
+from leasehold.stores.aws_calls.calls import DirectCalls
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -334,7 +335,7 @@ def test_closed_client_closes_both_kinds_of_connections(
 ) -> None:
     closed = list[str]()
     monkeypatch.setattr(BaseClient, "close", lambda _client: closed.append("boto3"))
-    monkeypatch.setattr(hooks.DirectCalls, "close", lambda _calls: closed.append("direct"))
+    monkeypatch.setattr(DirectCalls, "close", lambda _calls: closed.append("direct"))
     client = create("eu-west-1", None, *([1] if create is create_producer_client else []))
     client.close()
     assert sorted(closed) == ["boto3", "direct"]
