@@ -33,7 +33,7 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     UnitWritten,
     build_shard_map,
 )
-from leasehold.balancer.model import HASH_KEYS, Shard
+from leasehold.balancer.model import HASH_KEYS, HashRange, Shard
 
 KEYS = [f"key-{place}" for place in range(12)]
 FAULTS = ("none", "none", "none", "throttled", "lost", "lost but written", "lost and written late")
@@ -201,7 +201,7 @@ def test_aggregates_grow_with_the_round_trip() -> None:
     sizes = []
     for now in (0.0, 10.0):
         for serial_number in range(2000):
-            core.enqueue_record(new_entry(serial_number, now=now))
+            core.enqueue_record(new_entry(serial_number, now=now - 3.0))  # the wait before the request does not count
         [unit] = core.start_request(now)
         sizes.append(unit.size)
         core.process_outcome(unit, UnitWritten("s0", "1"), now + 0.05)
@@ -502,3 +502,28 @@ def test_every_received_record_is_pending_until_it_has_a_result() -> None:
     counters = core.metrics.counters_by_kpl_name()
     names = ("UserRecordsPut", "UserRecordExpired", "UserRecordsFailed", "UserRecordsPending")
     assert [counters[name] for name in names] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("hash_range", [(0, 9), (10, HASH_KEYS[1])])
+def test_unit_whose_records_fill_a_child_is_not_sent_again(hash_range: HashRange) -> None:
+    """The first and the last hash key of a shard belong to it."""
+    core = new_core(linger_seconds=0.0)
+    for serial_number, hash_key in enumerate(hash_range):
+        core.enqueue_record(Entry(serial_number, b"x", "k", hash_key, None, 0.0, inf))
+    [unit] = core.start_request(0.0)
+    assert core.process_outcome(unit, UnitWritten("s-child", "1"), 1.0) == ()
+    other_range = (10, HASH_KEYS[1]) if hash_range == (0, 9) else (0, 9)
+    shard_map = build_shard_map([Shard("s-child", hash_range=hash_range), Shard("s-other", hash_range=other_range)])
+    [result] = core.update_map(shard_map, 1.0)
+    assert isinstance(result, RecordsDelivered)
+    assert (result.entries, result.shard, core.is_empty) == (unit.entries, "s-child", True)
+
+
+def test_times_in_the_metrics_are_means() -> None:
+    core = new_core(linger_seconds=0.0)
+    for serial_number, arrived in enumerate((0.0, 1.0)):
+        core.enqueue_record(new_entry(serial_number, now=arrived))
+    [unit] = core.start_request(2.0)
+    core.process_outcome(unit, UnitWritten("s0", "1"), 5.0)
+    counters = core.metrics.counters_by_kpl_name()
+    assert (counters["BufferingTime"], counters["UserRecordsPerKinesisRecord"]) == (1500.0, 2.0)
