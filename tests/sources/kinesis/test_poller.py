@@ -760,6 +760,19 @@ def test_unreadable_response_leaves_the_checkpoint_unchanged(stub: Stubber) -> N
     assert [record_fields(reader.read().records) for _ in range(2)] == [[], [("5", 2, b"c")]]
 
 
+def test_response_with_an_unreadable_end_leaves_the_checkpoint_unchanged(stub: Stubber) -> None:
+    """The records before the unreadable one are read again, but not those that were already processed."""
+    rows = [row(5, aggregate(b"a", b"b", b"c")), row(6)]
+    iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+    stub_get_records(stub, "i-1", "i-2", rows[0], rows[1] | {"SequenceNumber": "none"})
+    stub_get_records(stub, "i-1", "i-2", *rows)
+    reader = poller(stub, Position("5", 1))
+    numbers = [
+        [(record.sequence_number, record.sub_sequence_number) for record in reader.read().records] for _ in range(2)
+    ]
+    assert numbers == [[], [("5", 2), ("6", 0)]]
+
+
 def test_start_outside_the_calendar_is_an_error(stub: Stubber) -> None:
     """A row may contain a time outside the range of `datetime`, which causes an error that a retry can't fix."""
     with pytest.raises(SourceError, match="leasehold reset"):
