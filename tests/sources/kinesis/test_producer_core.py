@@ -519,6 +519,22 @@ def test_unit_whose_records_fill_a_child_is_not_sent_again(hash_range: HashRange
     assert (result.entries, result.shard, core.is_empty) == (unit.entries, "s-child", True)
 
 
+def test_shards_are_listed_until_the_shard_of_a_written_unit_is_known() -> None:
+    """The shard may have been split twice, so a new listing may contain neither the old shard nor that of the unit."""
+    core = new_core(linger_seconds=0.0)
+    for serial_number in range(2):
+        core.enqueue_record(Entry(serial_number, b"x", "k", serial_number, None, 0.0, inf))
+    [unit] = core.start_request(0.0)
+    core.process_outcome(unit, UnitWritten("s-grandchild", "1"), 1.0)
+    other_child, last_child = Shard("s-2", hash_range=(20, HASH_KEYS[1])), Shard("s-3", hash_range=(10, 19))
+    assert core.update_map(build_shard_map([Shard("s-1", hash_range=(0, 19)), other_child]), 1.0) == ()
+    assert 1.0 <= core.list_shards_at() < 2.0
+    grandchild = Shard("s-grandchild", hash_range=(0, 9))
+    [result] = core.update_map(build_shard_map([grandchild, last_child, other_child]), 2.0)
+    assert isinstance(result, RecordsDelivered)
+    assert (core.is_empty, core.list_shards_at()) == (True, inf)
+
+
 def test_times_in_the_metrics_are_means() -> None:
     core = new_core(linger_seconds=0.0)
     for serial_number, arrived in enumerate((0.0, 1.0)):
