@@ -535,6 +535,41 @@ def test_shards_are_listed_until_the_shard_of_a_written_unit_is_known() -> None:
     assert (core.is_empty, core.list_shards_at()) == (True, inf)
 
 
+def test_oldest_record_of_a_merged_shard_is_the_first_to_be_late() -> None:
+    """A merged shard gets its records from two queues, and they wait in order of age."""
+    shard_map = build_shard_map([Shard("s-0", hash_range=(0, 9)), Shard("s-1", hash_range=(10, HASH_KEYS[1]))])
+    assert shard_map is not None
+    core = ProducerCore(shard_map, Settings(on_late="fail"))
+    entries = [
+        Entry(serial_number, b"x", "k", hash_key, None, 0.0, expires)
+        for serial_number, (hash_key, expires) in enumerate([(0, 5.0), (10, 50.0), (0, 50.0)])
+    ]
+    for entry in entries:
+        core.enqueue_record(entry)
+    core.update_map(build_shard_map([Shard("s-2", hash_range=HASH_KEYS)]), 1.0)
+    [late_result] = core.give_up_late_records(9.0)
+    [unit] = core.start_request(9.0)
+    assert (late_result.entries, unit.entries) == ((entries[0],), (entries[1], entries[2]))
+
+
+def test_only_shards_that_overlap_a_closed_shard_wait_for_its_request() -> None:
+    """A record must not overtake one of the same key, but the neighbors of the closed shard are not affected."""
+    neighbors = Shard("s-0", hash_range=(0, 9)), Shard("s-2", hash_range=(20, HASH_KEYS[1]))
+    shard_map = build_shard_map([*neighbors, Shard("s-1", hash_range=(10, 19))])
+    assert shard_map is not None
+    core = ProducerCore(shard_map, Settings(linger_seconds=0.0))
+    core.enqueue_record(Entry(0, b"x", "k", 15, None, 0.0, inf))
+    [unit] = core.start_request(0.0)
+    core.update_map(
+        build_shard_map([*neighbors, Shard("s-3", hash_range=(10, 10)), Shard("s-4", hash_range=(11, 19))]), 1.0
+    )
+    for serial_number, hash_key in enumerate((9, 10, 19, 20), 1):
+        core.enqueue_record(Entry(serial_number, b"x", "k", hash_key, None, 1.0, inf))
+    assert {unit.shard for unit in core.start_request(1.0)} == {"s-0", "s-2"}
+    core.process_outcome(unit, UnitWritten("s-4", "1"), 2.0)
+    assert {unit.shard for unit in core.start_request(2.0)} == {"s-3", "s-4"}
+
+
 def test_times_in_the_metrics_are_means() -> None:
     core = new_core(linger_seconds=0.0)
     for serial_number, arrived in enumerate((0.0, 1.0)):
