@@ -570,6 +570,20 @@ def test_only_shards_that_overlap_a_closed_shard_wait_for_its_request() -> None:
     assert {unit.shard for unit in core.start_request(2.0)} == {"s-3", "s-4"}
 
 
+@pytest.mark.parametrize(("count", "shard"), [(1, "s-child"), (2, "s0")])
+def test_unit_that_cannot_be_misplaced_needs_no_listing(count: int, shard: str) -> None:
+    """The service chose the shard of a single record, and aggregates are created for the shard in the request."""
+    core = new_core(linger_seconds=0.0)
+    for serial_number in range(count):
+        core.enqueue_record(new_entry(serial_number))
+    [unit] = core.start_request(0.0)
+    if count == 2:
+        core.update_map(build_shard_map([Shard("s-child", hash_range=HASH_KEYS)]), 1.0)
+    [result] = core.process_outcome(unit, UnitWritten(shard, "1"), 2.0)
+    assert isinstance(result, RecordsDelivered)
+    assert (result.entries, result.shard, core.is_empty) == (unit.entries, shard, True)
+
+
 def test_times_in_the_metrics_are_means() -> None:
     core = new_core(linger_seconds=0.0)
     for serial_number, arrived in enumerate((0.0, 1.0)):
