@@ -584,6 +584,42 @@ def test_unit_that_cannot_be_misplaced_needs_no_listing(count: int, shard: str) 
     assert (result.entries, result.shard, core.is_empty) == (unit.entries, shard, True)
 
 
+def test_unit_on_the_shard_of_others_is_sent_again_even_if_its_own_is_open() -> None:
+    shard_map = build_shard_map([Shard("s-0", hash_range=(0, 9)), Shard("s-1", hash_range=(10, HASH_KEYS[1]))])
+    assert shard_map is not None
+    core = ProducerCore(shard_map, Settings(linger_seconds=0.0))
+    for serial_number in range(2):
+        core.enqueue_record(Entry(serial_number, b"x", "k", serial_number, None, 0.0, inf))
+    [unit] = core.start_request(0.0)
+    assert core.process_outcome(unit, UnitWritten("s-1", "1"), 1.0) == ()
+    assert core.update_map(shard_map, 1.0) == ()
+    assert 1.0 < core.list_shards_at() < 2.0
+    assert core.start_request(core.next_due_at()) == (unit,)
+
+
+def test_waiting_records_of_a_split_shard_go_to_its_children() -> None:
+    core = new_core(linger_seconds=60.0)
+    hash_keys = 0, 19, 10, 9
+    for serial_number, hash_key in enumerate(hash_keys):
+        core.enqueue_record(Entry(serial_number, b"x", "k", hash_key, None, 0.0, inf))
+    children = Shard("s-1", hash_range=(0, 9)), Shard("s-2", hash_range=(10, HASH_KEYS[1]))
+    core.update_map(build_shard_map(children), 1.0)
+    units = core.start_request(60.0)
+    assert {unit.shard: [entry.hash_key for entry in unit.entries] for unit in units} == {
+        "s-1": [0, 9],
+        "s-2": [19, 10],
+    }
+    assert core.next_due_at() == inf
+
+
+def test_late_records_do_not_end_the_linger_time_of_others() -> None:
+    core = new_core(on_late="fail", linger_seconds=60.0, min_bytes=1000)
+    core.enqueue_record(new_entry(0, size=800, expires=5.0))
+    assert len(core.give_up_late_records(9.0)) == 1
+    core.enqueue_record(new_entry(1, now=9.0, size=800))
+    assert (core.next_due_at(), core.start_request(9.0)) == (69.0, ())
+
+
 def test_times_in_the_metrics_are_means() -> None:
     core = new_core(linger_seconds=0.0)
     for serial_number, arrived in enumerate((0.0, 1.0)):
