@@ -274,6 +274,15 @@ def test_broken_subscription_resumes_after_the_last_batch(staged: Callable[..., 
     assert stage.service.asked == [HORIZON, AT_5]
 
 
+def test_every_record_of_a_repeated_event_is_dropped(staged: Callable[..., Stage]) -> None:
+    stage = staged([event(5, 6, continuation=5), Cut()], [event(5, 6, 7, continuation=7), Held()])
+    reader = stage.reader()
+    batches = [next_batch(reader), next_batch(reader)]
+    stage.clock.now += 5
+    batches.append(next_batch(reader))
+    assert [numbers(batch) for batch in batches] == [[("5", 0), ("6", 0)], [], [("7", 0)]]
+
+
 def test_silent_connection_is_dropped_without_a_warning(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,6 +24,7 @@ from botocore.exceptions import (
 from botocore.stub import Stubber
 
 from leasehold.adapters.sources.call_timeouts import Backoff
+from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, UserRecords
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.faults import PollPace, parse_poll_seconds, translate_errors
@@ -694,6 +695,22 @@ def test_stream_is_read_without_the_permission_to_describe_it(stub: Stubber) -> 
     stub_get_records(stub, "i-1", "i-2", row(5))
     reader = source(stub).open(Lease("s-0", hash_range=HASH_KEYS), TRIM_HORIZON)
     assert record_fields(reader.read().records) == [("5", 0, b"data")]
+
+
+def test_each_shard_is_filtered_without_the_permission_to_describe_the_stream(stub: Stubber) -> None:
+    """The permission is requested once, not for each shard."""
+    stub.add_client_error("describe_stream_summary", service_error_code="AccessDeniedException")
+    stream = source(stub)
+    for hash_range in ((0, 9), (10, HASH_KEYS[1])):
+        assert stream.open(Lease("s-0", hash_range=hash_range), TRIM_HORIZON)._hash_range == hash_range  # noqa: SLF001
+
+
+def test_located_records_count_as_read(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_CAN_LOCATE", True)
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    stub_get_records(stub, "i-1", "i-2", row(5), row(6, aggregate(b"a", b"b", b"c")))
+    batch = poller(stub).read()
+    assert (len(batch.records), batch.read_to) == (4, Position("6", 2))
 
 
 @pytest.mark.parametrize(
