@@ -560,6 +560,18 @@ def test_latest_is_the_services_time_and_never_later(stub: Stubber) -> None:
     assert source(stub, lambda: next(times)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
 
 
+def test_latest_follows_the_services_clock(stub: Stubber) -> None:
+    """Each listing compares the clocks again, because they drift apart."""
+    for second in (0, 7):
+        stub.add_response("list_shards", page(date=f"Fri, 02 Jan 2026 00:00:0{second} GMT"))
+    stream = source(stub, lambda: 5000.0)
+    times = []
+    for _ in range(2):
+        stream.shards()
+        times.append(stream.latest(Lease("s-0")))
+    assert times == [at_timestamp(1_767_312_000_000), at_timestamp(1_767_312_007_000)]
+
+
 def test_latest_is_the_local_time_if_the_service_sends_none(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     stub.add_response("list_shards", page())
     local_time = SimpleNamespace(time=lambda: 1_767_312_000.0)
@@ -587,6 +599,13 @@ def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
     with pytest.raises(SourceError):
         source(stub).gone("s-0")
     assert not source(stub).gone("s-0")
+
+
+@pytest.mark.parametrize("code", ["AccessDeniedException", "LimitExceededException"])
+def test_shard_of_a_rejected_request_is_neither_gone_nor_there(stub: Stubber, code: str) -> None:
+    stub.add_client_error("get_shard_iterator", service_error_code=code)
+    with pytest.raises(SourceError):
+        source(stub).gone("s-0")
 
 
 def test_listed_shard_is_not_gone(stub: Stubber) -> None:
