@@ -666,6 +666,22 @@ def test_rejected_stream_description_is_not_repeated_for_each_shard(
     assert calls == [0.0, 100.0]
 
 
+def test_shards_do_not_wait_after_a_lasting_rejection(stub: Stubber) -> None:
+    """Each reader raises the rejection. If it waited instead, it would seem that a retry may help."""
+    stream = source(stub, clock=lambda: 0.0)
+    for _ in range(2):
+        stub.add_client_error("describe_stream_summary", service_error_code="ResourceNotFoundException")
+        with pytest.raises(SourceError, match="it does not exist") as exc_info:
+            stream.open(Lease("s-0"), TRIM_HORIZON)
+        assert not isinstance(exc_info.value, SourceUnavailable)
+
+
+def test_unreadable_listing_is_a_temporary_fault(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stub.client, "list_shards", lambda **_: {"Page": "of a proxy"})
+    with pytest.raises(SourceUnavailable, match="cannot be read"):
+        source(stub).shards()
+
+
 def test_other_shards_wait_while_one_describes_the_stream_again(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     now, calls = [0.0], list[float]()
 

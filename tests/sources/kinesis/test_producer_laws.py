@@ -713,3 +713,32 @@ def test_process_exit_drains_its_own_producers_together_within_one_timeout(monke
     assert flushes == [(10.0, 2), (4.0, 2)]
     assert [producer._closed for producer in producers] == [True, True, False]  # noqa: SLF001
     producers[2]._stop_and_give_up_records()  # noqa: SLF001
+
+
+def test_every_response_allows_another_request() -> None:
+    with Producer(cast("Any", AcceptingShard()), "orders", Settings(linger_seconds=0.0), requests=1) as producer:
+        for _ in range(3):
+            producer.put(b"x", "k").result(5.0)
+
+
+def test_producer_stops_after_a_lasting_rejection() -> None:
+    """The records of a request without the permission to write would otherwise be sent again forever."""
+
+    def reject(_data: list[bytes]) -> None:
+        raise rejection("AccessDeniedException")
+
+    producer = producing(RecordingClient(reject))
+    with pytest.raises(ProducerError, match="lack kinesis:PutRecords"):
+        producer.put(b"x", "k").result(5.0)
+    with pytest.raises(ProducerError, match="lack kinesis:PutRecords"):
+        producer.close()
+
+
+def test_records_do_not_linger_until_the_last_flush_ends() -> None:
+    with producing(AcceptingShard(), linger_seconds=60.0) as producer, producer._lock:  # noqa: SLF001
+        with producer._flush_while_waiting():  # noqa: SLF001
+            with producer._flush_while_waiting():  # noqa: SLF001
+                pass
+            assert producer._core.flushing  # noqa: SLF001
+        is_flushing = producer._core.flushing  # noqa: SLF001
+    assert not is_flushing
