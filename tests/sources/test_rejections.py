@@ -27,8 +27,30 @@ LASTING = [
     ("InvalidArgumentException", 400),
     ("ValidationException", 400),
     ("KMSDisabledException", 400),
+    ("AccessDenied", 400),
+    ("KMSAccessDeniedException", 400),
+    ("KMSNotFoundException", 400),
+    ("KMSOptInRequired", 400),
+    ("OptInRequired", 400),
+    ("SerializationException", 400),
+    ("SubscriptionRequiredException", 400),
+    ("UnknownOperationException", 400),
+    ("ValidationError", 400),
 ]
-UNAVAILABLE = [("ProvisionedThroughputExceededException", 400), ("InternalFailure", 500), ("503", 503)]
+THROTTLED = [
+    "ProvisionedThroughputExceededException",
+    "LimitExceededException",
+    "ThrottlingException",
+    "Throttling",
+    "KMSThrottlingException",
+    "RequestLimitExceeded",
+]
+UNAVAILABLE = [
+    *((code, 400) for code in THROTTLED),
+    *((code, 400) for code in ("InternalFailure", "InternalFailureException", "ServiceUnavailable", "RequestTimeout")),
+    ("SomethingNew", 500),
+    ("503", 503),
+]
 
 
 @pytest.mark.parametrize("service", [KINESIS, STREAMS], ids=["kinesis", "dynamodb-streams"])
@@ -51,6 +73,41 @@ def test_aws_rejection_is_lasting_only_if_a_retry_gets_it_again(
     with pytest.raises(SourceError) as exc_info, translate_errors("orders", service):
         raise ClientError(error, "GetRecords")  # type: ignore[arg-type]  # The other fields are not needed.
     assert type(exc_info.value) is kind
+
+
+def _message_of(code: str) -> str:
+    """Return the message of the error with which a rejection with this code is reported."""
+    error = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    with pytest.raises(SourceError) as exc_info, translate_errors("orders"):
+        raise ClientError(error, "GetRecords")  # type: ignore[arg-type]  # The other fields are not needed.
+    return str(exc_info.value)
+
+
+@pytest.mark.parametrize("code", THROTTLED)
+def test_throttling_is_named(code: str) -> None:
+    assert _message_of(code) == f"Kinesis throttled a request for stream 'orders': {code}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "UnrecognizedClientException",
+        "InvalidSignatureException",
+        "IncompleteSignature",
+        "InvalidClientTokenId",
+        "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
+        "ExpiredTokenException",
+        "ExpiredToken",
+    ],
+)
+def test_rejected_aws_credentials_are_named(code: str) -> None:
+    assert _message_of(code) == f"the credentials for stream 'orders' are not accepted ({code}): renew or replace them"
+
+
+@pytest.mark.parametrize("code", ["AccessDeniedException", "AccessDenied"])
+def test_missing_aws_permission_is_named(code: str) -> None:
+    assert "because they lack kinesis:GetRecords: no" in _message_of(code)
 
 
 def _connect_error(condition: str) -> ConnectError:

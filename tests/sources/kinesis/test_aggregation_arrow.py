@@ -111,3 +111,13 @@ def test_keys_beyond_arrows_offsets_are_rejected(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(aggregation_arrow, "_MAX_BYTES", 5000)
     with pytest.raises(ValueError, match="records: 5000 bytes of partition keys in one batch; at most 4999 fit"):
         deaggregate_to_arrow([record])
+
+
+def test_batch_of_any_length_has_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The column of explicit hash keys, which is usually a part of a constant, is as long as the others."""
+    two_nulls = aggregation_arrow._NULL_STRINGS.slice(0, 2)  # noqa: SLF001
+    monkeypatch.setattr(aggregation_arrow, "_NULL_STRINGS", two_nulls)
+    for count in (1, 2, 3):
+        rows: Rows = [("k", None, bytes([number])) for number in range(count + 1)]
+        records = [packed(rows)[0].encode()]
+        assert together(records, ["a"], None) == one_by_one(records, ["a"], None)

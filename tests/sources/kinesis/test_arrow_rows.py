@@ -67,6 +67,12 @@ def test_columns_of_some_records_are_theirs_alone() -> None:
     assert in_columns(batch.records[1:]) == in_columns(batch.records).slice(1)
 
 
+def test_arrival_time_is_rounded_to_microseconds() -> None:
+    batch, in_columns = read({**ROWS[0], "ApproximateArrivalTimestamp": 1_767_312_000.1234567})
+    (arrival_time,) = in_columns(batch.records)["approximateArrivalTimestamp"].to_pylist()
+    assert arrival_time.microsecond == 123_457
+
+
 def test_empty_batch_has_empty_columns() -> None:
     batch, in_columns = read()
     assert in_columns(batch.records).num_rows == 0

@@ -11,11 +11,15 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.stub import Stubber
+from one_shard import AcceptingShard
 from standins.wire_service import Raw
 
-from leasehold.adapters.sources.kinesis import clients, source
+from leasehold.adapters.sources.kinesis import clients, source, streams
 from leasehold.adapters.sources.kinesis.clients import create_reading_client, parse_record_time, parse_utc_time
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, create_producer_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.errors import SourceUnavailable
 
 if TYPE_CHECKING:
@@ -145,3 +149,21 @@ def test_shard_that_cannot_be_asked_about_is_not_gone() -> None:
         )  # The listing does not contain the shard.
         with pytest.raises(SourceUnavailable):
             KinesisSource(kinesis, "orders").gone("shardId-000000000000")
+
+
+CLOSABLE: dict[str, Callable[[], Any]] = {
+    "reading client": lambda: create_reading_client("eu-west-1", None),
+    "producer's client": lambda: create_producer_client("eu-west-1", None, 1),
+    "stream": lambda: source.open_url("orders", {"region": "eu-west-1"}),
+    "streams": lambda: streams.open_url("orders,returns", {"region": "eu-west-1"}),
+    "reader": lambda: Poller(cast("KinesisClient", None), "orders", "s-0", TRIM_HORIZON, None),
+    "producer": lambda: Producer(cast("KinesisClient", AcceptingShard()), "orders"),
+}
+
+
+@pytest.mark.parametrize("name", CLOSABLE)
+def test_closing_twice_is_harmless(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    closable = CLOSABLE[name]()
+    for _ in range(2):
+        closable.close()
+    assert caplog.messages == []

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from threading import Event, Semaphore
+from threading import Event, Lock, Semaphore, Thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,12 +12,16 @@ import pytest
 from aggregates import keys, record, sealed
 from attrs import define, field
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from event_streams import Cut, Fault, Garbled, Held, Rejection, Script, Server, Service, Silence, event, serving
 from waiters import Clock, until
 
+from leasehold.adapters.sources.call_timeouts import CallTimeouts
 from leasehold.adapters.sources.kinesis import fan_out
-from leasehold.adapters.sources.kinesis.clients import create_reading_client
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, create_reading_client
 from leasehold.adapters.sources.kinesis.fan_out import MAX_BUFFERED_EVENTS, FanOut, StreamConsumer, SubscriptionReceiver
+from leasehold.adapters.sources.kinesis.faults import PollPace
+from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position, Shard, at_timestamp
@@ -247,7 +251,9 @@ def test_stolen_subscription_is_not_stolen_back_at_once(staged: Callable[..., St
     """A former owner that has not noticed the loss of its lease must not compete with the new owner."""
     stage = staged([event(5, continuation=5), Fault("ResourceInUseException")], [event(6, continuation=6), Held()])
     reader = stage.reader()
-    assert [numbers(next_batch(reader)), numbers(next_batch(reader))] == [[("5", 0)], []]
+    assert numbers(next_batch(reader)) == [("5", 0)]
+    stage.clock.now += 60.0
+    assert numbers(next_batch(reader)) == []
     stage.clock.now += 9.9
     assert [(reader.read().records, reader._subscription) for _ in range(5)] == [((), None)] * 5  # noqa: SLF001  no request is sent
     stage.clock.now += 0.1
@@ -266,6 +272,15 @@ def test_broken_subscription_resumes_after_the_last_batch(staged: Callable[..., 
     assert [numbers(batch) for batch in batches] == [[("5", 0)], [], [("6", 0)]]
     assert batches[1].wait_seconds >= 0.4
     assert stage.service.asked == [HORIZON, AT_5]
+
+
+def test_every_record_of_a_repeated_event_is_dropped(staged: Callable[..., Stage]) -> None:
+    stage = staged([event(5, 6, continuation=5), Cut()], [event(5, 6, 7, continuation=7), Held()])
+    reader = stage.reader()
+    batches = [next_batch(reader), next_batch(reader)]
+    stage.clock.now += 5
+    batches.append(next_batch(reader))
+    assert [numbers(batch) for batch in batches] == [[("5", 0), ("6", 0)], [], [("7", 0)]]
 
 
 def test_silent_connection_is_dropped_without_a_warning(
@@ -577,3 +592,201 @@ def test_wait_for_events_starts_short_and_grows_when_idle(staged: Callable[..., 
     stage = staged([Held()])
     reader = stage.reader()
     assert [reader.read().wait_seconds for _ in range(6)] == [0.01, 0.02, 0.04, 0.08, 0.1, 0.1]
+
+
+@define
+class Fed:
+    """A subscription whose events a test provides. None stands for a look at an empty inbox."""
+
+    events: list[Any]
+    has_ended: bool = False
+    subscribed_at: float | None = 1000.0
+    fault: Exception | None = None
+    closed: int = 0
+
+    def take_event(self) -> Any:  # noqa: ANN401  any event
+        return self.events.pop(0) if self.events else None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def fed_reader(subscription: object, client: object = None, **consumer: object) -> FanOut:
+    """Return a reader with this open subscription."""
+    found_consumer: Any = SimpleNamespace(**{"find_arn": lambda: ARN, "name": "app"} | consumer)
+    reader = FanOut(cast("KinesisClient", client), "orders", "s-0", TRIM_HORIZON, HASH_KEYS, consumer=found_consumer)
+    reader._subscription = cast("SubscriptionReceiver", subscription)  # noqa: SLF001
+    return reader
+
+
+def pushed(number: int) -> dict[str, Any]:
+    """Return an event with one record."""
+    rows = [{"SequenceNumber": str(number), "Data": b"data", "PartitionKey": "k"}]
+    return {"Records": rows, "MillisBehindLatest": 0, "ContinuationSequenceNumber": str(number)}
+
+
+def test_reader_honors_the_options_of_a_poller() -> None:
+    options: dict[str, Any] = {"misplaced": "drop", "whole_aggregates": True, "rewind": True, "max_records": 9}
+    timeouts = CallTimeouts(KinesisClients.of(cast("KinesisClient", None)))
+    options |= {"pace": PollPace(7.0), "timeouts": timeouts}
+    place: Any = (None, "orders", "s-0", Position("5"), (0, 9))
+    poller, reader = Poller(*place, **options), FanOut(*place, consumer=cast("StreamConsumer", None), **options)
+    names = vars(poller).keys() - {"_dropped", "_backoff"}
+    assert {name: vars(reader)[name] for name in names} == {name: vars(poller)[name] for name in names}
+
+
+def test_event_that_arrives_just_before_the_end_is_read() -> None:
+    """An event may arrive, and the subscription may end, between two looks at the subscription."""
+
+    class EndsBetweenLooks:
+        def __init__(self) -> None:
+            self.looks, self.events = 0, [pushed(5)]
+            self.subscribed_at, self.fault = 1000.0, None
+
+        def take_event(self) -> dict[str, Any] | None:
+            return self.events.pop() if self.has_ended and self.events else None
+
+        @property
+        def has_ended(self) -> bool:
+            self.looks += 1
+            return self.looks > 1
+
+    assert numbers(fed_reader(EndsBetweenLooks()).read()) == [("5", 0)]
+
+
+def test_wait_for_events_is_short_again_after_an_event() -> None:
+    reader = fed_reader(Fed([None, None, None, pushed(5), None, None]))
+    assert [reader.read().wait_seconds for _ in range(6)] == [0.01, 0.02, 0.04, 0.0, 0.01, 0.02]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_polling_continues_after_the_last_event(has_ended: bool) -> None:
+    """If the consumer was deregistered and there is no room for it any more, the shard is polled from there on."""
+    requests: list[dict[str, Any]] = []
+
+    def get_shard_iterator(**request: Any) -> dict[str, str]:  # noqa: ANN401  as boto3
+        requests.append(request)
+        return {"ShardIterator": "i-1"}
+
+    def get_records(**request: Any) -> dict[str, Any]:  # noqa: ANN401  as boto3
+        requests.append(request)
+        return pushed(6) | {"NextShardIterator": "i-2"}
+
+    arns = iter([ARN, ARN, None, None] if has_ended else [ARN, None, None])
+    subscription = Fed([pushed(5)])
+    client = SimpleNamespace(get_shard_iterator=get_shard_iterator, get_records=get_records)
+    reader = fed_reader(subscription, client, find_arn=lambda: next(arns))
+    assert numbers(reader.read()) == [("5", 0)]
+    if has_ended:
+        subscription.has_ended = True
+        reader.read()
+    assert numbers(reader.read()) == [("6", 0)]
+    place = {"StreamName": "orders", "ShardId": "s-0", "ShardIteratorType": "AFTER_SEQUENCE_NUMBER"}
+    assert requests == [place | {"StartingSequenceNumber": "5"}, {"ShardIterator": "i-1", "Limit": 10_000}]
+    assert (reader._subscription, subscription.closed) == (None, 0 if has_ended else 1)  # noqa: SLF001
+
+
+@pytest.mark.parametrize("error", [OSError(), RuntimeError(), ValueError()], ids=repr)
+def test_subscription_whose_connection_has_ended_can_be_closed(error: Exception) -> None:
+    def shut_down() -> None:
+        raise error
+
+    stream = Counted(0)
+    receiver = SubscriptionReceiver(lambda: cast("Stream", stream))
+    until(lambda: receiver.has_ended, "the thread is gone")
+    receiver._stream = cast("Stream", SimpleNamespace(_raw_stream=SimpleNamespace(shutdown=shut_down)))  # noqa: SLF001
+    for _ in range(2):
+        receiver.close()
+
+
+def test_exit_of_the_receivers_thread_is_a_temporary_fault() -> None:
+    """The reader must not raise an exception that ends the thread which reads all shards."""
+
+    def subscribe() -> "Stream":
+        raise SystemExit(3)
+
+    receiver = SubscriptionReceiver(subscribe)
+    until(lambda: receiver.has_ended, "the thread is gone")
+    assert isinstance(receiver.fault, SourceUnavailable)
+
+
+@define
+class ConsumerService:
+    """Responds to the requests about a consumer, and records them."""
+
+    arn: str = ARN
+    fault: Exception | None = None
+    asked: list[str] = field(factory=list)
+    during_request: Callable[[], None] = lambda: None
+
+    def call(self, operation: str, **_request: object) -> dict[str, Any]:
+        self.asked.append(operation)
+        self.during_request()
+        if self.fault is not None:
+            raise self.fault
+        if operation == "describe_stream_summary":
+            return {"StreamDescriptionSummary": {"StreamARN": ARN.partition("/consumer")[0]}}
+        return {"ConsumerDescription": {"ConsumerARN": self.arn, "ConsumerStatus": "ACTIVE"}}
+
+
+def consumer_of(service: ConsumerService, clock: Clock, name: str = "app") -> StreamConsumer:
+    """Return a consumer that sends its requests to this service."""
+    return StreamConsumer(cast("KinesisClient", None), "orders", name, clock, timeouts=cast("CallTimeouts", service))
+
+
+def test_only_the_current_arn_of_a_named_consumer_is_forgotten() -> None:
+    """A late reader must not make the others wait, and an ARN that the user gave cannot be replaced."""
+    service, clock = ConsumerService(), Clock()
+    named_consumer, consumer_by_arn = consumer_of(service, clock), consumer_of(service, clock, ARN)
+    assert named_consumer.find_arn() == ARN
+    named_consumer.forget_arn("arn:of-an-earlier-registration")
+    assert named_consumer.find_arn() == ARN
+    consumer_by_arn.forget_arn(ARN)
+    assert consumer_by_arn.find_arn() == ARN
+    assert len(service.asked) == 2
+    named_consumer.forget_arn(ARN)
+    clock.now, service.arn = clock.now + 1.0, "arn:new"
+    assert named_consumer.find_arn() == "arn:new"
+
+
+def test_failed_request_about_a_consumer_is_not_repeated_for_each_shard() -> None:
+    error: Any = {"Error": {"Code": "LimitExceededException"}}
+    service, clock = ConsumerService(fault=ClientError(error, "DescribeStreamSummary")), Clock()
+    consumer = consumer_of(service, clock)
+    for _ in range(10):
+        with pytest.raises(SourceUnavailable):
+            consumer.find_arn()
+    assert len(service.asked) == 1
+
+
+def test_consumer_is_requested_once_if_readers_meet() -> None:
+    """A reader that waited while another one found the consumer uses the result, however long that took."""
+    arrivals, clock, arns = Semaphore(0), Clock(), list[str | None]()
+
+    class AnnouncingLock:
+        """A lock that shows when a thread wants it."""
+
+        def __init__(self) -> None:
+            self.lock = Lock()
+
+        def __enter__(self) -> None:
+            arrivals.release()
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def meet() -> None:
+        if not other_reader.is_alive() and not arns:
+            other_reader.start()
+            for _ in range(2):
+                assert arrivals.acquire(timeout=5.0)
+            clock.now += 10.0
+
+    service = ConsumerService(during_request=meet)
+    consumer = consumer_of(service, clock)
+    consumer._lock = cast("Any", AnnouncingLock())  # noqa: SLF001
+    other_reader = Thread(target=lambda: arns.append(consumer.find_arn()))
+    arns.append(consumer.find_arn())
+    other_reader.join(5.0)
+    assert (arns, service.asked) == ([ARN, ARN], ["describe_stream_summary", "describe_stream_consumer"])

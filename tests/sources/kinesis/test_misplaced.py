@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_model import Stream
 
-from leasehold.adapters.sources.kinesis.aggregation import decode
+from leasehold.adapters.sources.kinesis.aggregation import arrow, decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
     Misplaced,
     Reason,
@@ -291,3 +291,32 @@ def test_dropped_record_is_logged_once_and_counted(
     reader_of_one.read()
     reader_of_one.close()
     assert caplog.messages == [first_message]
+
+
+HASH_OF_A = hash_partition_key("a")
+
+
+@pytest.mark.parametrize("hash_key", [None, str(HASH_OF_A)])
+@pytest.mark.parametrize(
+    ("hash_range", "is_inside"),
+    [
+        ((HASH_OF_A, HASH_OF_A), True),
+        ((HASH_OF_A, HASH_KEYS[1]), True),
+        ((0, HASH_OF_A), True),
+        ((HASH_OF_A + 1, HASH_KEYS[1]), False),
+        ((0, HASH_OF_A - 1), False),
+    ],
+)
+def test_both_ends_of_a_hash_range_belong_to_it(hash_key: str | None, hash_range: HashRange, is_inside: bool) -> None:
+    """Every way to unpack an aggregate agrees about the records at the ends of the range."""
+    data = packed([("a", hash_key, b"0"), ("a", hash_key, b"1")])[0].encode()
+    expected = [b"0", b"1"] * is_inside
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_CAN_LOCATE", True)
+        patch.setattr(arrow, "_CAN_USE_SPANS", True)
+        located = locate_records(data, "7", None, hash_range)
+        assert (located is not None) == (is_inside and hash_key is None)
+        for misplaced in get_args(Misplaced):
+            user_records = deaggregate(data, "outer", None, hash_range, misplaced=misplaced)
+            rows = arrow.deaggregate_to_arrow([data], ["outer"], hash_range, misplaced=misplaced)
+            assert [user_record.data for user_record in user_records] == rows["data"].to_pylist() == expected

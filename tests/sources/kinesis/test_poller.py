@@ -1,8 +1,10 @@
 """The reading of a shard from a stubbed service: where it starts, how often it polls, and how it handles faults."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from datetime import UTC, datetime
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Never, cast
 
 import boto3
@@ -22,8 +24,10 @@ from botocore.exceptions import (
 from botocore.stub import Stubber
 
 from leasehold.adapters.sources.call_timeouts import Backoff
+from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, UserRecords
-from leasehold.adapters.sources.kinesis.faults import PollPace, translate_errors
+from leasehold.adapters.sources.kinesis.fan_out import FanOut
+from leasehold.adapters.sources.kinesis.faults import PollPace, parse_poll_seconds, translate_errors
 from leasehold.adapters.sources.kinesis.poller import DropCounter, Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams
@@ -261,6 +265,38 @@ def test_late_response_shrinks_requests_up_to_the_tip(stub: Stubber, monkeypatch
     ]
 
 
+def test_repeated_timeouts_never_shrink_requests_to_nothing(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the tip, requests ask for the reader's own maximum again, which may be lower than the service's limit."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    reader = Poller(client(stub), "orders", "s-0", TRIM_HORIZON, HASH_KEYS, max_records=100)
+    monkeypatch.setattr(stub.client, "get_records", _raising(ReadTimeoutError(endpoint_url="there")))
+    for _ in range(5):
+        reader.read()
+    monkeypatch.undo()
+    stub_get_records(stub, "i-1", "i-2", row(5), behind_ms=1000, limit=1)
+    stub_get_records(stub, "i-2", "i-3", row(6), limit=1)
+    stub_get_records(stub, "i-3", "i-4", row(7), limit=100)
+    assert [len(reader.read().records) for _ in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "answered"),
+    [
+        ("ProvisionedThroughputExceededException", 400, True),
+        ("InternalFailure", 500, False),
+        ("ExpiredIteratorException", 400, True),
+    ],
+)
+def test_failed_read_is_no_read_and_shows_whether_the_service_responded(
+    stub: Stubber, code: str, status: int, *, answered: bool
+) -> None:
+    """If the service rejects every worker's requests in the same way, another worker cannot read the shard either."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    reject(stub, code, status)
+    batch = poller(stub).read()
+    assert (bool(batch.fault), batch.answered) == (True, answered)
+
+
 def test_repeated_throttling_lengthens_the_waits(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(20):
@@ -332,6 +368,35 @@ def test_gap_after_the_checkpoint_is_logged(stub: Stubber, caplog: pytest.LogCap
     assert [record.message.startswith(warning) for record in caplog.records] == [True]
 
 
+@pytest.mark.parametrize(("start", "first", "is_gap"), [("5", 5, False), ("9", 10, True), ("99", 100, True)])
+def test_only_a_later_first_record_is_a_gap(
+    stub: Stubber, start: str, first: int, caplog: pytest.LogCaptureFixture, *, is_gap: bool
+) -> None:
+    """Sequence numbers are compared as numbers, although they are strings of different lengths."""
+    iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber=start)
+    stub_get_records(stub, "i-1", "i-2", row(first))
+    poller(stub, Position(start)).read()
+    assert ["was trimmed" in message for message in caplog.messages] == [True] * is_gap
+
+
+def test_aggregate_without_records_counts_as_read(stub: Stubber) -> None:
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    stub_get_records(stub, "i-1", "i-2", row(5, sealed(keys("k"))))
+    batch = poller(stub).read()
+    assert (batch.records, batch.read_to) == ((), Position("5", 0))
+
+
+def test_whole_malformed_aggregate_has_the_position_of_its_last_user_record(stub: Stubber) -> None:
+    """The records that cannot be read count, too, as they do for a reader of user records."""
+    malformed = sealed(keys("k") + record(0, b"a") + record(7, b"b") + record(0, b"c"))
+    ends = set[Position | None]()
+    for whole_aggregates in (False, True):
+        iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+        stub_get_records(stub, "i-1", "i-2", row(5, malformed))
+        ends.add(poller(stub, whole_aggregates=whole_aggregates).read().read_to)
+    assert ends == {Position("5", 2)}
+
+
 def _raising(error: Exception) -> Callable[..., object]:
     def call(**_request: object) -> object:
         raise error
@@ -366,6 +431,26 @@ def test_poll_interval_option_is_honored() -> None:
     pace = PollPace(1.0)
     assert [pace.next_pause(idle=idle, behind=not idle) for idle in (False, True, True)] == [1.0, 2.0, 2.0]
     assert PollPace(10.0).next_pause(idle=True, behind=False) == 10.0
+
+
+@pytest.mark.parametrize(("idle", "behind", "pause"), [(False, True, 0.25), (False, False, 0.5), (True, False, 1.0)])
+def test_throttling_lengthens_every_pause_at_most_eightfold(idle: bool, behind: bool, pause: float) -> None:
+    pace = PollPace()
+    for factor in (2, 4, 8, 8):
+        pace.slow_down()
+        assert copy(pace).next_pause(idle=idle, behind=behind) == factor * pause
+
+
+@pytest.mark.parametrize("text", ["0.2", "60", "1e1"])
+def test_poll_interval_within_the_limits_is_accepted(text: str) -> None:
+    """Both bounds are themselves valid."""
+    assert parse_poll_seconds(text) == float(text)
+
+
+@pytest.mark.parametrize("text", ["0.19", "60.1", "-1", "nan", "inf"])
+def test_poll_interval_beyond_the_limits_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match=r"option 'poll_seconds' must be 0\.2 to 60"):
+        parse_poll_seconds(text)
 
 
 @pytest.mark.parametrize("rows", [(row(5),), ()], ids=["records", "none"])
@@ -475,6 +560,26 @@ def test_latest_is_the_services_time_and_never_later(stub: Stubber) -> None:
     assert source(stub, lambda: next(times)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
 
 
+def test_latest_follows_the_services_clock(stub: Stubber) -> None:
+    """Each listing compares the clocks again, because they drift apart."""
+    for second in (0, 7):
+        stub.add_response("list_shards", page(date=f"Fri, 02 Jan 2026 00:00:0{second} GMT"))
+    stream = source(stub, lambda: 5000.0)
+    times = []
+    for _ in range(2):
+        stream.shards()
+        times.append(stream.latest(Lease("s-0")))
+    assert times == [at_timestamp(1_767_312_000_000), at_timestamp(1_767_312_007_000)]
+
+
+def test_latest_is_the_local_time_if_the_service_sends_none(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.add_response("list_shards", page())
+    local_time = SimpleNamespace(time=lambda: 1_767_312_000.0)
+    monkeypatch.setattr("leasehold.adapters.sources.kinesis.source.time", local_time)
+    times = iter([5000.0, 5000.25])
+    assert source(stub, lambda: next(times)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
+
+
 def test_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber) -> None:
     """A slice ends five seconds late, because its last records need time to arrive."""
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
@@ -493,6 +598,20 @@ def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
     assert source(stub).gone("s-0")
     with pytest.raises(SourceError):
         source(stub).gone("s-0")
+    assert not source(stub).gone("s-0")
+
+
+@pytest.mark.parametrize("code", ["AccessDeniedException", "LimitExceededException"])
+def test_shard_of_a_rejected_request_is_neither_gone_nor_there(stub: Stubber, code: str) -> None:
+    stub.add_client_error("get_shard_iterator", service_error_code=code)
+    with pytest.raises(SourceError):
+        source(stub).gone("s-0")
+
+
+def test_listed_shard_is_not_gone(stub: Stubber) -> None:
+    """The service may reject a request for a shard that it lists, for example just after a split."""
+    stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
+    stub.add_response("list_shards", page(describe_listed_shard("s-0")))
     assert not source(stub).gone("s-0")
 
 
@@ -547,12 +666,86 @@ def test_rejected_stream_description_is_not_repeated_for_each_shard(
     assert calls == [0.0, 100.0]
 
 
+def test_shards_do_not_wait_after_a_lasting_rejection(stub: Stubber) -> None:
+    """Each reader raises the rejection. If it waited instead, it would seem that a retry may help."""
+    stream = source(stub, clock=lambda: 0.0)
+    for _ in range(2):
+        stub.add_client_error("describe_stream_summary", service_error_code="ResourceNotFoundException")
+        with pytest.raises(SourceError, match="it does not exist") as exc_info:
+            stream.open(Lease("s-0"), TRIM_HORIZON)
+        assert not isinstance(exc_info.value, SourceUnavailable)
+
+
+def test_unreadable_listing_is_a_temporary_fault(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stub.client, "list_shards", lambda **_: {"Page": "of a proxy"})
+    with pytest.raises(SourceUnavailable, match="cannot be read"):
+        source(stub).shards()
+
+
+def test_other_shards_wait_while_one_describes_the_stream_again(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0.0], list[float]()
+
+    def describe(**_: object) -> dict[str, Any]:
+        calls.append(now[0])
+        if len(calls) == 1:
+            raise ClientError({"Error": {"Code": "LimitExceededException"}}, "DescribeStreamSummary")
+        if len(calls) == 2:
+            with pytest.raises(SourceUnavailable, match="will be called again in a moment"):
+                stream.open(Lease("s-1"), TRIM_HORIZON)
+        return {"StreamDescriptionSummary": {}}
+
+    monkeypatch.setattr(stub.client, "describe_stream_summary", describe)
+    stream = source(stub, clock=lambda: now[0])
+    with pytest.raises(SourceUnavailable):
+        stream.open(Lease("s-0"), TRIM_HORIZON)
+    now[0] = 0.99
+    with pytest.raises(SourceUnavailable, match="will be called again in a moment"):
+        stream.open(Lease("s-0"), TRIM_HORIZON)
+    now[0] = 3.0
+    stream.open(Lease("s-0"), TRIM_HORIZON)
+    assert calls == [0.0, 3.0]
+
+
+@pytest.mark.parametrize(("consumer", "reader_type"), [("", Poller), ("&consumer=app", FanOut)])
+def test_each_option_of_the_url_reaches_the_readers(consumer: str, reader_type: type[Poller]) -> None:
+    options = "if_trimmed=TRIM_HORIZON&misplaced=drop&aggregates=whole&poll_seconds=7&max_records=9"
+    stream = open_source(f"kinesis://orders?region=eu-west-1&{options}{consumer}")
+    assert isinstance(stream, KinesisSource)
+    stream._partitioned_by_key = True  # noqa: SLF001  as if the service had described the stream
+    reader = stream.open(Lease("s-0", hash_range=(0, 9)), Position("5"))
+    assert type(reader) is reader_type
+    names = ("_rewind", "_misplaced", "_whole_aggregates", "_hash_range", "max_records", "_limit")
+    assert [vars(reader)[name] for name in names] == [True, "drop", True, (0, 9), 9, 9]
+    assert reader._pause(idle=False, behind=True) == 7.0  # noqa: SLF001
+    if isinstance(reader, FanOut):
+        assert reader._consumer is stream.consumer  # noqa: SLF001
+        # The consumer's requests wait as long as other requests about the stream.
+        assert reader._consumer._timeouts is stream._timeouts  # noqa: SLF001
+    stream.close()
+
+
 def test_stream_is_read_without_the_permission_to_describe_it(stub: Stubber) -> None:
     stub.add_client_error("describe_stream_summary", service_error_code="AccessDeniedException")
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     stub_get_records(stub, "i-1", "i-2", row(5))
     reader = source(stub).open(Lease("s-0", hash_range=HASH_KEYS), TRIM_HORIZON)
     assert record_fields(reader.read().records) == [("5", 0, b"data")]
+
+
+def test_each_shard_is_filtered_without_the_permission_to_describe_the_stream(stub: Stubber) -> None:
+    """The permission is requested once, not for each shard."""
+    stub.add_client_error("describe_stream_summary", service_error_code="AccessDeniedException")
+    stream = source(stub)
+    for hash_range in ((0, 9), (10, HASH_KEYS[1])):
+        assert stream.open(Lease("s-0", hash_range=hash_range), TRIM_HORIZON)._hash_range == hash_range  # noqa: SLF001
+
+
+def test_located_records_count_as_read(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_CAN_LOCATE", True)
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    stub_get_records(stub, "i-1", "i-2", row(5), row(6, aggregate(b"a", b"b", b"c")))
+    batch = poller(stub).read()
+    assert (len(batch.records), batch.read_to) == (4, Position("6", 2))
 
 
 @pytest.mark.parametrize(
@@ -619,6 +812,19 @@ def test_unreadable_response_leaves_the_checkpoint_unchanged(stub: Stubber) -> N
     assert [record_fields(reader.read().records) for _ in range(2)] == [[], [("5", 2, b"c")]]
 
 
+def test_response_with_an_unreadable_end_leaves_the_checkpoint_unchanged(stub: Stubber) -> None:
+    """The records before the unreadable one are read again, but not those that were already processed."""
+    rows = [row(5, aggregate(b"a", b"b", b"c")), row(6)]
+    iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+    stub_get_records(stub, "i-1", "i-2", rows[0], rows[1] | {"SequenceNumber": "none"})
+    stub_get_records(stub, "i-1", "i-2", *rows)
+    reader = poller(stub, Position("5", 1))
+    numbers = [
+        [(record.sequence_number, record.sub_sequence_number) for record in reader.read().records] for _ in range(2)
+    ]
+    assert numbers == [[], [("5", 2), ("6", 0)]]
+
+
 def test_start_outside_the_calendar_is_an_error(stub: Stubber) -> None:
     """A row may contain a time outside the range of `datetime`, which causes an error that a retry can't fix."""
     with pytest.raises(SourceError, match="leasehold reset"):
@@ -641,3 +847,12 @@ def test_dropped_records_are_reported_first_and_once_at_the_end(caplog: pytest.L
         "shard s-0: 4 duplicates from a Spark sink were dropped",
         "shard s-0: 3 more user records dropped: out-of-range",
     ]
+
+
+def test_losses_after_a_report_are_in_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    loss = UserRecords((), (), (), (), Reason.OUT_OF_RANGE, dropped=2)
+    drop_counter = DropCounter("s-0")
+    for _ in range(3):
+        drop_counter.count_dropped("1", loss)
+        drop_counter.log_totals()
+    assert caplog.messages[1:] == ["shard s-0: 2 more user records dropped: out-of-range"] * 2

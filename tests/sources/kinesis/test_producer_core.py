@@ -1,6 +1,8 @@
 """The producer keeps its guarantees through any sequence of splits, merges, rejections and lost responses."""
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import Any
@@ -16,17 +18,22 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     Entry,
     ProducerCore,
     RecordsDelivered,
+    RecordsUnsendable,
     Result,
     Settings,
     ShardMap,
+    ShardQueue,
+    TokenBucket,
     Unit,
+    UnitFailed,
     UnitOutcome,
+    UnitRejected,
     UnitRetryable,
     UnitUnknown,
     UnitWritten,
     build_shard_map,
 )
-from leasehold.balancer.model import HASH_KEYS, Shard
+from leasehold.balancer.model import HASH_KEYS, HashRange, Shard
 
 KEYS = [f"key-{place}" for place in range(12)]
 FAULTS = ("none", "none", "none", "throttled", "lost", "lost but written", "lost and written late")
@@ -194,7 +201,7 @@ def test_aggregates_grow_with_the_round_trip() -> None:
     sizes = []
     for now in (0.0, 10.0):
         for serial_number in range(2000):
-            core.enqueue_record(new_entry(serial_number, now=now))
+            core.enqueue_record(new_entry(serial_number, now=now - 3.0))  # the wait before the request does not count
         [unit] = core.start_request(now)
         sizes.append(unit.size)
         core.process_outcome(unit, UnitWritten("s0", "1"), now + 0.05)
@@ -280,3 +287,345 @@ def test_splitting_shard_is_replaced_by_its_children() -> None:
     shard_map = build_shard_map([Shard("p", hash_range=HASH_KEYS), *children])
     assert shard_map is not None
     assert [shard_map.find_shard(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]
+
+
+def test_idle_bucket_fills_to_one_second() -> None:
+    """After a pause, a producer sends at most one second's worth at once, because the shard rejects the rest."""
+    bucket = TokenBucket(1.0)
+    bucket.take_bytes(0, 1000.0)
+    assert (bucket.bytes, bucket.records, bucket.refilled_at) == (1 << 20, 999, 0.0)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_bucket_refills_at_its_share_of_the_shards_rate(share: float) -> None:
+    bytes_bucket, records_bucket = TokenBucket(share), TokenBucket(share)
+    bytes_bucket.take_bytes(2 << 20, 0.0)
+    for _ in range(2000):
+        records_bucket.take_bytes(0, 0.0)
+    for bucket in (bytes_bucket, records_bucket):
+        assert bucket.refilled_at == 1.0 / share
+        bucket.take_bytes(0, 1.0 / share)
+        assert min(bucket.bytes, bucket.records + 1) == 0.0
+    bytes_bucket.take_bytes(0, 0.5)  # An earlier time does not change what was refilled.
+    assert (bytes_bucket.bytes, bytes_bucket.updated_at) == (0.0, 1.0 / share)
+
+
+def test_queue_knows_its_size_after_every_change() -> None:
+    queue = ShardQueue("s0", HASH_KEYS, TokenBucket(1.0))
+    entries = [new_entry(serial_number, size=100 + serial_number) for serial_number in range(6)]
+    steps: list[Callable[[], object]] = [
+        *(partial(queue.append_newest, entry) for entry in entries[2:]),
+        queue.remove_oldest,
+        lambda: queue.pack_unit(230),
+        lambda: queue.put_back(entries[:2]),
+    ]
+    for step in steps:
+        step()
+        assert queue.queued_bytes == sum(entry.size for entry in queue.queue)
+    assert 0 < queue.queued_bytes < sum(entry.size for entry in entries)
+
+
+def deliver_next(core: ProducerCore, now: float) -> tuple[int, ...]:
+    """Send the next unit, which is written, and return the serial numbers of its records."""
+    [unit] = core.start_request(now)
+    core.process_outcome(unit, UnitWritten(unit.shard, "1"), now)
+    return tuple(entry.serial_number for entry in unit.entries)
+
+
+def test_records_are_aggregated_again_after_a_rejected_unit() -> None:
+    """Only the records of the rejected unit are sent one by one."""
+    core = new_core(linger_seconds=0.0)
+    for serial_number in range(3):
+        core.enqueue_record(new_entry(serial_number))
+    [unit] = core.start_request(0.0)
+    core.process_outcome(unit, UnitRejected(ValueError("no")), 0.0)
+    for serial_number in (3, 4):
+        core.enqueue_record(new_entry(serial_number))
+    assert [deliver_next(core, now) for now in (1.0, 2.0, 3.0, 4.0)] == [(0,), (1,), (2,), (3, 4)]
+
+
+def core_with_shards(count: int, **settings_: Any) -> tuple[ProducerCore, list[int]]:  # noqa: ANN401  any setting
+    """Return a core for a stream with this many shards, and the first hash key of each shard."""
+    stream = Stream()
+    while len(stream.open) < count:
+        stream.split(0)
+    first_keys = [(shard.hash_range or HASH_KEYS)[0] for shard in stream.open]
+    return ProducerCore(listing_of(stream), Settings(linger_seconds=0.0, **settings_)), first_keys
+
+
+def entry_for(hash_key: int, serial_number: int = 0, size: int = 100) -> Entry:
+    return Entry(serial_number, bytes(size), "k", hash_key, str(hash_key), 0.0, inf)
+
+
+def test_request_is_never_larger_than_the_service_accepts() -> None:
+    core, first_keys = core_with_shards(16)
+    for serial_number, hash_key in enumerate(first_keys):
+        core.enqueue_record(entry_for(hash_key, serial_number, size=1_000_000))
+    requests = [core.start_request(0.0) for _ in range(3)]
+    assert [len(units) for units in requests] == [10, 6, 0]
+    assert all(sum(unit.size for unit in units) <= 10 << 20 for units in requests)
+
+
+def test_aggregate_is_never_larger_than_the_stream_accepts() -> None:
+    core = new_core(linger_seconds=0.0, record_bytes=100_000)
+    for now in (0.0, 100.0):
+        for serial_number in range(2000):
+            core.enqueue_record(new_entry(serial_number, now=now))
+        [unit] = core.start_request(now)
+        core.process_outcome(unit, UnitWritten("s0", "1"), now + 60.0)
+    assert 90_000 < unit.size <= 100_000
+
+
+def test_share_limits_the_size_of_aggregates() -> None:
+    sizes = []
+    for share in (1.0, 0.5):
+        core = new_core(linger_seconds=0.0, min_bytes=1000, share=share)
+        for now in (0.0, 100.0):
+            for serial_number in range(2000):
+                core.enqueue_record(new_entry(serial_number, now=now))
+            [unit] = core.start_request(now)
+            core.process_outcome(unit, UnitWritten("s0", "1"), now + 0.05)
+        sizes.append(unit.size)
+    assert sizes[1] <= 0.5 * 0.05 * (1 << 20) < sizes[0]
+
+
+@pytest.mark.parametrize("outcome", [UnitRetryable("x"), UnitUnknown("x")])
+def test_failed_unit_is_sent_again_after_a_pause_that_grows_until_a_success(outcome: UnitOutcome) -> None:
+    core, now, pauses = new_core(linger_seconds=0.0), 0.0, list[float]()
+    core.enqueue_record(new_entry(0))
+    for _ in range(2):
+        for _ in range(7):
+            [unit] = core.start_request(now)
+            core.process_outcome(unit, outcome, now)
+            pauses.append(round(core.next_due_at() - now, 6))
+            assert core.start_request(now + 0.9 * pauses[-1]) == ()
+            now = core.next_due_at()
+        deliver_next(core, now)
+        core.enqueue_record(new_entry(1, now=now))
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "unknown"),
+    [
+        ([UnitFailed(KeyError("x"))], True),
+        ([UnitRejected(KeyError("x"))], False),
+        ([UnitUnknown("x"), UnitRejected(KeyError("x"))], True),
+        ([UnitRetryable("x"), UnitRejected(KeyError("x"))], False),
+    ],
+)
+def test_failed_record_may_be_in_the_stream_if_any_attempt_was_unknown(
+    outcomes: list[UnitOutcome], unknown: bool
+) -> None:
+    core, results = new_core(linger_seconds=0.0), list[Result]()
+    core.enqueue_record(new_entry(0))
+    for now, outcome in enumerate(outcomes):
+        [unit] = core.start_request(float(now))
+        results += core.process_outcome(unit, outcome, float(now))
+    [result] = results
+    assert isinstance(result, RecordsUnsendable)
+    assert result.unknown == unknown
+
+
+def test_core_keeps_nothing_of_delivered_failed_and_late_records() -> None:
+    """A producer runs for months, so what it notes about lost responses must not accumulate."""
+    core = new_core(linger_seconds=0.0, on_late="fail")
+    last_outcomes: list[UnitOutcome] = [UnitWritten("s0", "1"), UnitRejected(KeyError("x"))]
+    for serial_number, last_outcome in enumerate(last_outcomes):
+        core.enqueue_record(new_entry(serial_number))
+        for outcome in (UnitUnknown("x"), last_outcome):
+            now = max(core.next_due_at(), 0.0)
+            [unit] = core.start_request(now)
+            core.process_outcome(unit, outcome, now)
+    core.enqueue_record(new_entry(2, expires=5.0))
+    [unit] = core.start_request(4.0)
+    core.process_outcome(unit, UnitUnknown("x"), 4.0)
+    [late_result] = core.give_up_late_records(9.0)
+    assert late_result.unknown
+    assert (core._unknown_serial_numbers, core.is_empty) == (set(), True)  # noqa: SLF001  not visible elsewhere
+
+
+def test_record_that_was_written_is_never_late() -> None:
+    """While the shard map is too old to show whether the shard was the right one, the records wait for a listing."""
+    stream = Stream()
+    core = ProducerCore(listing_of(stream), Settings(linger_seconds=0.0, on_late="fail"))
+    for serial_number in range(2):
+        core.enqueue_record(new_entry(serial_number, expires=5.0))
+    [unit] = core.start_request(0.0)
+    stream.split(0)
+    assert core.process_outcome(unit, stream.write(unit), 1.0) == ()
+    assert core.give_up_late_records(9.0) == ()
+    [result] = core.update_map(listing_of(stream), 9.0)
+    assert isinstance(result, RecordsDelivered)
+    assert result.entries == unit.entries
+    assert core.metrics.counters_by_kpl_name()["UserRecordsPending"] == 0
+
+
+def test_listing_is_immediate_again_after_a_good_one() -> None:
+    stream = Stream()
+    core = ProducerCore(listing_of(stream), Settings(linger_seconds=0.0))
+    for _ in range(5):
+        core.update_map(None, 0.0)
+    assert core.list_shards_at() == 0.8
+    core.update_map(listing_of(stream), 1.0)
+    assert core.list_shards_at() == inf
+    core.enqueue_record(new_entry(0))
+    [unit] = core.start_request(2.0)
+    stream.split(0)
+    core.process_outcome(unit, stream.write(unit), 2.0)
+    assert core.list_shards_at() == 2.0
+
+
+def test_records_of_closed_shards_are_given_up_with_the_others() -> None:
+    """If a producer stops, each record that was not written is counted once, wherever it waits."""
+    stream = Stream()
+    core = ProducerCore(listing_of(stream), Settings(linger_seconds=0.0))
+    core.enqueue_record(new_entry(0))
+    core.start_request(0.0)
+    core.enqueue_record(new_entry(1))
+    stream.split(0)
+    core.update_map(listing_of(stream), 1.0)
+    given_up = [entry.serial_number for result in core.give_up_all_records() for entry in result.entries]
+    assert (sorted(given_up), core.is_empty) == ([0, 1], True)
+
+
+def test_every_received_record_is_pending_until_it_has_a_result() -> None:
+    core = new_core(linger_seconds=0.0, on_late="fail")
+    for serial_number in range(3):
+        core.enqueue_record(new_entry(serial_number, expires=5.0 if serial_number == 2 else inf))
+        if serial_number < 2:
+            outcome: UnitOutcome = UnitWritten("s0", "1") if serial_number else UnitFailed(KeyError("x"))
+            core.process_outcome(core.start_request(0.0)[0], outcome, 0.0)
+    counters = core.metrics.counters_by_kpl_name()
+    assert (counters["UserRecordsReceived"], counters["UserRecordsPending"]) == (3, 1)
+    core.give_up_late_records(9.0)
+    counters = core.metrics.counters_by_kpl_name()
+    names = ("UserRecordsPut", "UserRecordExpired", "UserRecordsFailed", "UserRecordsPending")
+    assert [counters[name] for name in names] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("hash_range", [(0, 9), (10, HASH_KEYS[1])])
+def test_unit_whose_records_fill_a_child_is_not_sent_again(hash_range: HashRange) -> None:
+    """The first and the last hash key of a shard belong to it."""
+    core = new_core(linger_seconds=0.0)
+    for serial_number, hash_key in enumerate(hash_range):
+        core.enqueue_record(Entry(serial_number, b"x", "k", hash_key, None, 0.0, inf))
+    [unit] = core.start_request(0.0)
+    assert core.process_outcome(unit, UnitWritten("s-child", "1"), 1.0) == ()
+    other_range = (10, HASH_KEYS[1]) if hash_range == (0, 9) else (0, 9)
+    shard_map = build_shard_map([Shard("s-child", hash_range=hash_range), Shard("s-other", hash_range=other_range)])
+    [result] = core.update_map(shard_map, 1.0)
+    assert isinstance(result, RecordsDelivered)
+    assert (result.entries, result.shard, core.is_empty) == (unit.entries, "s-child", True)
+
+
+def test_shards_are_listed_until_the_shard_of_a_written_unit_is_known() -> None:
+    """The shard may have been split twice, so a new listing may contain neither the old shard nor that of the unit."""
+    core = new_core(linger_seconds=0.0)
+    for serial_number in range(2):
+        core.enqueue_record(Entry(serial_number, b"x", "k", serial_number, None, 0.0, inf))
+    [unit] = core.start_request(0.0)
+    core.process_outcome(unit, UnitWritten("s-grandchild", "1"), 1.0)
+    other_child, last_child = Shard("s-2", hash_range=(20, HASH_KEYS[1])), Shard("s-3", hash_range=(10, 19))
+    assert core.update_map(build_shard_map([Shard("s-1", hash_range=(0, 19)), other_child]), 1.0) == ()
+    assert 1.0 <= core.list_shards_at() < 2.0
+    grandchild = Shard("s-grandchild", hash_range=(0, 9))
+    [result] = core.update_map(build_shard_map([grandchild, last_child, other_child]), 2.0)
+    assert isinstance(result, RecordsDelivered)
+    assert (core.is_empty, core.list_shards_at()) == (True, inf)
+
+
+def test_oldest_record_of_a_merged_shard_is_the_first_to_be_late() -> None:
+    """A merged shard gets its records from two queues, and they wait in order of age."""
+    shard_map = build_shard_map([Shard("s-0", hash_range=(0, 9)), Shard("s-1", hash_range=(10, HASH_KEYS[1]))])
+    assert shard_map is not None
+    core = ProducerCore(shard_map, Settings(on_late="fail"))
+    entries = [
+        Entry(serial_number, b"x", "k", hash_key, None, 0.0, expires)
+        for serial_number, (hash_key, expires) in enumerate([(0, 5.0), (10, 50.0), (0, 50.0)])
+    ]
+    for entry in entries:
+        core.enqueue_record(entry)
+    core.update_map(build_shard_map([Shard("s-2", hash_range=HASH_KEYS)]), 1.0)
+    [late_result] = core.give_up_late_records(9.0)
+    [unit] = core.start_request(9.0)
+    assert (late_result.entries, unit.entries) == ((entries[0],), (entries[1], entries[2]))
+
+
+def test_only_shards_that_overlap_a_closed_shard_wait_for_its_request() -> None:
+    """A record must not overtake one of the same key, but the neighbors of the closed shard are not affected."""
+    neighbors = Shard("s-0", hash_range=(0, 9)), Shard("s-2", hash_range=(20, HASH_KEYS[1]))
+    shard_map = build_shard_map([*neighbors, Shard("s-1", hash_range=(10, 19))])
+    assert shard_map is not None
+    core = ProducerCore(shard_map, Settings(linger_seconds=0.0))
+    core.enqueue_record(Entry(0, b"x", "k", 15, None, 0.0, inf))
+    [unit] = core.start_request(0.0)
+    core.update_map(
+        build_shard_map([*neighbors, Shard("s-3", hash_range=(10, 10)), Shard("s-4", hash_range=(11, 19))]), 1.0
+    )
+    for serial_number, hash_key in enumerate((9, 10, 19, 20), 1):
+        core.enqueue_record(Entry(serial_number, b"x", "k", hash_key, None, 1.0, inf))
+    assert {unit.shard for unit in core.start_request(1.0)} == {"s-0", "s-2"}
+    core.process_outcome(unit, UnitWritten("s-4", "1"), 2.0)
+    assert {unit.shard for unit in core.start_request(2.0)} == {"s-3", "s-4"}
+
+
+@pytest.mark.parametrize(("count", "shard"), [(1, "s-child"), (2, "s0")])
+def test_unit_that_cannot_be_misplaced_needs_no_listing(count: int, shard: str) -> None:
+    """The service chose the shard of a single record, and aggregates are created for the shard in the request."""
+    core = new_core(linger_seconds=0.0)
+    for serial_number in range(count):
+        core.enqueue_record(new_entry(serial_number))
+    [unit] = core.start_request(0.0)
+    if count == 2:
+        core.update_map(build_shard_map([Shard("s-child", hash_range=HASH_KEYS)]), 1.0)
+    [result] = core.process_outcome(unit, UnitWritten(shard, "1"), 2.0)
+    assert isinstance(result, RecordsDelivered)
+    assert (result.entries, result.shard, core.is_empty) == (unit.entries, shard, True)
+
+
+def test_unit_on_the_shard_of_others_is_sent_again_even_if_its_own_is_open() -> None:
+    shard_map = build_shard_map([Shard("s-0", hash_range=(0, 9)), Shard("s-1", hash_range=(10, HASH_KEYS[1]))])
+    assert shard_map is not None
+    core = ProducerCore(shard_map, Settings(linger_seconds=0.0))
+    for serial_number in range(2):
+        core.enqueue_record(Entry(serial_number, b"x", "k", serial_number, None, 0.0, inf))
+    [unit] = core.start_request(0.0)
+    assert core.process_outcome(unit, UnitWritten("s-1", "1"), 1.0) == ()
+    assert core.update_map(shard_map, 1.0) == ()
+    assert 1.0 < core.list_shards_at() < 2.0
+    assert core.next_due_at() < 2.0
+    assert core.start_request(2.0) == (unit,)
+
+
+def test_waiting_records_of_a_split_shard_go_to_its_children() -> None:
+    core = new_core(linger_seconds=60.0)
+    hash_keys = 0, 19, 10, 9
+    for serial_number, hash_key in enumerate(hash_keys):
+        core.enqueue_record(Entry(serial_number, b"x", "k", hash_key, None, 0.0, inf))
+    children = Shard("s-1", hash_range=(0, 9)), Shard("s-2", hash_range=(10, HASH_KEYS[1]))
+    core.update_map(build_shard_map(children), 1.0)
+    units = core.start_request(60.0)
+    assert {unit.shard: [entry.hash_key for entry in unit.entries] for unit in units} == {
+        "s-1": [0, 9],
+        "s-2": [19, 10],
+    }
+    assert core.next_due_at() == inf
+
+
+def test_late_records_do_not_end_the_linger_time_of_others() -> None:
+    core = new_core(on_late="fail", linger_seconds=60.0, min_bytes=1000)
+    core.enqueue_record(new_entry(0, size=800, expires=5.0))
+    assert len(core.give_up_late_records(9.0)) == 1
+    core.enqueue_record(new_entry(1, now=9.0, size=800))
+    assert (core.next_due_at(), core.start_request(9.0)) == (69.0, ())
+
+
+def test_times_in_the_metrics_are_means() -> None:
+    core = new_core(linger_seconds=0.0)
+    for serial_number, arrived in enumerate((0.0, 1.0)):
+        core.enqueue_record(new_entry(serial_number, now=arrived))
+    [unit] = core.start_request(2.0)
+    core.process_outcome(unit, UnitWritten("s0", "1"), 5.0)
+    counters = core.metrics.counters_by_kpl_name()
+    assert (counters["BufferingTime"], counters["UserRecordsPerKinesisRecord"]) == (1500.0, 2.0)

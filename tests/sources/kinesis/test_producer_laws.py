@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,13 +22,15 @@ from botocore.exceptions import ParamValidationError
 from botocore.parsers import ResponseParserError
 from kept_records import RecordingClient, producing, rejection
 from one_shard import SHARD, AcceptingShard, OneShard
+from waiters import Clock, until
 
 from leasehold.adapters.options import ProduceOptions
 from leasehold.adapters.producing import open_producer
-from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, max_framing_bytes
 from leasehold.adapters.sources.kinesis.producer import producer as module
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
+from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, split_mark
 from leasehold.errors import ProducerError
 
 SECONDS = 30.0
@@ -509,3 +512,233 @@ def test_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path)
     completed = subprocess.run([sys.executable, program], capture_output=True, timeout=120, check=False)
     sent_numbers = sorted(map(int, completed.stdout.split()))
     assert (sent_numbers, b"not sent" in completed.stderr) == ([*range(100)], False), completed.stderr.decode()
+
+
+# Limits and waits
+
+
+@pytest.mark.parametrize(("epoch", "mark_bytes"), [(None, 0), (0, MARK_BYTES), (7, MARK_BYTES)])
+def test_mark_of_a_record_counts_as_bytes(epoch: int | None, mark_bytes: int) -> None:
+    limit = (1 << 20) - len("k") - mark_bytes
+    with producing(AcceptingShard(), epoch=epoch) as producer:
+        producer.check(bytes(limit), "k")
+        with pytest.raises(ValueError, match="data: 1048577 bytes with its key; the stream accepts 1048576"):
+            producer.check(bytes(limit + 1), "k")
+        producer.check(b"", "k" * 256)
+
+
+def test_tag_of_a_record_counts_as_bytes() -> None:
+    context = b"q.1.2.0-0.e"
+    limit = (1 << 20) - len("k") - max_framing_bytes(context)
+    with producing(AcceptingShard()) as producer:
+        for accept in (producer.check, producer.put):
+            accept(bytes(limit), "k", context=context)
+            with pytest.raises(ValueError, match="data: 1048577 bytes with its key"):
+                accept(bytes(limit + 1), "k", context=context)
+
+
+@pytest.mark.parametrize("epoch", [0, 7])
+def test_every_epoch_marks_records(epoch: int) -> None:
+    client = RecordingClient()
+    with producing(client, epoch=epoch) as producer:
+        for _ in range(2):
+            producer.put(b"x", "k").result(SECONDS)
+    assert [split_mark(data) for data in client.data] == [(Mark(epoch, counter), b"x") for counter in range(2)]
+
+
+def test_wait_for_a_result_ends_with_its_timeout() -> None:
+    with silence() as (client, request_sent):
+        producer = producing(client)
+        future = producer.put(b"a", "k")
+        assert request_sent.wait(SECONDS)
+        with pytest.raises(TimeoutError, match=r"not written within 0\.0 s"):
+            future.result(0.0)
+        producer.close(0.0)
+
+
+def test_close_does_not_wait_for_a_hanging_request() -> None:
+    request_sent, may_respond, responded = Event(), Event(), Event()
+
+    def hang(_data: list[bytes]) -> None:
+        request_sent.set()
+        may_respond.wait(5.0)
+        responded.set()
+
+    producer = producing(RecordingClient(hang))
+    producer.put(b"a", "k")
+    assert request_sent.wait(SECONDS)
+    for _ in range(2):
+        producer.close(0.0)
+    assert not responded.is_set()
+    may_respond.set()
+
+
+def wait_until_waiting(condition: Any, count: int) -> None:  # noqa: ANN401  a Condition
+    """Wait until this many threads wait for the condition."""
+    until(lambda: len(condition._waiters) == count, "they wait")  # noqa: SLF001  not visible elsewhere
+
+
+def test_every_blocked_put_ends_with_the_producer() -> None:
+    errors = list[str]()
+    with silence() as (client, request_sent):
+        producer = Producer(cast("Any", client), "orders", Settings(linger_seconds=0.0), pending_records=1)
+
+        def put() -> None:
+            try:
+                producer.put(b"b", "k")
+            except ProducerError as error:
+                errors.append(str(error))
+
+        producer.put(b"a", "k")
+        assert request_sent.wait(SECONDS)
+        threads = [Thread(target=put, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        wait_until_waiting(producer._space_available, 2)  # noqa: SLF001
+        producer.close(0.0)
+        for thread in threads:
+            thread.join(5.0)
+    assert errors == ["the producer is closed"] * 2
+    assert producer.metrics["UserRecordsReceived"] == 1
+
+
+def test_every_waiting_caller_is_woken_by_one_request() -> None:
+    request_sent, may_respond = Event(), Event()
+
+    def hang(_data: list[bytes]) -> None:
+        request_sent.set()
+        may_respond.wait(SECONDS)
+
+    producer = producing(RecordingClient(hang))
+    future = producer.put(b"a", "k")
+    assert request_sent.wait(SECONDS)
+    threads = [Thread(target=future.result, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until_waiting(producer._outcomes.changed, 3)  # noqa: SLF001
+    may_respond.set()
+    for thread in threads:
+        thread.join(5.0)
+    assert not any(thread.is_alive() for thread in threads)
+    producer.close()
+
+
+def test_pending_bytes_are_limited_and_freed() -> None:
+    request_sent, may_respond = Event(), Event()
+
+    def hang(_data: list[bytes]) -> None:
+        request_sent.set()
+        may_respond.wait(SECONDS)
+
+    client: Any = RecordingClient(hang)
+    with Producer(client, "orders", Settings(linger_seconds=0.0), pending_bytes=100) as producer:
+        futures, is_full = list[RecordFuture](), list[bool]()
+        for _ in range(2):
+            futures.append(producer.put(bytes(50), "k"))
+            is_full.append(producer._is_full)  # noqa: SLF001
+        may_respond.set()
+        assert outcomes(futures) == ["", ""]
+        assert [*is_full, producer._is_full] == [False, True, False]  # noqa: SLF001
+        assert producer._pending_bytes == 0  # noqa: SLF001
+
+
+def test_requests_and_listings_are_limited() -> None:
+    """Due requests wait in the pump without keeping it busy, and only one listing is in progress at any time."""
+    client, calls, waits = cast("Any", RecordingClient(halves=True)), list[Any](), list[float]()
+    producer = Producer(client, "orders", Settings(linger_seconds=0.0), requests=1)
+    with producer._lock:  # noqa: SLF001  the pump waits
+        producer._call_queue = cast("Any", SimpleNamespace(put=calls.append))  # noqa: SLF001
+        producer._core.update_map(None, producer._clock() - 60.0)  # noqa: SLF001  so that a listing is due
+        for hash_key in (0, 10):
+            arguments = hash_key, b"x", "k", hash_key, str(hash_key), 0.0, 0.0
+            producer._core.enqueue_record(RecordFuture(*arguments, producer._outcomes))  # noqa: SLF001
+            waits.append(producer._start_due_requests())  # noqa: SLF001
+        assert (len(calls), min(waits) > 0.0) == (2, True)
+    assert producer._stop_and_give_up_records() == 2  # noqa: SLF001
+
+
+def test_error_after_close_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    producer = producing(AcceptingShard())
+    assert producer.close()
+    producer._stop(KeyError("x"))  # noqa: SLF001  as a late response might
+    assert producer.close()
+    assert caplog.messages == []
+
+
+def test_each_caller_gets_its_own_error() -> None:
+    """Threads that raise the same error would mix their tracebacks."""
+    producer, cause, errors = producing(AcceptingShard()), KeyError("x"), list[ProducerError]()
+    producer._stop(cause)  # noqa: SLF001
+    for call in (producer.close, producer.close, lambda: producer.put(b"a", "k")):
+        with pytest.raises(ProducerError, match="x") as exc_info:
+            call()
+        errors.append(exc_info.value)
+    assert len({id(error) for error in errors}) == 3
+    assert [error.__cause__ for error in errors] == [cause] * 3
+
+
+def test_block_exit_raises_the_fault_of_the_producer() -> None:
+    with pytest.raises(ProducerError, match="x"), producing(AcceptingShard()) as producer:
+        producer._stop(KeyError("x"))  # noqa: SLF001
+
+
+def test_interrupted_flush_no_longer_suspends_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with producing(AcceptingShard(), linger_seconds=60.0) as producer:
+        with monkeypatch.context() as patch_context:
+            patch_context.setattr(producer._outcomes.changed, "wait_for", interrupt)  # noqa: SLF001
+            with pytest.raises(KeyboardInterrupt):
+                producer.flush()
+        assert not producer._core.flushing  # noqa: SLF001
+
+
+def test_process_exit_drains_its_own_producers_together_within_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked process leaves the producers of its parent alone."""
+    clock, flushes = Clock(), list[tuple[float | None, int]]()
+    producers = [producing(AcceptingShard(), linger_seconds=60.0) for _ in range(3)]
+    producers[2]._process = cast("Any", object())  # noqa: SLF001  as in a fork
+
+    def flush(_producer: Producer, timeout: float | None = None) -> bool:
+        flushes.append((timeout, sum(producer._core.flushing for producer in producers)))  # noqa: SLF001
+        clock.now += 6.0
+        return False
+
+    with monkeypatch.context() as patch_context:
+        patch_context.setattr(module, "_unclosed_producers", set(producers))
+        patch_context.setattr(module, "time", clock)
+        patch_context.setattr(Producer, "flush", flush)
+        module._drain_producers_at_exit()  # noqa: SLF001
+    assert flushes == [(10.0, 2), (4.0, 2)]
+    assert [producer._closed for producer in producers] == [True, True, False]  # noqa: SLF001
+    producers[2]._stop_and_give_up_records()  # noqa: SLF001
+
+
+def test_every_response_allows_another_request() -> None:
+    with Producer(cast("Any", AcceptingShard()), "orders", Settings(linger_seconds=0.0), requests=1) as producer:
+        for _ in range(3):
+            producer.put(b"x", "k").result(5.0)
+
+
+def test_producer_stops_after_a_lasting_rejection() -> None:
+    """The records of a request without the permission to write would otherwise be sent again forever."""
+
+    def reject(_data: list[bytes]) -> None:
+        raise rejection("AccessDeniedException")
+
+    producer = producing(RecordingClient(reject))
+    with pytest.raises(ProducerError, match="lack kinesis:PutRecords"):
+        producer.put(b"x", "k").result(5.0)
+    with pytest.raises(ProducerError, match="lack kinesis:PutRecords"):
+        producer.close()
+
+
+def test_records_do_not_linger_until_the_last_flush_ends() -> None:
+    with producing(AcceptingShard(), linger_seconds=60.0) as producer, producer._lock:  # noqa: SLF001
+        with producer._flush_while_waiting():  # noqa: SLF001
+            with producer._flush_while_waiting():  # noqa: SLF001
+                pass
+            assert producer._core.flushing  # noqa: SLF001
+        is_flushing = producer._core.flushing  # noqa: SLF001
+    assert not is_flushing

@@ -2,14 +2,24 @@
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import boto3
 import cbor2
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError, ParamValidationError
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    ParamValidationError,
+    ProxyConnectionError,
+    ReadTimeoutError,
+)
 from produced_flights import stored
 from standins.wire_service import CBOR, HANGS_UP, WAYS, Answer, Spoken, Way, listening
 
@@ -306,3 +316,72 @@ def test_services_store_what_was_put(service: str, form: str, request: pytest.Fi
     assert sorted(stored_records) == sorted(records)
     assert forms == {form}
     client.close()
+
+
+def test_broken_connection_leaves_the_outcome_unknown() -> None:
+    def break_connection(**_event: object) -> None:
+        raise ConnectionClosedError(endpoint_url="there")
+
+    client = create_producer_client("eu-west-1", None, 1)
+    client.meta.events.register("before-send.kinesis.PutRecords", break_connection)
+    assert KinesisPutClient(client, "orders").put_units(UNITS[1:2]) == [UnitUnknown("ConnectionClosedError")]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ConnectTimeoutError(endpoint_url="there"), UnitRetryable),
+        (EndpointConnectionError(endpoint_url="there"), UnitRetryable),
+        (ProxyConnectionError(proxy_url="there"), UnitRetryable),
+        (ReadTimeoutError(endpoint_url="there"), UnitUnknown),
+        (ConnectionClosedError(endpoint_url="there"), UnitUnknown),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_outcome_is_unknown_only_if_the_request_was_sent(error: Exception, outcome: type[UnitOutcome]) -> None:
+    """A request that was not sent cannot have stored anything, so sending it again repeats no record."""
+
+    def fail(**_request: object) -> None:
+        raise error
+
+    client = cast("KinesisClient", SimpleNamespace(put_records=fail))
+    assert [*map(type, KinesisPutClient(client, "orders").put_units(UNITS))] == [outcome] * 3
+
+
+def test_record_with_an_empty_error_code_is_stored() -> None:
+    """Some services send every field of a result. Such a record must not be sent again."""
+    results = [{"ErrorCode": "", "ErrorMessage": "", "ShardId": "s-0", "SequenceNumber": "7"}]
+    client = cast("KinesisClient", SimpleNamespace(put_records=lambda **_: {"Records": results}))
+    assert KinesisPutClient(client, "orders").put_units(UNITS[:1]) == WRITTEN_OUTCOME
+
+
+def test_every_page_of_shards_is_listed_by_a_producer() -> None:
+    ends = (0, 1 << 126, 1 << 127, 1 << 128)
+    shards = [
+        {**SHARD, "ShardId": f"s-{index}"}
+        | {"HashKeyRange": {"StartingHashKey": str(first), "EndingHashKey": str(end - 1)}}
+        for index, (first, end) in enumerate(pairwise(ends))
+    ]
+    pages = [{"Shards": [shard], "NextToken": f"t-{index}"} for index, shard in enumerate(shards)]
+    del pages[-1]["NextToken"]
+    requests = list[dict[str, Any]]()
+
+    def list_shards(**request: Any) -> dict[str, Any]:  # noqa: ANN401  as boto3
+        requests.append(request)
+        return pages[len(requests) - 1]
+
+    client = cast("KinesisClient", SimpleNamespace(list_shards=list_shards))
+    shard_map = KinesisPutClient(client, "orders").list_shards()
+    assert shard_map is not None
+    assert shard_map.ids == ("s-0", "s-1", "s-2")
+    assert requests == [{"StreamName": "orders"}, {"NextToken": "t-0"}, {"NextToken": "t-1"}]
+
+
+def test_each_client_of_a_producer_has_its_timeout_and_the_session() -> None:
+    session = boto3.Session(aws_access_key_id="own", aws_secret_access_key="secret")  # noqa: S106  not a real one
+    clients = put_client.create_producer_clients("eu-west-1", "http://127.0.0.1:1", 2, session=session)
+    client = clients.client_with_timeout(20.0)
+    config = client.meta.config
+    assert (config.read_timeout, config.retries["total_max_attempts"]) == (20.0, 1)
+    assert client._request_signer._credentials.access_key == "own"  # noqa: SLF001  botocore has no public access
+    clients.close()

@@ -7,6 +7,7 @@ from standins.wire_service import Service, Spoken, listening
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.producing import open_producer
+from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source
@@ -97,4 +98,11 @@ def test_records_are_written_and_read_by_arn(client: KinesisClient, kinesis_url:
         pass
     assert [record.data for record in records] == [b"a lamp"]
     reader.close()
+    source.close()
+
+
+def test_source_knows_its_arn_before_any_request() -> None:
+    source = open_source(f"kinesis://{ARN}")
+    assert isinstance(source, KinesisSource)
+    assert source.arn("orders") == ARN
     source.close()

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import boto3
 import pytest
-from attrs import define
+from attrs import define, field
 from botocore.stub import Stubber
 from running import running
 from types_boto3_dynamodb import DynamoDBClient
@@ -272,12 +272,85 @@ def test_wrong_name_next_to_a_right_one_is_an_error() -> None:
         streams.shards()
 
 
+@define
+class RecreatedStream(FakeStream):
+    """A stream whose incarnation a test changes, and which records the shards and the leases that it is asked about."""
+
+    epoch: str = "7"
+    shards_asked: list[str] = field(factory=list)
+
+    def incarnation(self) -> str:
+        return self.epoch and f"1:{self.name}:{self.epoch}"
+
+    def gone(self, shard: str) -> bool:
+        self.shards_asked.append(shard)
+        return True
+
+    def latest(self, _lease: Lease) -> Position:
+        return Position(self.name)
+
+    def settled(self, _lease: Lease, _until: float) -> str:
+        return self.name
+
+
+def test_other_streams_are_still_read_after_one_is_recreated() -> None:
+    streams = streams_of(FakeStream("a"), recreated_stream := RecreatedStream("b"), FakeStream("c"))
+    streams.shards()
+    recreated_stream.epoch = "9"
+    assert sorted(shard.stream for shard in streams.shards()) == ["1:a:7", "1:b:9", "1:c:7"]
+
+
+def test_stream_keeps_its_identity_if_the_service_does_not_describe_it_any_more() -> None:
+    stream = RecreatedStream("a")
+    streams = streams_of(stream)
+    streams.shards()
+    stream.epoch = ""
+    assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
+
+
+def test_each_request_goes_to_the_stream_of_its_lease() -> None:
+    sources = [RecreatedStream(name) for name in "12"]
+    streams = streams_of(*sources)
+    streams.shards()
+    for name, source in zip("12", sources, strict=True):
+        lease = Lease("s-0", stream=f"1:{name}:7")
+        assert streams.gone(f"1:{name}:7:s-{name}")
+        assert source.shards_asked == [f"s-{name}"]
+        assert streams.latest(lease) == Position(name)
+        assert cast("str", streams.settled(lease, 0.0)) == name
+
+
+def test_every_stream_is_closed_even_before_it_is_identified() -> None:
+    sources = [FakeStream("a"), FakeStream("b", SourceUnavailable("b is slow"))]
+    streams = streams_of(*sources)
+    streams.shards()
+    streams.close()
+    assert [source.closed for source in sources] == [1, 1]
+
+
+def test_identities_are_resolved_by_one_thread_at_a_time() -> None:
+    """Workers list the shards in one thread and check leases in others."""
+    stream, locked = FakeStream("a"), list[bool]()
+    streams = streams_of(stream)
+
+    def answered(_stream: FakeStream) -> str:
+        locked.append(streams._lock.locked())  # noqa: SLF001
+        return ""
+
+    with pytest.MonkeyPatch.context() as patch_context:
+        patch_context.setattr(FakeStream, "answered", answered)
+        assert streams.reads(Lease("s-0", stream="1:a:7"))
+    assert locked == [True]
+
+
 def test_url_may_name_several_streams() -> None:
     source_of_two = open_source("kinesis://orders,returns?region=eu-west-1")
     assert isinstance(source_of_two, KinesisStreams)
     source_of_two.close()
     with pytest.raises(ValueError, match="must differ and be separated by commas"):
         open_source("kinesis://orders,orders?region=eu-west-1")
+    with pytest.raises(ValueError, match="must differ and be separated by commas"):
+        open_source("kinesis://orders,,returns?region=eu-west-1")
     with pytest.raises(ValueError, match="an ARN belongs to one stream"):
         open_source("kinesis://orders,returns?region=eu-west-1&consumer=arn:aws:kinesis:eu-west-1:1:consumer/c")
     with closing(open_source("kinesis://orders?region=eu-west-1")) as source_of_one:

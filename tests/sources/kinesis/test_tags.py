@@ -1,5 +1,6 @@
 """The tags of a Spark sink on its records can be read back, are ignored by the KCL, and identify repeated rows."""
 
+import pickle
 from typing import Any, cast
 
 import kcl_jar
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.adapters.sources.deduplication import SeenRows, Tag, merge_parent_tokens
+from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, max_framing_bytes
 from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
@@ -166,6 +168,74 @@ def test_tagged_records_of_a_partly_unreadable_response_arrive_once_it_is_read_a
     poller = Poller(cast("Any", client), "orders", "s-0", TRIM_HORIZON, HASH_KEYS)
     assert poller.read().fault
     assert [record.data for record in poller.read().records] == [b"0", b"1"]
+
+
+def test_untagged_aggregate_keeps_the_token_of_the_rows_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint at any record contains the rows that were read before it."""
+    monkeypatch.setattr(decode, "_CAN_LOCATE", True)
+    tagged, _ = sealed([(b"x", "a", Tag("q", 100, 0, "0-0", "e", 0), None)])
+    untagged, _ = sealed([(b"y", "a", None, None)] * 2)
+    (batch,) = ShardReads(Poller, [tagged, untagged], TRIM_HORIZON).batches(2)
+    assert [record.data for record in batch.records] == [b"x", b"y", b"y"]
+    assert {record.token for record in batch.records} == {batch.token} != {""}
+
+
+def test_tagged_record_of_a_misplaced_aggregate_keeps_its_number(caplog: pytest.LogCaptureFixture) -> None:
+    """The token contains the number of the record in its aggregate, as the checkpoint does."""
+    caplog.set_level("INFO", "leasehold")
+    tags = [Tag("q", 100, 0, "0-0", "e", row) for row in range(3)]
+    data, _ = sealed([(b"x", "a", tag, hash_key) for tag, hash_key in zip(tags, ("17", "200", "200"), strict=True)])
+    row = {"Data": data, "SequenceNumber": "4", "PartitionKey": "a"}
+    poller = Poller(cast("Any", object()), "s", "shard-0", TRIM_HORIZON, (100, HASH_KEYS[1]))
+    response: Any = {"Records": [row], "NextShardIterator": "more"}
+    records = poller._make_batch(response).records  # noqa: SLF001  parse a response of Kinesis
+    assert [record.position.order for record in records] == [(1, 4, 1), (1, 4, 2)]
+    for record in records:
+        assert SeenRows.of(record.position).position == Position("4", record.sub_sequence_number)
+    poller.close()
+    assert "duplicates" not in caplog.text
+
+
+def test_records_before_the_checkpoint_are_no_duplicates(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "leasehold")
+    data, _ = sealed([(b"x", "a", Tag("q", 100, 0, "0-0", "e", row), None) for row in range(3)])
+    (batch,) = ShardReads(Poller, [data], TRIM_HORIZON).batches(1)
+    resumed = ShardReads(Poller, [data], batch.records[0].position)
+    assert [len(batch.records) for batch in resumed.batches(1)] == [2]
+    resumed.poller.close()
+    assert caplog.messages == []
+
+
+def test_repeated_row_is_recognized_by_its_explicit_hash_key() -> None:
+    tag = Tag("q", 100, 0, "0-0", "e", 0, (0, 9))
+    aggregate = Aggregate(1 << 20, *tag.span)
+    assert aggregate.add(b"x", "a", "5", tag.context, tag.row)
+    assert hash_partition_key("a") > tag.span[1]
+    (batch,) = ShardReads(Poller, [aggregate.encode()] * 2, TRIM_HORIZON).batches(2)
+    assert [record.data for record in batch.records] == [b"x"]
+
+
+def test_possible_duplicates_are_in_the_batch_that_contains_them() -> None:
+    tags = [Tag("q", 1, 5, "0-0", "e", 0), Tag("q", 2, 3, "0-0", "e", 0), Tag("q", 2, 9, "0-0", "e", 0)]
+    records = [sealed([(b"x", "a", tag, None)])[0] for tag in tags]
+    batches = ShardReads(Poller, records, TRIM_HORIZON).batches(1)
+    assert [(len(batch.records), batch.possible_duplicates) for batch in batches] == [(1, 0), (1, 1), (1, 0)]
+
+
+def test_tokens_stay_with_their_records_in_slices_and_copies() -> None:
+    untagged, _ = sealed([(b"y", "a", None, None)] * 2)
+    tagged, _ = sealed([(b"x", "a", Tag("q", 100, 0, "0-0", "e", row), None) for row in range(3)])
+    (batch,) = ShardReads(Poller, [untagged, tagged, untagged], TRIM_HORIZON).batches(3)
+    rows = tuple(batch.records)
+    assert [row.token for row in rows[:2]] == ["", ""]
+    assert all(row.token for row in rows[2:])
+    ends = range(len(rows) + 1)
+    assert [tuple(batch.records[begin:end]) for begin in ends for end in ends] == [
+        rows[begin:end] for begin in ends for end in ends
+    ]
+    assert [batch.records[index] for index in range(len(rows))] == [*rows]
+    assert tuple(batch.records[::-1]) == rows[::-1]
+    assert tuple(pickle.loads(pickle.dumps(batch.records))) == rows  # noqa: S301  our own
 
 
 @settings(max_examples=60)

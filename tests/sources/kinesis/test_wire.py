@@ -2,13 +2,16 @@
 
 import logging
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 import cbor2
 import pytest
 from attrs import evolve
-from botocore.exceptions import ClientError
+from botocore.client import BaseClient
+from botocore.config import Config
+from botocore.exceptions import ClientError, ConnectionClosedError
 from crafted import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,9 +20,11 @@ from standins.wire_service import CBOR, WAYS, Answer, Spoken, Way, in_cbor, in_j
 from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.cbor import hooks
 from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.producer.producer import create_producer_client
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position
 from leasehold.errors import SourceError
+from leasehold.stores.aws_calls.calls import DirectCalls
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -267,3 +272,70 @@ def test_unreadable_error_is_reported_by_its_status(way: Way) -> None:
     client, _ = quick(Answer(b"\xff", CBOR, 400), way=way)
     with pytest.raises(SourceError, match="rejected a request for stream 'orders': 400"):
         read(client)
+
+
+def test_base64_with_line_breaks_is_read() -> None:
+    """boto3 ignores characters outside the alphabet, too."""
+    rows, _ = hooks.split_response(b'{"Records": [{"SequenceNumber": "5", "Data": "ZGF0\\nYQ=="}]}', cbor=False)
+    assert rows[0]["Data"] == b"data"
+
+
+@pytest.fixture
+def retrying(monkeypatch: pytest.MonkeyPatch) -> "KinesisClient":
+    """Return a client of boto3 that tries each request four times, and has our hooks."""
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
+    config = Config(retries={"mode": "standard", "total_max_attempts": 4})
+    client = boto3.client("kinesis", region_name="eu-west-1", config=config)
+    hooks.CborHooks(client, cbor=True)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("faults", "forms"),
+    [
+        ([Answer(b"busy", "text/html", 503)] * 2, ["cbor", "json", "json", "cbor"]),
+        ([Answer(b"", "text/plain", 415), Answer(b"busy", "text/html", 503)], ["cbor", "json", "json", "cbor"]),
+    ],
+    ids=["same", "other"],
+)
+def test_server_error_in_json_proves_nothing_about_cbor(
+    retrying: "KinesisClient", faults: list[Answer], forms: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only a response to the request that was repeated at once shows whether the service rejected CBOR."""
+    service = Spoken([*faults, in_json(PLAIN), in_cbor(PLAIN)])
+    service.attach(retrying)
+    assert request_records(retrying, 2) == [b"data"] * 2
+    assert (service.forms, caplog.text) == (forms, "")
+
+
+def test_broken_connection_is_reported_as_by_boto3(retrying: "KinesisClient") -> None:
+    def break_connection(**_event: object) -> None:
+        raise ConnectionClosedError(endpoint_url="there")
+
+    retrying.meta.events.register("before-send.kinesis.GetRecords", break_connection)
+    with pytest.raises(ConnectionClosedError):
+        request_records(retrying)
+
+
+def test_format_of_direct_calls_follows_the_last_decision() -> None:
+    """Direct calls are in CBOR only, so they end when the requests of boto3 are in JSON."""
+    events = SimpleNamespace(register=lambda *_: None, register_first=lambda *_: None)
+    cbor_hooks = hooks.CborHooks(cast("KinesisClient", SimpleNamespace(meta=SimpleNamespace(events=events))), cbor=True)
+    assert not cbor_hooks.uses_cbor("GetRecords")
+    cbor_hooks._confirmed_operations.add("GetRecords")  # noqa: SLF001  as after a response
+    assert (cbor_hooks.uses_cbor("GetRecords"), cbor_hooks.uses_cbor("SubscribeToShard")) == (True, False)
+    cbor_hooks._use_json_from_now_on("an event cannot be read")  # noqa: SLF001
+    assert not cbor_hooks.uses_cbor("GetRecords")
+
+
+@pytest.mark.parametrize("create", [clients.create_reading_client, create_producer_client])
+def test_closed_client_closes_both_kinds_of_connections(
+    create: Any,  # noqa: ANN401  one of two functions
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = list[str]()
+    monkeypatch.setattr(BaseClient, "close", lambda _client: closed.append("boto3"))
+    monkeypatch.setattr(DirectCalls, "close", lambda _calls: closed.append("direct"))
+    client = create("eu-west-1", None, *([1] if create is create_producer_client else []))
+    client.close()
+    assert sorted(closed) == ["boto3", "direct"]

@@ -142,3 +142,25 @@ def test_invalid_headers_end_the_subscription() -> None:
     body = prelude + pack(">I", crc32(prelude)) + headers
     with pytest.raises(ResponseParserError):
         Subscription(BodyInPieces([body + pack(">I", crc32(body))]), ignore_reason)
+
+
+def test_subscription_that_begins_with_another_event_is_rejected() -> None:
+    """Otherwise, the records of that event would be lost."""
+    with pytest.raises(ResponseParserError, match="initial-response"):
+        Subscription(BodyInPieces([frame("event", "SubscribeToShardEvent", in_json(EVENT).body)]), ignore_reason)
+
+
+def test_events_of_a_new_kind_are_ignored() -> None:
+    event_frame = frame("event", "SubscribeToShardEvent", in_json(EVENT).body)
+    frames = frame("event", "initial-response", b"{}"), event_frame, frame("event", "Heartbeat", b"{}"), event_frame
+    raw = BodyInPieces(frames)
+    assert [[*event] for event in Subscription(raw, ignore_reason)] == [["SubscribeToShardEvent"]] * 2
+
+
+def test_start_time_is_sent_in_json() -> None:
+    client, service = subscribed(stream(in_json(EVENT)), stream(in_cbor(EVENT)))
+    for position in ({"Type": "AT_TIMESTAMP", "Timestamp": 1_767_312_000}, {"Type": "LATEST"}):
+        start: Any = position
+        client.subscribe_to_shard(ConsumerARN=CONSUMER, ShardId="s", StartingPosition=start)
+    assert service.asked[0]["StartingPosition"]["Timestamp"] == 1_767_312_000
+    assert service.forms == ["json", "cbor"]

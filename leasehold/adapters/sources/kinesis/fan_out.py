@@ -292,6 +292,9 @@ class FanOut(Poller):
             log.info("shard %s: not subscribed yet: %s", self._shard, not_active)
             return None
         if self._arn is None:
+            if self._subscription is not None:  # the consumer was deregistered, and there is no room for it any more
+                self._subscription.close()
+                self._drop_subscription(self._subscription)
             return super()._request()
         if self._subscription is None:
             if self._clock() < self._subscribe_after:  # rule 2

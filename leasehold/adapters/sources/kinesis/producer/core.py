@@ -592,12 +592,8 @@ class ProducerCore:
                 late_entries.append(shard_queue.remove_oldest())
             if late_entries:
                 self.metrics.late += len(late_entries)
-                results.append(
-                    RecordsLate(
-                        tuple(late_entries),
-                        unknown=any(entry.serial_number in self._unknown_serial_numbers for entry in late_entries),
-                    )
-                )
+                is_outcome_unknown = self._forget_entries(late_entries)
+                results.append(RecordsLate(tuple(late_entries), unknown=is_outcome_unknown))
         return tuple(results)
 
     def take_unsendable_records(self) -> tuple[RecordsUnsendable, ...]:
@@ -681,11 +677,15 @@ class ProducerCore:
         return None
 
     def _give_up_entries(self, entries: tuple[Entry, ...], error: BaseException) -> RecordsUnsendable:
+        self.metrics.failed += len(entries)
+        return RecordsUnsendable(entries, error, self._forget_entries(entries))
+
+    def _forget_entries(self, entries: Iterable[Entry]) -> bool:
+        """Forget records that are given up. Return whether any of them may already be in the stream."""
         serial_numbers = {entry.serial_number for entry in entries}
         is_outcome_unknown = not serial_numbers.isdisjoint(self._unknown_serial_numbers)
         self._unknown_serial_numbers -= serial_numbers
-        self.metrics.failed += len(entries)
-        return RecordsUnsendable(entries, error, is_outcome_unknown)
+        return is_outcome_unknown
 
     def _is_on_right_shard(self, shard_queue: ShardQueue) -> bool:
         """Return whether all records of the unit belong to the shard to which it was written (rule 2)."""
