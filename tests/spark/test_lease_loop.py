@@ -5,6 +5,7 @@ from threading import Event, Thread
 from typing import Any, cast
 
 import pytest
+from attrs import evolve
 from fake_stream import Stream
 from prefetchers import new_prefetcher, new_read_ahead_state, pace
 
@@ -124,9 +125,10 @@ def test_checkpoint_at_the_position_itself_counts() -> None:
     """Sub-sequences of one record are compared, too."""
     shard = OneShard(15)
     worker: Worker = shard.worker
-    (sighting,) = worker.table.watch.sightings.values()
-    lease = sighting.lease
-    object.__setattr__(lease, "checkpoint", Position("7", 2))
+    watch = worker.table.watch
+    sighting = watch.sightings["a"]
+    moved_lease = evolve(sighting.lease, checkpoint=Position("7", 2))
+    worker.table.watch = evolve(watch, sightings={"a": sighting._replace(lease=moved_lease)})
     assert [shard.loop.is_checkpointed("a", Position("7", sub)) for sub in (1, 2, 3)] == [True, True, False]
     assert not shard.loop.is_checkpointed("b", Position("1"))
     shard.loop._exports.close()  # noqa: SLF001

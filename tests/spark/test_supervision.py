@@ -10,7 +10,7 @@ from attrs import define, field
 from pyspark.sql.streaming.query import StreamingQuery
 from waiters import Clock
 
-from leasehold.adapters.spark.supervision import supervise
+from leasehold.adapters.spark.supervision import StallDetector, supervise
 
 
 @define
@@ -244,3 +244,97 @@ def test_waits_before_restarts_grow_until_a_batch_is_done() -> None:
     assert len(waits) == 61
     assert waits[-1] <= 15.0
     assert max(waits[:-1]) > 15.0
+
+
+def test_query_is_neither_started_nor_restarted_once_it_should_stop() -> None:
+    supervise(make_starter(), should_stop=lambda: True)
+    waits = list[float]()
+    failed_query = Query(RuntimeError("ExecutorLostFailure"))
+    supervise(make_starter(failed_query), should_stop=lambda: bool(waits), sleep=waits.append)
+    assert len(waits) == 1
+
+
+def test_running_query_is_stopped_once_it_should_stop() -> None:
+    query = Query(looks=10_000)
+    supervise(
+        make_starter(query),
+        should_stop=lambda: query.looks < 9_999,
+        sleep=lambda _seconds: pytest.fail("it was started again"),
+    )
+    assert query.stopped
+
+
+def test_query_is_stopped_if_it_fails_while_it_is_active() -> None:
+    """A factory may start a second query with the same checkpointLocation only after the first has stopped."""
+
+    class Unreadable(Query):
+        @property
+        def status(self) -> dict[str, Any]:
+            raise RuntimeError("ExecutorLostFailure")
+
+    query = Unreadable(looks=1)
+    supervise(make_starter(query, Query()), sleep=lambda _seconds: None)
+    assert query.stopped
+
+
+def test_query_that_cannot_be_loaded_is_started_again() -> None:
+    faults = [RuntimeError("ExecutorLostFailure")]
+
+    def start() -> StreamingQuery:
+        if faults:
+            raise faults.pop()
+        return cast("StreamingQuery", Query())
+
+    waits = list[float]()
+    supervise(start, sleep=waits.append)
+    assert len(waits) == 1
+
+
+def test_earlier_batch_of_a_query_does_not_shorten_the_waits() -> None:
+    """Only a batch that was finished after the restart shows that the cause is gone."""
+    waits = list[float]()
+    queries = [Query(RuntimeError("ExecutorLostFailure"), looks=2, batch=7, does=7) for _ in range(60)]
+    supervise(make_starter(*queries, Query()), sleep=waits.append)
+    assert max(waits) > 60.0
+
+
+def test_time_without_progress_is_counted_per_trigger_and_state() -> None:
+    clock = Clock()
+    query = Query(active=True, batch=1)
+    detector = StallDetector(60, clock)
+
+    def is_stuck_after(seconds: float) -> bool:
+        clock.now += seconds
+        return detector.is_stuck(cast("StreamingQuery", query))
+
+    assert not is_stuck_after(1000)  # the first look
+    assert not is_stuck_after(60)
+    query.batch = 2
+    assert not is_stuck_after(1)
+    assert not is_stuck_after(60)
+    query.active = False
+    assert not is_stuck_after(1000)
+    query.active = True
+    assert not is_stuck_after(1000)
+    assert not is_stuck_after(60)
+    assert is_stuck_after(1)
+
+
+def test_handler_of_the_program_is_kept() -> None:
+    """A program that handles Ctrl-C itself does not get a KeyboardInterrupt."""
+    numbers = list[int]()
+
+    def handler(number: int, _frame: object) -> None:
+        numbers.append(number)
+
+    class Interrupted(Query):
+        def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  Spark's name
+            signal.raise_signal(signal.SIGINT)
+            return super().awaitTermination(seconds)
+
+    former_handler = signal.signal(signal.SIGINT, handler)
+    try:
+        supervise(make_starter(Interrupted()))
+        assert (numbers, signal.getsignal(signal.SIGINT)) == ([signal.SIGINT], handler)
+    finally:
+        signal.signal(signal.SIGINT, former_handler)

@@ -6,7 +6,7 @@ import pytest
 from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 
-from leasehold.adapters.sources.event_hubs.records import convert_event
+from leasehold.adapters.sources.event_hubs.records import convert_event, read_tag
 from leasehold.errors import SourceError
 
 ANNOTATIONS: dict[bytes, Any] = {b"x-opt-sequence-number": 17, b"x-opt-offset": b"4096", b"x-opt-partition-key": b"k"}
@@ -40,3 +40,32 @@ def test_event_without_a_sequence_number_is_rejected() -> None:
     """An event without a sequence number could not be checkpointed, and checkpoints of later events would skip it."""
     with pytest.raises(SourceError, match="sequence number"):
         convert_event(event({b"x-opt-sequence-number": None}, data_body=[b""]))
+
+
+@pytest.mark.parametrize("number", [True, -1, 1 << 63, "17"])
+def test_number_that_is_no_sequence_number_is_rejected(number: object) -> None:
+    with pytest.raises(SourceError, match="sequence number"):
+        convert_event(event({b"x-opt-sequence-number": number}, data_body=[b""]))
+
+
+@pytest.mark.parametrize("number", [0, (1 << 63) - 1])
+def test_first_and_last_sequence_numbers_are_accepted(number: int) -> None:
+    record = convert_event(event({b"x-opt-sequence-number": number}, data_body=[b""]))
+    assert record.position.order == (1, number, 0)
+
+
+def test_time_of_an_event_keeps_its_milliseconds() -> None:
+    record = convert_event(event({b"x-opt-enqueued-time": 1_700_000_000_123}, data_body=[b""]))
+    assert record.arrived == 1_700_000_000.123
+
+
+def test_event_without_offset_or_key_has_an_empty_token() -> None:
+    record = convert_event(event({b"x-opt-offset": None, b"x-opt-partition-key": None}, data_body=[b""]))
+    assert (record.partition_key, record.token) == (None, "")
+    assert convert_event(event({b"x-opt-partition-key": b""}, data_body=[b""])).partition_key == ""
+
+
+@pytest.mark.parametrize("properties", [{}, {b"other": b"x"}, {b"leasehold": 7}, {b"leasehold": b"no tag"}])
+def test_event_of_another_sender_has_no_tag(properties: dict[bytes, Any]) -> None:
+    assert read_tag(event(data_body=[b""], application_properties=properties)) is None
+    assert read_tag(None) is None
