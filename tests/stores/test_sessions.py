@@ -826,7 +826,8 @@ def test_an_annotation_or_a_throughput_can_return_to_its_first_value(lag: str, w
 
 def test_an_annotation_of_another_worker_replaces_the_owners() -> None:
     ann_store, bob_store, lease = scene(ObjectMemory())
-    expect_applied(ann_store.write(RenewLease(lease, annotations=(("lag", "3"),))))
+    for number in (1, 2, 3):
+        lease = expect_applied(ann_store.write(RenewLease(lease, annotations=(("lag", str(number)),))))
     expect_applied(bob_store.write(AnnotateLease(read_stored_lease(bob_store, KEY), "lag", "4")))
     assert read_stored_lease(bob_store, KEY).annotation("lag") == "4"
 
@@ -1461,3 +1462,27 @@ def test_a_given_lease_is_accepted_only_once(rival: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(bob_store._versioned_rows, "read", read_before_rival)  # noqa: SLF001
     assert [expect_rejected(bob_store.write(ClaimLease(given_lease, "bob")))] == rival_leases
+
+
+def test_a_lease_that_is_stolen_before_it_is_accepted_is_lost() -> None:
+    ann_store, bob_store, lease = scene(objects := ObjectMemory())
+    (bob_session,) = bob_store._pages  # noqa: SLF001  in which bob accepts the lease
+    cat_leases: list[Lease] = []
+
+    def steal(line: str) -> None:
+        if line == f"over session/{bob_session}":
+            objects.before = lambda _line: None
+            cat_store = two(objects)[0]
+            cat_leases.append(expect_applied(cat_store.write(StealLease(read_stored_lease(cat_store, KEY), "cat"))))
+
+    objects.before = steal
+    assert [expect_rejected(bob_store.write(StealLease(lease, "bob")))] == cat_leases
+    assert read_stored_lease(ann_store, KEY) == cat_leases[0]
+
+
+def test_a_lease_of_a_deleted_session_can_be_requested() -> None:
+    objects = ObjectMemory()
+    ann_store, bob_store, _ = scene(objects)
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is deleted
+    del objects.stored[f"session/{page}"]
+    assert expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob"))).next_owner == "bob"
