@@ -1486,3 +1486,22 @@ def test_a_lease_of_a_deleted_session_can_be_requested() -> None:
     (page,) = ann_store._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
     assert expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob"))).next_owner == "bob"
+
+
+def test_a_theft_that_another_thread_overtakes_keeps_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower thread of the worker read the row before the faster one took the lease."""
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    checkpointed_leases: list[Lease] = []
+    read = bob_store._versioned_rows.read  # noqa: SLF001
+
+    def read_before_theft(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+        rows = read(names, stale_ok=stale_ok)
+        if f"{LEASES}{KEY}" not in names and not checkpointed_leases:
+            monkeypatch.setattr(bob_store._versioned_rows, "read", read)  # noqa: SLF001
+            stolen_lease = expect_applied(bob_store.write(StealLease(lease, "bob")))
+            checkpointed_leases.append(expect_applied(bob_store.write(CheckpointLease(stolen_lease, Position("42")))))
+        return rows
+
+    monkeypatch.setattr(bob_store._versioned_rows, "read", read_before_theft)  # noqa: SLF001
+    assert [expect_rejected(bob_store.write(StealLease(lease, "bob")))] == checkpointed_leases
+    assert read_stored_lease(ann_store, KEY).checkpoint == Position("42")
