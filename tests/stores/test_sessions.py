@@ -1505,3 +1505,14 @@ def test_a_theft_that_another_thread_overtakes_keeps_its_checkpoint(monkeypatch:
     monkeypatch.setattr(bob_store._versioned_rows, "read", read_before_theft)  # noqa: SLF001
     assert [expect_rejected(bob_store.write(StealLease(lease, "bob")))] == checkpointed_leases
     assert read_stored_lease(ann_store, KEY).checkpoint == Position("42")
+
+
+def test_a_second_session_of_a_worker_leaves_the_first_one_alone() -> None:
+    """The leases of a full session are renewed in it, and keep their fencing numbers."""
+    objects = ObjectMemory()
+    store = SessionStore(ObjectCells(objects, "", page_leases=1), gather_seconds=0.0)
+    leases = [create_owned_lease(store, key=f"s-{number}") for number in range(3)]
+    objects.log.clear()
+    renewed_leases = [expect_applied(store.write(RenewLease(lease))) for lease in leases]
+    assert [lease.epoch for lease in renewed_leases] == [lease.epoch for lease in leases]
+    assert (len(sessions(objects)), writes_of(objects)) == (3, ("over session",) * 3)
