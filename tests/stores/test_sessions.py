@@ -1516,3 +1516,22 @@ def test_a_second_session_of_a_worker_leaves_the_first_one_alone() -> None:
     renewed_leases = [expect_applied(store.write(RenewLease(lease))) for lease in leases]
     assert [lease.epoch for lease in renewed_leases] == [lease.epoch for lease in leases]
     assert (len(sessions(objects)), writes_of(objects)) == (3, ("over session",) * 3)
+
+
+def test_a_session_that_was_read_before_its_lease_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner may have released the lease and claimed it again between the two reads (G13)."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    bob_store.list()
+    (ann_session,) = ann_store._pages  # noqa: SLF001  that is read too early
+    outdated_row = objects.stored[f"session/{ann_session}"]
+    expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    current_lease = expect_applied(ann_store.write(CheckpointLease(claim_lease(ann_store, "ann"), Position("42"))))
+    read = bob_store._versioned_rows.read  # noqa: SLF001
+
+    def read_session_early(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+        rows = read(names, stale_ok=stale_ok)
+        return {**rows, outdated_row.name: outdated_row} if f"{LEASES}{KEY}" in names else rows
+
+    monkeypatch.setattr(bob_store._versioned_rows, "read", read_session_early)  # noqa: SLF001
+    assert bob_store.get([KEY]) == (current_lease,)
