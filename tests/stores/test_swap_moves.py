@@ -14,6 +14,7 @@ from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import (
     CONTROL_INTERVAL_SECONDS,
     CONTROL_KEY,
+    COPY,
     DIRECTION,
     FROM,
     KNOWN_TO,
@@ -23,6 +24,7 @@ from leasehold.stores.swap import (
     TO,
     SwapStore,
     get_or_create_control_row,
+    is_unclaimed_copy,
     open_both,
     split_leftover_rows,
     swap_is_over,
@@ -733,3 +735,17 @@ def test_a_worker_that_knows_only_from_gets_no_listing_once_a_lease_has_moved(ke
     rows = tuple(Lease(key, owner=f"{MOVED_OWNER_PREFIX}ann") for key in keys)
     with pytest.raises(StoreError, match="have moved to another one"):
         swap.reject_moved(Listing((Lease("z", owner="ann"), *rows)))
+
+
+def test_a_lease_that_was_claimed_since_it_was_read_is_not_moved(tables: Tables) -> None:
+    store = tables.opened()
+    unowned_lease = expect_applied(store.write(CreateLease(Lease(KEY))))
+    claimed_lease = expect_applied(store.write(ClaimLease(unowned_lease, "ann")))
+    assert expect_rejected(store.move_unowned(unowned_lease, TO)) == claimed_lease
+    assert read_stored_lease(store) == claimed_lease
+    assert tables.target.get([KEY]) == ()
+
+
+@pytest.mark.parametrize(("epoch", "is_copy"), [("2", False), ("3", True), ("4", True), ("", False), ("²", False)])
+def test_a_row_is_a_copy_up_to_the_epoch_of_its_annotation(epoch: str, is_copy: bool) -> None:
+    assert is_unclaimed_copy(Lease(KEY, epoch=3, annotations=((COPY, epoch),))) is is_copy
