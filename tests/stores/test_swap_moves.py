@@ -749,3 +749,38 @@ def test_a_lease_that_was_claimed_since_it_was_read_is_not_moved(tables: Tables)
 @pytest.mark.parametrize(("epoch", "is_copy"), [("2", False), ("3", True), ("4", True), ("", False), ("²", False)])
 def test_a_row_is_a_copy_up_to_the_epoch_of_its_annotation(epoch: str, is_copy: bool) -> None:
     assert is_unclaimed_copy(Lease(KEY, epoch=3, annotations=((COPY, epoch),))) is is_copy
+
+
+@pytest.mark.parametrize("side", [FROM, TO])
+def test_an_unowned_lease_that_has_arrived_is_not_moved_again(tables: Tables, side: int) -> None:
+    store = tables.opened()
+    lease = expect_applied(store.write(CreateLease(Lease(KEY, checkpoint=Position("7")))))
+    if side == TO:
+        lease = expect_applied(store.move_unowned(lease, TO))
+    assert expect_rejected(store.move_unowned(lease, side)) == lease
+    assert read_stored_lease(store) == lease
+
+
+@pytest.mark.parametrize("case", ["claim", "theft", "renewal", "checkpoint", "annotation"])
+def test_a_write_that_completes_a_move_too_late_is_lost(tables: Tables, case: str) -> None:
+    """Another worker takes the lease after the marked row was read."""
+    taken: list[Lease] = []
+
+    class Taking(PassingStore):
+        """A table in which another worker claims the lease just before it is copied."""
+
+        def write(self, write: Write) -> Outcome:
+            if isinstance(write, CreateLease):
+                marked_lease = read_stored_lease(tables.opened())
+                taken.append(expect_applied(tables.opened().write(ClaimLease(marked_lease, "cat"))))
+            return super().write(write)
+
+    create_owned_lease(tables.opened(), checkpoint=Position("41", 3))
+    write = MARKED[case](tables.mark())
+    assert [expect_rejected(tables.opened(PassingStore, Taking).write(write))] == taken
+    assert read_stored_lease(tables.opened()) == taken[0]
+
+
+def test_no_worker_can_take_the_control_row_for_unfinished_work(tables: Tables) -> None:
+    (control_row,) = tables.target.get([CONTROL_KEY])
+    assert (control_row.ended, control_row.owner) == (True, None)
