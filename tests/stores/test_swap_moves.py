@@ -476,6 +476,7 @@ def test_a_half_deleted_lease_is_still_the_current_one(tables: Tables, direction
     with pytest.raises(OutcomeUnknown):
         tables.opened(DyingAfterDeletion, DyingAfterDeletion).write(DeleteLease(lease))
     assert read_stored_lease(store) == lease
+    assert expect_rejected(store.write(CreateLease(Lease(KEY)))) == lease
     assert isinstance(store.write(DeleteLease(lease)), Done)
     assert store.get([KEY]) == ()
 
