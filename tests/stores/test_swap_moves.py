@@ -785,3 +785,34 @@ def test_a_write_that_completes_a_move_too_late_is_lost(tables: Tables, case: st
 def test_no_worker_can_take_the_control_row_for_unfinished_work(tables: Tables) -> None:
     (control_row,) = tables.target.get([CONTROL_KEY])
     assert (control_row.ended, control_row.owner) == (True, None)
+
+
+@pytest.mark.parametrize("step", [AnnotateLease, ReleaseLease, ResetLease, ClaimLease])
+def test_a_return_that_another_worker_completes_is_lost(tables: Tables, step: type[Write]) -> None:
+    """The row left in FROM becomes the current one before this worker has finished its copy."""
+    lease = create_owned_lease(tables.opened(), checkpoint=Position("41"))
+    tables.send("to")
+    lease = expect_applied(tables.opened().write(RenewLease(lease)))
+    tables.send("from")
+    taken: list[Lease] = []
+
+    class Taking(PassingStore):
+        """A table in which another worker claims the lease before this step."""
+
+        def write(self, write: Write) -> Outcome:
+            if isinstance(write, step) and not taken:
+                taken.append(write.lease)
+                marked_lease = read_stored_lease(tables.opened())
+                taken[0] = expect_applied(tables.opened().write(ClaimLease(marked_lease, "cat")))
+            return super().write(write)
+
+    assert [expect_rejected(tables.opened(Taking, PassingStore).write(RenewLease(lease)))] == taken
+    assert (read_stored_lease(tables.opened()), taken[0].owner) == (taken[0], "cat")
+
+
+@pytest.mark.parametrize("case", MARKED)
+def test_a_write_of_a_moving_lease_that_was_deleted_is_rejected(tables: Tables, case: str) -> None:
+    create_owned_lease(tables.opened())
+    marked_lease = tables.mark()
+    assert isinstance(tables.opened().write(DeleteLease(marked_lease)), Done)
+    assert expect_rejected(tables.opened().write(MARKED[case](marked_lease))) is None
