@@ -1535,3 +1535,18 @@ def test_a_session_that_was_read_before_its_lease_is_read_again(monkeypatch: pyt
 
     monkeypatch.setattr(bob_store._versioned_rows, "read", read_session_early)  # noqa: SLF001
     assert bob_store.get([KEY]) == (current_lease,)
+
+
+def test_a_request_is_stored_although_its_mark_gets_no_response() -> None:
+    """The owner finds the request when it next reads the row."""
+    objects = ObjectMemory()
+    _, bob_store, lease = scene(objects)
+
+    def lose_mark(line: str) -> None:
+        if line.startswith("over session"):
+            raise OutcomeUnknown("on its way")
+
+    objects.before = lose_mark
+    assert expect_applied(bob_store.write(RequestLease(lease, "bob"))).next_owner == "bob"
+    objects.before = lambda _line: None
+    assert read_stored_lease(bob_store, KEY).next_owner == "bob"

@@ -444,9 +444,11 @@ def test_a_late_checkpoint_never_disappears(tables: Tables) -> None:
     assert read_stored_lease(store).checkpoint == Position("42", 1)
 
 
-def test_a_late_checkpoint_is_rejected_if_one_table_supports_none() -> None:
+@pytest.mark.parametrize("source_in_sessions", [False, True])
+def test_a_late_checkpoint_is_rejected_if_one_table_supports_none(source_in_sessions: bool) -> None:
     """The lease may move to that table before the new owner reads its checkpoint."""
-    source, target = MemoryStore(), SessionStore(MemoryStore().cells(), gather_seconds=0.0)
+    memory_store, target = MemoryStore(), SessionStore(MemoryStore().cells(), gather_seconds=0.0)
+    source = SessionStore(memory_store.cells(), gather_seconds=0.0) if source_in_sessions else memory_store
     get_or_create_control_row((source, target), NAMES)
     store = SwapStore((source, target), NAMES[TO], control_interval_seconds=0.0)
     owned_lease = create_owned_lease(store)
@@ -816,3 +818,29 @@ def test_a_write_of_a_moving_lease_that_was_deleted_is_rejected(tables: Tables, 
     marked_lease = tables.mark()
     assert isinstance(tables.opened().write(DeleteLease(marked_lease)), Done)
     assert expect_rejected(tables.opened().write(MARKED[case](marked_lease))) is None
+
+
+def test_a_copy_whose_row_was_deleted_becomes_the_lease(tables: Tables) -> None:
+    """A user may delete the rows that a swap left in FROM before the last move is complete."""
+    create_owned_lease(tables.opened(), checkpoint=Position("41"))
+    marked_lease = tables.mark()
+
+    class DyingBeforeClaim(PassingStore):
+        def write(self, write: Write) -> Outcome:
+            if isinstance(write, ClaimLease):
+                raise OutcomeUnknown("the process died")
+            return super().write(write)
+
+    with pytest.raises(OutcomeUnknown):
+        tables.opened(PassingStore, DyingBeforeClaim).write(RenewLease(marked_lease))
+    expect_applied(tables.source.write(DeleteLease(tables.source.get([KEY])[0])))
+    reads: list[str] = []
+
+    class Read(PassingStore):
+        def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+            reads.extend(keys := list(keys))
+            return super().get(keys, stale_ok=stale_ok)
+
+    (copy,) = tables.opened(Read, Read).get([KEY])
+    assert (copy.owner, copy.checkpoint, reads) == (None, Position("41"), [KEY] * 4)
+    assert expect_applied(tables.opened().write(ClaimLease(copy, "bob"))).owner == "bob"
