@@ -18,7 +18,14 @@ from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Lost, Malformed, PassingStore
 from leasehold.stores.requests import ObjectFields, StoredObject
 from leasehold.stores.sessions.group import EntryChange, ThreadPrimitives, Ticket
-from leasehold.stores.sessions.rows import LEASES, SESSIONS, parse_lease_row, parse_session, require_valid_row
+from leasehold.stores.sessions.rows import (
+    LEASES,
+    SESSIONS,
+    LeaseRow,
+    parse_lease_row,
+    parse_session,
+    require_valid_row,
+)
 from leasehold.stores.sessions.store import IDLE_SECONDS, SessionStore, open_in_layout
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
@@ -907,9 +914,9 @@ def test_a_lease_of_an_ended_session_has_no_owner_for_any_write(case: str) -> No
     assert isinstance(bob_store.write(make_write(evolve(lease, version=version))), Done) is is_applied
 
 
-def next_sessions(objects: ObjectMemory) -> str:
-    """Return the session of the next owner in the row of the lease."""
-    return require_valid_row(parse_lease_row(KEY, objects.stored[f"{LEASES}{KEY}"])).next_owners
+def row_of_lease(objects: ObjectMemory) -> LeaseRow:
+    """Return the row of the lease."""
+    return require_valid_row(parse_lease_row(KEY, objects.stored[f"{LEASES}{KEY}"]))
 
 
 REQUEST_ENDS: dict[str, Callable[[SessionStore, SessionStore, Lease], object]] = {
@@ -926,9 +933,10 @@ def test_a_request_that_is_over_leaves_no_session_in_the_row(case: str) -> None:
     """A session that a row names is never removed."""
     objects = ObjectMemory()
     ann_store, bob_store, lease = scene(objects, next_owner=True)
-    assert next_sessions(objects)
+    assert row_of_lease(objects).next_owners
     assert isinstance(REQUEST_ENDS[case](ann_store, bob_store, lease), Done)
-    assert next_sessions(objects) == ""
+    row = row_of_lease(objects)
+    assert (row.next_owners, row.session == "") == ("", row.lease.owner is None)
 
 
 def test_an_owner_notices_every_request() -> None:
@@ -1537,16 +1545,28 @@ def test_a_session_that_was_read_before_its_lease_is_read_again(monkeypatch: pyt
     assert bob_store.get([KEY]) == (current_lease,)
 
 
-def test_a_request_is_stored_although_its_mark_gets_no_response() -> None:
+@pytest.mark.parametrize("session_exists", [True, False])
+def test_a_request_is_stored_although_its_mark_is_not(session_exists: bool) -> None:
     """The owner finds the request when it next reads the row."""
     objects = ObjectMemory()
     _, bob_store, lease = scene(objects)
 
     def lose_mark(line: str) -> None:
         if line.startswith("over session"):
-            raise OutcomeUnknown("on its way")
+            if session_exists:
+                raise OutcomeUnknown("on its way")
+            objects.stored.pop(line.removeprefix("over "), None)
 
     objects.before = lose_mark
     assert expect_applied(bob_store.write(RequestLease(lease, "bob"))).next_owner == "bob"
     objects.before = lambda _line: None
     assert read_stored_lease(bob_store, KEY).next_owner == "bob"
+
+
+def test_a_given_lease_is_accepted_with_the_annotations_of_its_claim() -> None:
+    """The annotations identify the process, so that it recognizes the lease after a restart."""
+    ann_store, bob_store, lease = scene(ObjectMemory(), next_owner=True)
+    given_lease = expect_applied(ann_store.write(GiveLease(lease, AT)))
+    accepted_lease = expect_applied(bob_store.write(ClaimLease(given_lease, "bob", (("process", "2"),))))
+    assert accepted_lease.annotation("process") == "2"
+    assert read_stored_lease(ann_store, KEY) == accepted_lease
