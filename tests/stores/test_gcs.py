@@ -378,3 +378,10 @@ def test_a_page_of_sessions_fits_into_the_metadata_of_an_object(bucket: GcsMemor
     """The metadata of an object is limited to 8 KiB."""
     store = gcs.open_url(f"{bucket.name}/fleet", {"endpoint": AT}, create=False, request_seconds=None)
     assert store.cells().page_leases == 20
+
+
+def test_a_clock_far_off_is_logged(bucket: GcsMemory, caplog: pytest.LogCaptureFixture) -> None:
+    fast_clock = SkewWarning(lambda: BEGAN.timestamp() + 600.0)
+    assert GcsObjects(str(bucket.name), endpoint=AT, skew=fast_clock).list("") == ()
+    messages = [record.getMessage()[:35] for record in caplog.records if record.name == "leasehold.objects"]
+    assert messages == ["the local clock is 600 s ahead of t"]
