@@ -385,3 +385,31 @@ def test_a_clock_far_off_is_logged(bucket: GcsMemory, caplog: pytest.LogCaptureF
     assert GcsObjects(str(bucket.name), endpoint=AT, skew=fast_clock).list("") == ()
     messages = [record.getMessage()[:35] for record in caplog.records if record.name == "leasehold.objects"]
     assert messages == ["the local clock is 600 s ahead of t"]
+
+
+@pytest.mark.parametrize("page", [{}, {"kind": "storage#object"}, {"items": []}], ids=str)
+def test_a_response_that_is_no_listing_is_an_unknown_outcome(
+    bucket: GcsMemory, page: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy's page must not look like an empty bucket."""
+    objects = GcsObjects(str(bucket.name), endpoint=AT, timeouts=Timeouts(1, 1, attempts=1))
+    monkeypatch.setattr(GcsMemory, "answer", lambda *_request: (200, page))
+    for read in (lambda: objects.list("a/"), lambda: objects.ensure_bucket(create=True)):
+        with pytest.raises(OutcomeUnknown, match="it is not a listing"):
+            read()
+
+
+def test_a_listing_of_other_objects_is_an_unknown_outcome(bucket: GcsMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = GcsObjects(str(bucket.name), endpoint=AT, timeouts=Timeouts(1, 1, attempts=1))
+    objects.put_if_absent("other/b", {})
+    answer = GcsMemory.answer
+
+    def ignore_prefix(
+        memory: GcsMemory, method: str, path: str, query: dict[str, str], body: bytes
+    ) -> tuple[int, Body]:
+        return answer(memory, method, path, {name: text for name, text in query.items() if name != "prefix"}, body)
+
+    monkeypatch.setattr(GcsMemory, "answer", ignore_prefix)
+    with pytest.raises(OutcomeUnknown, match="it lists objects that were not requested"):
+        objects.list("a/")
+    assert bucket.objects
