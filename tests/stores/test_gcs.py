@@ -413,3 +413,19 @@ def test_a_listing_of_other_objects_is_an_unknown_outcome(bucket: GcsMemory, mon
     with pytest.raises(OutcomeUnknown, match="it lists objects that were not requested"):
         objects.list("a/")
     assert bucket.objects
+
+
+@pytest.mark.parametrize("fault", [429, 503])
+def test_a_repeated_request_pauses_for_at_most_a_second(
+    objects: GcsObjects, bucket: GcsMemory, fault: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without pauses, a write that exceeds the limit of one per second would be rejected each time."""
+    pauses: list[float] = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", pauses.append)
+    bucket.faults = {"POST": [429] * 2} if fault == 429 else {"GET": [503] * 2}
+    if fault == 429:
+        assert objects.put_if_absent("a", {}) == "1"
+    else:
+        assert objects.get("a") is None
+    assert len(pauses) == 2
+    assert all(0.0 < pause <= 1.0 for pause in pauses)
