@@ -76,11 +76,10 @@ def test_conditional_writes_follow_the_matrix_on_fake_gcs(gcs_url: str) -> None:
         assert objects.list("") == ()
 
 
-def open_session(bucket: GcsMemory) -> AuthorizedSession:
+def open_session(bucket: GcsMemory, address: str = AT) -> AuthorizedSession:
     """Return a session that sends its requests to this bucket."""
     session = AuthorizedSession(AnonymousCredentials())  # type: ignore[no-untyped-call]
-    for address in (AT, GOOGLE):
-        session.mount(address, MemoryAdapter(bucket))
+    session.mount(address, MemoryAdapter(bucket))
     return session
 
 
@@ -288,6 +287,7 @@ def test_a_bucket_belongs_to_the_project_of_the_credentials_by_default(
     monkeypatch.delenv(gcs.EMULATOR_VARIABLE, raising=False)
     credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]
     monkeypatch.setattr("google.auth.default", lambda scopes: (credentials, "default-project" if scopes else None))
+    monkeypatch.setattr(gcs, "AuthorizedSession", lambda _credentials: open_session(bucket, GOOGLE))
     bucket.name = None
     GcsObjects("new", project=project).ensure_bucket(create=True)
     assert [query["project"] for verb, query in bucket.requests if verb == "POST"] == [expected]
@@ -429,3 +429,13 @@ def test_a_repeated_request_pauses_for_at_most_a_second(
         assert objects.get("a") is None
     assert len(pauses) == 2
     assert all(0.0 < pause <= 1.0 for pause in pauses)
+
+
+def test_a_bucket_without_a_project_is_not_created(bucket: GcsMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(gcs.EMULATOR_VARIABLE, raising=False)
+    monkeypatch.setattr("google.auth.default", lambda scopes: (AnonymousCredentials(), scopes and None))  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(gcs, "AuthorizedSession", lambda _credentials: open_session(bucket, GOOGLE))
+    bucket.name = None
+    with pytest.raises(StoreError, match=r"bucket 'new': it does not exist, and creating it needs a project"):
+        GcsObjects("new").ensure_bucket(create=True)
+    assert [verb for verb, _ in bucket.requests] == ["GET"]
