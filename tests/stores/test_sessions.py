@@ -13,6 +13,7 @@ from object_memory import ObjectMemory
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Lost, Malformed, PassingStore
@@ -1570,3 +1571,11 @@ def test_a_given_lease_is_accepted_with_the_annotations_of_its_claim() -> None:
     accepted_lease = expect_applied(bob_store.write(ClaimLease(given_lease, "bob", (("process", "2"),))))
     assert accepted_lease.annotation("process") == "2"
     assert read_stored_lease(ann_store, KEY) == accepted_lease
+
+
+def test_a_hub_keeps_its_layout_next_to_a_table_in_sessions() -> None:
+    """The blobs of a hub and a table in layout `sessions` may share a container."""
+    objects = ObjectMemory()
+    scene(objects)
+    hub_store = EtagStore(objects, EventHubLayout("ns", "hub", "group"))
+    assert open_in_layout(hub_store, None) is hub_store
