@@ -1,6 +1,6 @@
 """Tests which requests Azure Blob receives, with which conditions, and how each response is handled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import pytest
@@ -211,3 +211,21 @@ def test_a_listing_of_other_blobs_is_an_unknown_outcome() -> None:
     objects.put_if_absent("other/b", {})
     with pytest.raises(OutcomeUnknown, match="it lists blobs that were not requested"):
         objects.list("a/")
+
+
+class Mistaken(BlobMemory):
+    """A container whose responses belong to other requests."""
+
+    def said(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Response:
+        return super().said(status, {**(headers or {}), "x-ms-client-request-id": "another"}, body)
+
+
+@pytest.mark.parametrize("does", [*WRITES, *READS])
+def test_a_response_to_another_request_is_an_unknown_outcome(does: str) -> None:
+    container = Mistaken()
+    container.blobs["a"] = ('"0x1"', {}, 0.0)
+    if does == "new":
+        del container.blobs["a"]
+    with pytest.raises(OutcomeUnknown, match="it is the response to another request"):
+        {**WRITES, **READS}[does](BlobObjects(container.client()))
+    assert len(container.requests) == 1

@@ -76,11 +76,10 @@ def test_conditional_writes_follow_the_matrix_on_fake_gcs(gcs_url: str) -> None:
         assert objects.list("") == ()
 
 
-def open_session(bucket: GcsMemory) -> AuthorizedSession:
+def open_session(bucket: GcsMemory, address: str = AT) -> AuthorizedSession:
     """Return a session that sends its requests to this bucket."""
     session = AuthorizedSession(AnonymousCredentials())  # type: ignore[no-untyped-call]
-    for address in (AT, GOOGLE):
-        session.mount(address, MemoryAdapter(bucket))
+    session.mount(address, MemoryAdapter(bucket))
     return session
 
 
@@ -288,6 +287,7 @@ def test_a_bucket_belongs_to_the_project_of_the_credentials_by_default(
     monkeypatch.delenv(gcs.EMULATOR_VARIABLE, raising=False)
     credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]
     monkeypatch.setattr("google.auth.default", lambda scopes: (credentials, "default-project" if scopes else None))
+    monkeypatch.setattr(gcs, "AuthorizedSession", lambda _credentials: open_session(bucket, GOOGLE))
     bucket.name = None
     GcsObjects("new", project=project).ensure_bucket(create=True)
     assert [query["project"] for verb, query in bucket.requests if verb == "POST"] == [expected]
@@ -378,3 +378,64 @@ def test_a_page_of_sessions_fits_into_the_metadata_of_an_object(bucket: GcsMemor
     """The metadata of an object is limited to 8 KiB."""
     store = gcs.open_url(f"{bucket.name}/fleet", {"endpoint": AT}, create=False, request_seconds=None)
     assert store.cells().page_leases == 20
+
+
+def test_a_clock_far_off_is_logged(bucket: GcsMemory, caplog: pytest.LogCaptureFixture) -> None:
+    fast_clock = SkewWarning(lambda: BEGAN.timestamp() + 600.0)
+    assert GcsObjects(str(bucket.name), endpoint=AT, skew=fast_clock).list("") == ()
+    messages = [record.getMessage()[:35] for record in caplog.records if record.name == "leasehold.objects"]
+    assert messages == ["the local clock is 600 s ahead of t"]
+
+
+@pytest.mark.parametrize("page", [{}, {"kind": "storage#object"}, {"items": []}], ids=str)
+def test_a_response_that_is_no_listing_is_an_unknown_outcome(
+    bucket: GcsMemory, page: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy's page must not look like an empty bucket."""
+    objects = GcsObjects(str(bucket.name), endpoint=AT, timeouts=Timeouts(1, 1, attempts=1))
+    monkeypatch.setattr(GcsMemory, "answer", lambda *_request: (200, page))
+    for read in (lambda: objects.list("a/"), lambda: objects.ensure_bucket(create=True)):
+        with pytest.raises(OutcomeUnknown, match="it is not a listing"):
+            read()
+
+
+def test_a_listing_of_other_objects_is_an_unknown_outcome(bucket: GcsMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = GcsObjects(str(bucket.name), endpoint=AT, timeouts=Timeouts(1, 1, attempts=1))
+    objects.put_if_absent("other/b", {})
+    answer = GcsMemory.answer
+
+    def ignore_prefix(
+        memory: GcsMemory, method: str, path: str, query: dict[str, str], body: bytes
+    ) -> tuple[int, Body]:
+        return answer(memory, method, path, {name: text for name, text in query.items() if name != "prefix"}, body)
+
+    monkeypatch.setattr(GcsMemory, "answer", ignore_prefix)
+    with pytest.raises(OutcomeUnknown, match="it lists objects that were not requested"):
+        objects.list("a/")
+    assert bucket.objects
+
+
+@pytest.mark.parametrize("fault", [429, 503])
+def test_a_repeated_request_pauses_for_at_most_a_second(
+    objects: GcsObjects, bucket: GcsMemory, fault: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without pauses, a write that exceeds the limit of one per second would be rejected each time."""
+    pauses: list[float] = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", pauses.append)
+    bucket.faults = {"POST": [429] * 2} if fault == 429 else {"GET": [503] * 2}
+    if fault == 429:
+        assert objects.put_if_absent("a", {}) == "1"
+    else:
+        assert objects.get("a") is None
+    assert len(pauses) == 2
+    assert all(0.0 < pause <= 1.0 for pause in pauses)
+
+
+def test_a_bucket_without_a_project_is_not_created(bucket: GcsMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(gcs.EMULATOR_VARIABLE, raising=False)
+    monkeypatch.setattr("google.auth.default", lambda scopes: (AnonymousCredentials(), scopes and None))  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(gcs, "AuthorizedSession", lambda _credentials: open_session(bucket, GOOGLE))
+    bucket.name = None
+    with pytest.raises(StoreError, match=r"bucket 'new': it does not exist, and creating it needs a project"):
+        GcsObjects("new").ensure_bucket(create=True)
+    assert [verb for verb, _ in bucket.requests] == ["GET"]

@@ -395,3 +395,18 @@ def test_the_age_of_a_listed_object_is_that_of_its_page(
 
     monkeypatch.setattr(S3Memory, "paginate", wait_for_each_page)
     assert [stored_object.age for stored_object in objects.list("a/")] == [59.0] * 2 + [119.0] * 2 + [179.0]
+
+
+@pytest.mark.parametrize("change", [{"Name": None}, {"Name": ""}, {"Prefix": "other/"}, {"Prefix": None}], ids=str)
+def test_a_page_that_is_not_the_requested_one_is_an_unknown_outcome(
+    objects: S3Objects, bucket: S3Bucket, change: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """boto3 parses a proxy's page as an empty listing, and an empty bucket would look like a new table."""
+    assert bucket.objects == {}
+    paginate = S3Memory.paginate
+    monkeypatch.setattr(
+        S3Memory, "paginate", lambda client, **arguments: ({**page, **change} for page in paginate(client, **arguments))
+    )
+    for read in (objects.list, objects.names):
+        with pytest.raises(OutcomeUnknown, match="it is not the requested listing"):
+            read("a/")

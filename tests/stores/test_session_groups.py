@@ -408,3 +408,16 @@ def test_all_changed_leases_of_a_session_are_read_again(script: Script) -> None:
     for _ in range(2):
         page.commit(make_ticket("0", patient=False))
     assert reread_keys == [{"0", "1"}]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_rejected_ticket_does_not_affect_the_others(script: Script, page: Page, order: tuple[int, int]) -> None:
+    tickets = [Ticket("0", lambda: None), make_ticket("1", patient=False)]
+    first_ticket, second_ticket = (tickets[number] for number in order)
+    script.waiting.append(second_ticket)
+    page.commit(first_ticket)
+    assert [(ticket.change is None, ticket.fault, ticket.done) for ticket in tickets] == [
+        (True, None, True),
+        (False, None, True),
+    ]
+    assert (set(page.session.entries), page.settled) == ({"1"}, True)

@@ -13,12 +13,20 @@ from object_memory import ObjectMemory
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Lost, Malformed, PassingStore
 from leasehold.stores.requests import ObjectFields, StoredObject
 from leasehold.stores.sessions.group import EntryChange, ThreadPrimitives, Ticket
-from leasehold.stores.sessions.rows import LEASES, SESSIONS, parse_lease_row, parse_session, require_valid_row
+from leasehold.stores.sessions.rows import (
+    LEASES,
+    SESSIONS,
+    LeaseRow,
+    parse_lease_row,
+    parse_session,
+    require_valid_row,
+)
 from leasehold.stores.sessions.store import IDLE_SECONDS, SessionStore, open_in_layout
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
@@ -856,7 +864,8 @@ def test_an_annotation_or_a_throughput_can_return_to_its_first_value(lag: str, w
 
 def test_an_annotation_of_another_worker_replaces_the_owners() -> None:
     ann_store, bob_store, lease = scene(ObjectMemory())
-    expect_applied(ann_store.write(RenewLease(lease, annotations=(("lag", "3"),))))
+    for number in (1, 2, 3):
+        lease = expect_applied(ann_store.write(RenewLease(lease, annotations=(("lag", str(number)),))))
     expect_applied(bob_store.write(AnnotateLease(read_stored_lease(bob_store, KEY), "lag", "4")))
     assert read_stored_lease(bob_store, KEY).annotation("lag") == "4"
 
@@ -936,9 +945,9 @@ def test_a_lease_of_an_ended_session_has_no_owner_for_any_write(case: str) -> No
     assert isinstance(bob_store.write(make_write(evolve(lease, version=version))), Done) is is_applied
 
 
-def next_sessions(objects: ObjectMemory) -> str:
-    """Return the session of the next owner in the row of the lease."""
-    return require_valid_row(parse_lease_row(KEY, objects.stored[f"{LEASES}{KEY}"])).next_owners
+def row_of_lease(objects: ObjectMemory) -> LeaseRow:
+    """Return the row of the lease."""
+    return require_valid_row(parse_lease_row(KEY, objects.stored[f"{LEASES}{KEY}"]))
 
 
 REQUEST_ENDS: dict[str, Callable[[SessionStore, SessionStore, Lease], object]] = {
@@ -955,9 +964,10 @@ def test_a_request_that_is_over_leaves_no_session_in_the_row(case: str) -> None:
     """A session that a row names is never removed."""
     objects = ObjectMemory()
     ann_store, bob_store, lease = scene(objects, next_owner=True)
-    assert next_sessions(objects)
+    assert row_of_lease(objects).next_owners
     assert isinstance(REQUEST_ENDS[case](ann_store, bob_store, lease), Done)
-    assert next_sessions(objects) == ""
+    row = row_of_lease(objects)
+    assert (row.next_owners, row.session == "") == ("", row.lease.owner is None)
 
 
 def test_an_owner_notices_every_request() -> None:
@@ -1491,3 +1501,111 @@ def test_a_given_lease_is_accepted_only_once(rival: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(bob_store._versioned_rows, "read", read_before_rival)  # noqa: SLF001
     assert [expect_rejected(bob_store.write(ClaimLease(given_lease, "bob")))] == rival_leases
+
+
+def test_a_lease_that_is_stolen_before_it_is_accepted_is_lost() -> None:
+    ann_store, bob_store, lease = scene(objects := ObjectMemory())
+    (bob_session,) = bob_store._pages  # noqa: SLF001  in which bob accepts the lease
+    cat_leases: list[Lease] = []
+
+    def steal(line: str) -> None:
+        if line == f"over session/{bob_session}":
+            objects.before = lambda _line: None
+            cat_store = two(objects)[0]
+            cat_leases.append(expect_applied(cat_store.write(StealLease(read_stored_lease(cat_store, KEY), "cat"))))
+
+    objects.before = steal
+    assert [expect_rejected(bob_store.write(StealLease(lease, "bob")))] == cat_leases
+    assert read_stored_lease(ann_store, KEY) == cat_leases[0]
+
+
+def test_a_lease_of_a_deleted_session_can_be_requested() -> None:
+    objects = ObjectMemory()
+    ann_store, bob_store, _ = scene(objects)
+    (page,) = ann_store._pages  # noqa: SLF001  whose row is deleted
+    del objects.stored[f"session/{page}"]
+    assert expect_applied(bob_store.write(RequestLease(read_stored_lease(bob_store, KEY), "bob"))).next_owner == "bob"
+
+
+def test_a_theft_that_another_thread_overtakes_keeps_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower thread of the worker read the row before the faster one took the lease."""
+    ann_store, bob_store, lease = scene(ObjectMemory())
+    checkpointed_leases: list[Lease] = []
+    read = bob_store._versioned_rows.read  # noqa: SLF001
+
+    def read_before_theft(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+        rows = read(names, stale_ok=stale_ok)
+        if f"{LEASES}{KEY}" not in names and not checkpointed_leases:
+            monkeypatch.setattr(bob_store._versioned_rows, "read", read)  # noqa: SLF001
+            stolen_lease = expect_applied(bob_store.write(StealLease(lease, "bob")))
+            checkpointed_leases.append(expect_applied(bob_store.write(CheckpointLease(stolen_lease, Position("42")))))
+        return rows
+
+    monkeypatch.setattr(bob_store._versioned_rows, "read", read_before_theft)  # noqa: SLF001
+    assert [expect_rejected(bob_store.write(StealLease(lease, "bob")))] == checkpointed_leases
+    assert read_stored_lease(ann_store, KEY).checkpoint == Position("42")
+
+
+def test_a_second_session_of_a_worker_leaves_the_first_one_alone() -> None:
+    """The leases of a full session are renewed in it, and keep their fencing numbers."""
+    objects = ObjectMemory()
+    store = SessionStore(ObjectCells(objects, "", page_leases=1), gather_seconds=0.0)
+    leases = [create_owned_lease(store, key=f"s-{number}") for number in range(3)]
+    objects.log.clear()
+    renewed_leases = [expect_applied(store.write(RenewLease(lease))) for lease in leases]
+    assert [lease.epoch for lease in renewed_leases] == [lease.epoch for lease in leases]
+    assert (len(sessions(objects)), writes_of(objects)) == (3, ("over session",) * 3)
+
+
+def test_a_session_that_was_read_before_its_lease_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner may have released the lease and claimed it again between the two reads (G13)."""
+    objects = ObjectMemory()
+    ann_store, bob_store, lease = scene(objects)
+    bob_store.list()
+    (ann_session,) = ann_store._pages  # noqa: SLF001  that is read too early
+    outdated_row = objects.stored[f"session/{ann_session}"]
+    expect_applied(ann_store.write(ReleaseLease(lease, "ann")))
+    current_lease = expect_applied(ann_store.write(CheckpointLease(claim_lease(ann_store, "ann"), Position("42"))))
+    read = bob_store._versioned_rows.read  # noqa: SLF001
+
+    def read_session_early(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
+        rows = read(names, stale_ok=stale_ok)
+        return {**rows, outdated_row.name: outdated_row} if f"{LEASES}{KEY}" in names else rows
+
+    monkeypatch.setattr(bob_store._versioned_rows, "read", read_session_early)  # noqa: SLF001
+    assert bob_store.get([KEY]) == (current_lease,)
+
+
+@pytest.mark.parametrize("session_exists", [True, False])
+def test_a_request_is_stored_although_its_mark_is_not(session_exists: bool) -> None:
+    """The owner finds the request when it next reads the row."""
+    objects = ObjectMemory()
+    _, bob_store, lease = scene(objects)
+
+    def lose_mark(line: str) -> None:
+        if line.startswith("over session"):
+            if session_exists:
+                raise OutcomeUnknown("on its way")
+            objects.stored.pop(line.removeprefix("over "), None)
+
+    objects.before = lose_mark
+    assert expect_applied(bob_store.write(RequestLease(lease, "bob"))).next_owner == "bob"
+    objects.before = lambda _line: None
+    assert read_stored_lease(bob_store, KEY).next_owner == "bob"
+
+
+def test_a_given_lease_is_accepted_with_the_annotations_of_its_claim() -> None:
+    """The annotations identify the process, so that it recognizes the lease after a restart."""
+    ann_store, bob_store, lease = scene(ObjectMemory(), next_owner=True)
+    given_lease = expect_applied(ann_store.write(GiveLease(lease, AT)))
+    accepted_lease = expect_applied(bob_store.write(ClaimLease(given_lease, "bob", (("process", "2"),))))
+    assert accepted_lease.annotation("process") == "2"
+    assert read_stored_lease(ann_store, KEY) == accepted_lease
+
+
+def test_a_hub_keeps_its_layout_next_to_a_table_in_sessions() -> None:
+    """The blobs of a hub and a table in layout `sessions` may share a container."""
+    objects = ObjectMemory()
+    scene(objects)
+    hub_store = EtagStore(objects, EventHubLayout("ns", "hub", "group"))
+    assert open_in_layout(hub_store, None) is hub_store

@@ -14,6 +14,7 @@ from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import (
     CONTROL_INTERVAL_SECONDS,
     CONTROL_KEY,
+    COPY,
     DIRECTION,
     FROM,
     KNOWN_TO,
@@ -23,6 +24,7 @@ from leasehold.stores.swap import (
     TO,
     SwapStore,
     get_or_create_control_row,
+    is_unclaimed_copy,
     open_both,
     split_leftover_rows,
     swap_is_over,
@@ -442,9 +444,11 @@ def test_a_late_checkpoint_never_disappears(tables: Tables) -> None:
     assert read_stored_lease(store).checkpoint == Position("42", 1)
 
 
-def test_a_late_checkpoint_is_rejected_if_one_table_supports_none() -> None:
+@pytest.mark.parametrize("source_in_sessions", [False, True])
+def test_a_late_checkpoint_is_rejected_if_one_table_supports_none(source_in_sessions: bool) -> None:
     """The lease may move to that table before the new owner reads its checkpoint."""
-    source, target = MemoryStore(), SessionStore(MemoryStore().cells(), gather_seconds=0.0)
+    memory_store, target = MemoryStore(), SessionStore(MemoryStore().cells(), gather_seconds=0.0)
+    source = SessionStore(memory_store.cells(), gather_seconds=0.0) if source_in_sessions else memory_store
     get_or_create_control_row((source, target), NAMES)
     store = SwapStore((source, target), NAMES[TO], control_interval_seconds=0.0)
     owned_lease = create_owned_lease(store)
@@ -474,6 +478,7 @@ def test_a_half_deleted_lease_is_still_the_current_one(tables: Tables, direction
     with pytest.raises(OutcomeUnknown):
         tables.opened(DyingAfterDeletion, DyingAfterDeletion).write(DeleteLease(lease))
     assert read_stored_lease(store) == lease
+    assert expect_rejected(store.write(CreateLease(Lease(KEY)))) == lease
     assert isinstance(store.write(DeleteLease(lease)), Done)
     assert store.get([KEY]) == ()
 
@@ -733,3 +738,109 @@ def test_a_worker_that_knows_only_from_gets_no_listing_once_a_lease_has_moved(ke
     rows = tuple(Lease(key, owner=f"{MOVED_OWNER_PREFIX}ann") for key in keys)
     with pytest.raises(StoreError, match="have moved to another one"):
         swap.reject_moved(Listing((Lease("z", owner="ann"), *rows)))
+
+
+def test_a_lease_that_was_claimed_since_it_was_read_is_not_moved(tables: Tables) -> None:
+    store = tables.opened()
+    unowned_lease = expect_applied(store.write(CreateLease(Lease(KEY))))
+    claimed_lease = expect_applied(store.write(ClaimLease(unowned_lease, "ann")))
+    assert expect_rejected(store.move_unowned(unowned_lease, TO)) == claimed_lease
+    assert read_stored_lease(store) == claimed_lease
+    assert tables.target.get([KEY]) == ()
+
+
+@pytest.mark.parametrize(("epoch", "is_copy"), [("2", False), ("3", True), ("4", True), ("", False), ("²", False)])
+def test_a_row_is_a_copy_up_to_the_epoch_of_its_annotation(epoch: str, is_copy: bool) -> None:
+    assert is_unclaimed_copy(Lease(KEY, epoch=3, annotations=((COPY, epoch),))) is is_copy
+
+
+@pytest.mark.parametrize("side", [FROM, TO])
+def test_an_unowned_lease_that_has_arrived_is_not_moved_again(tables: Tables, side: int) -> None:
+    store = tables.opened()
+    lease = expect_applied(store.write(CreateLease(Lease(KEY, checkpoint=Position("7")))))
+    if side == TO:
+        lease = expect_applied(store.move_unowned(lease, TO))
+    assert expect_rejected(store.move_unowned(lease, side)) == lease
+    assert read_stored_lease(store) == lease
+
+
+@pytest.mark.parametrize("case", ["claim", "theft", "renewal", "checkpoint", "annotation"])
+def test_a_write_that_completes_a_move_too_late_is_lost(tables: Tables, case: str) -> None:
+    """Another worker takes the lease after the marked row was read."""
+    taken: list[Lease] = []
+
+    class Taking(PassingStore):
+        """A table in which another worker claims the lease just before it is copied."""
+
+        def write(self, write: Write) -> Outcome:
+            if isinstance(write, CreateLease):
+                marked_lease = read_stored_lease(tables.opened())
+                taken.append(expect_applied(tables.opened().write(ClaimLease(marked_lease, "cat"))))
+            return super().write(write)
+
+    create_owned_lease(tables.opened(), checkpoint=Position("41", 3))
+    write = MARKED[case](tables.mark())
+    assert [expect_rejected(tables.opened(PassingStore, Taking).write(write))] == taken
+    assert read_stored_lease(tables.opened()) == taken[0]
+
+
+def test_no_worker_can_take_the_control_row_for_unfinished_work(tables: Tables) -> None:
+    (control_row,) = tables.target.get([CONTROL_KEY])
+    assert (control_row.ended, control_row.owner) == (True, None)
+
+
+@pytest.mark.parametrize("step", [AnnotateLease, ReleaseLease, ResetLease, ClaimLease])
+def test_a_return_that_another_worker_completes_is_lost(tables: Tables, step: type[Write]) -> None:
+    """The row left in FROM becomes the current one before this worker has finished its copy."""
+    lease = create_owned_lease(tables.opened(), checkpoint=Position("41"))
+    tables.send("to")
+    lease = expect_applied(tables.opened().write(RenewLease(lease)))
+    tables.send("from")
+    taken: list[Lease] = []
+
+    class Taking(PassingStore):
+        """A table in which another worker claims the lease before this step."""
+
+        def write(self, write: Write) -> Outcome:
+            if isinstance(write, step) and not taken:
+                taken.append(write.lease)
+                marked_lease = read_stored_lease(tables.opened())
+                taken[0] = expect_applied(tables.opened().write(ClaimLease(marked_lease, "cat")))
+            return super().write(write)
+
+    assert [expect_rejected(tables.opened(Taking, PassingStore).write(RenewLease(lease)))] == taken
+    assert (read_stored_lease(tables.opened()), taken[0].owner) == (taken[0], "cat")
+
+
+@pytest.mark.parametrize("case", MARKED)
+def test_a_write_of_a_moving_lease_that_was_deleted_is_rejected(tables: Tables, case: str) -> None:
+    create_owned_lease(tables.opened())
+    marked_lease = tables.mark()
+    assert isinstance(tables.opened().write(DeleteLease(marked_lease)), Done)
+    assert expect_rejected(tables.opened().write(MARKED[case](marked_lease))) is None
+
+
+def test_a_copy_whose_row_was_deleted_becomes_the_lease(tables: Tables) -> None:
+    """A user may delete the rows that a swap left in FROM before the last move is complete."""
+    create_owned_lease(tables.opened(), checkpoint=Position("41"))
+    marked_lease = tables.mark()
+
+    class DyingBeforeClaim(PassingStore):
+        def write(self, write: Write) -> Outcome:
+            if isinstance(write, ClaimLease):
+                raise OutcomeUnknown("the process died")
+            return super().write(write)
+
+    with pytest.raises(OutcomeUnknown):
+        tables.opened(PassingStore, DyingBeforeClaim).write(RenewLease(marked_lease))
+    expect_applied(tables.source.write(DeleteLease(tables.source.get([KEY])[0])))
+    reads: list[str] = []
+
+    class Read(PassingStore):
+        def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+            reads.extend(keys := list(keys))
+            return super().get(keys, stale_ok=stale_ok)
+
+    (copy,) = tables.opened(Read, Read).get([KEY])
+    assert (copy.owner, copy.checkpoint, reads) == (None, Position("41"), [KEY] * 4)
+    assert expect_applied(tables.opened().write(ClaimLease(copy, "bob"))).owner == "bob"
