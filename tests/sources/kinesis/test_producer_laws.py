@@ -31,6 +31,7 @@ from leasehold.adapters.sources.kinesis.producer import producer as module
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, split_mark
+from leasehold.balancer.model import HASH_KEYS
 from leasehold.errors import ProducerError
 
 SECONDS = 30.0
@@ -742,3 +743,22 @@ def test_records_do_not_linger_until_the_last_flush_ends() -> None:
             assert producer._core.flushing  # noqa: SLF001
         is_flushing = producer._core.flushing  # noqa: SLF001
     assert not is_flushing
+
+
+def test_producer_reads_every_page_of_the_listing() -> None:
+    tokens, third = ["b", "c", None], (HASH_KEYS[1] + 1) // 3
+    ranges = [(0, third - 1), (third, 2 * third - 1), (2 * third, HASH_KEYS[1])]
+    requests = list[dict[str, Any]]()
+
+    def list_shards(**request: Any) -> dict[str, Any]:  # noqa: ANN401  as boto3
+        index = len(requests)
+        requests.append(request)
+        hash_range = {"StartingHashKey": str(ranges[index][0]), "EndingHashKey": str(ranges[index][1])}
+        shard = {"ShardId": f"s-{index}", "HashKeyRange": hash_range, "SequenceNumberRange": {}}
+        return {"Shards": [shard], "NextToken": tokens[index]}
+
+    client: Any = SimpleNamespace(list_shards=list_shards)
+    shard_map = module.KinesisPutClient(client, "orders").list_shards()
+    assert shard_map is not None
+    assert shard_map.ids == ("s-0", "s-1", "s-2")
+    assert requests == [{"StreamName": "orders"}, {"NextToken": "b"}, {"NextToken": "c"}]
