@@ -69,3 +69,8 @@ def test_every_exception_is_in_the_hierarchy_or_caught_inside() -> None:
 def test_every_error_is_explained_in_the_reference() -> None:
     page = (Path(__file__).parents[1] / "docs" / "reference.md").read_text(encoding="utf-8")
     assert [name for name in PUBLIC if f"`{name}`" not in page] == []
+
+
+def test_position_that_is_gone_is_not_read_again() -> None:
+    """A read of a trimmed position fails each time, so `Trimmed` is no error after which a worker tries again."""
+    assert not issubclass(leasehold.Trimmed, leasehold.SourceUnavailable)

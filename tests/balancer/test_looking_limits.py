@@ -25,7 +25,7 @@ from looking_fleet import (
     told,
 )
 
-from leasehold.balancer.actions import Claim, Create, Look, Renew, RequestHandoff, Steal
+from leasehold.balancer.actions import Claim, Create, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.bulletin import bulletin_annotations
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import (
@@ -289,3 +289,27 @@ def test_results_are_read_sooner_after_claims_than_after_steals() -> None:
     for action in (Claim(lease, "M6"), Create(lease, "L3")):
         assert seconds_to_results([action], CONFIG) == AFTER_CLAIM_SECONDS
     assert seconds_to_results([Renew(lease, "M8")], CONFIG) is None
+
+
+def test_suspect_delays_no_listing() -> None:
+    """C5: If a suspected owner expires only after the usual interval, the lookout lists the table at this interval."""
+    assert look(LOOKOUT, table_with_idle_owner(5.0, NEXT), FULL).seconds == 3.0
+
+
+def test_bulletin_is_renewed_with_its_call() -> None:
+    """C6: Between two listings, a lookout that writes its bulletin again also writes the call again."""
+    call_text = f"7 0 {KEYS[0]} {READER}"
+    bulletin = bulletin_annotations(Bulletin(7, 2, 1), (("call", call_text),))
+    assert look(LOOKOUT, TABLE, heard(call=call_text)).annotations == bulletin
+    assert look(LOOKOUT, TABLE, QUIET).annotations == bulletin_annotations(Bulletin(7, 2, 1))
+
+
+def test_released_leases_are_open_to_others() -> None:
+    """C6: A lookout that frees expired leases calls other workers to them, and only leaves out leases it claims."""
+    expired_table = table_with_idle_owner(11.0, NEXT)
+    expired_leases = [lease for lease in expired_table if lease.owner == NEXT]
+    releases = [Release(lease, "C6") for lease in expired_leases]
+    claims = [Claim(lease, "M6") for lease in expired_leases]
+    called = look(LOOKOUT, expired_table, FULL).annotations
+    assert look(LOOKOUT, expired_table, FULL, *releases).annotations == called
+    assert look(LOOKOUT, expired_table, FULL, *claims).annotations != called
