@@ -26,7 +26,7 @@ from looking_fleet import (
 )
 
 from leasehold.balancer.actions import Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import bulletin_annotations
+from leasehold.balancer.bulletin import bulletin_annotations, worker_digits
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import (
     AFTER_CLAIM_SECONDS,
@@ -313,3 +313,19 @@ def test_released_leases_are_open_to_others() -> None:
     called = look(LOOKOUT, expired_table, FULL).annotations
     assert look(LOOKOUT, expired_table, FULL, *releases).annotations == called
     assert look(LOOKOUT, expired_table, FULL, *claims).annotations != called
+
+
+def test_owners_are_called_while_requests_are_expected() -> None:
+    """C6: A lookout calls the owner of a requested lease at any time, and the owners of surplus leases after a join."""
+    last_key = next(lease.key for lease in TABLE if lease.owner == LAST)
+    requested_table = tuple(evolve(lease, next_owner=READER) if lease.key == last_key else lease for lease in TABLE)
+    assert worker_digits(LAST) in str(look(LOOKOUT, requested_table, evolve(FULL, owners_still=1.0)).annotations)
+    joined_table = (*TABLE, row("n-0", "new"), *(row(f"n-{index}", LAST) for index in range(1, 4)))
+    for fleet_still, is_called in ((15.0, True), (15.25, False)):
+        annotations = look(LOOKOUT, joined_table, evolve(FULL, fleet_still=fleet_still, owners_still=1.0)).annotations
+        assert (worker_digits(LAST) in str(annotations)) is is_called
+
+
+def test_worker_that_has_read_no_bulletin_writes_no_last_one() -> None:
+    """C3: Only a worker that was the lookout writes a last bulletin, and a row without a bulletin is not one."""
+    assert look(READER, TABLE, heard(latest=Bulletin(), acts_read=0)).annotations == ()

@@ -94,6 +94,12 @@ def test_lease_that_is_released_is_not_renewed() -> None:
     )
 
 
+def test_listing_with_an_open_parent_creates_no_lease() -> None:
+    """L2: An open shard has no children, so a listing with both is out of date, and the stream is skipped."""
+    shards = [Shard("0", open=True), Shard("1", parents=("0",), open=True)]
+    assert plan([], shards, Me("a"), Config()) == ()
+
+
 @pytest.mark.parametrize("rules", [Minimal(), Kcl(), KclRust(), EventHubs()], ids=repr)
 def test_lease_that_is_deleted_is_not_claimed(rules: RuleSet) -> None:
     """L10: A lease whose shard is no longer listed counts toward no share, and the plan contains one action for it."""

@@ -465,6 +465,16 @@ def test_counts_after_partial_reads_equal_a_full_count(
             assert look_again(actions, leases, me, config) == look_again(actions, all_leases, me, config)
 
 
+def test_lease_that_ends_leaves_a_hole() -> None:
+    """A hash range is a hole from the first full read in which its lease has ended and no child has a lease."""
+    low, high = HASH_KEYS
+    rows = [evolve(ROW, hash_range=(low, high // 2)), Lease("s-2", owner="b", hash_range=(high // 2 + 1, high))]
+    watch, _ = Watch().look(rows, began=0, ended=1)
+    assert watch.history.holes == ()
+    watch, _ = watch.look([evolve(rows[0], checkpoint=SHARD_END), rows[1]], began=2, ended=3)
+    assert len(watch.history.holes) == 1
+
+
 def test_outage_of_the_store_expires_no_lease() -> None:
     """C17: The time of an outage does not count as idle time of any lease."""
     aged_row = evolve(ROW, idle=70.0)  # the row's age in the store includes the outage
