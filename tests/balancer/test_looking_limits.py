@@ -286,8 +286,8 @@ def test_results_are_read_sooner_after_claims_than_after_steals() -> None:
     lease = Lease("s-0", owner="b")
     for action in (Steal(lease, "b", "M6"), RequestHandoff(lease, "b", "H2")):
         assert seconds_to_results([action, Claim(lease, "M6")], CONFIG) == 0.5 * CONFIG.lease_seconds
-    for action in (Claim(lease, "M6"), Create(lease, "L3")):
-        assert seconds_to_results([action], CONFIG) == AFTER_CLAIM_SECONDS
+    for claim_or_create in (Claim(lease, "M6"), Create(lease, "L3")):
+        assert seconds_to_results([claim_or_create], CONFIG) == AFTER_CLAIM_SECONDS
     assert seconds_to_results([Renew(lease, "M8")], CONFIG) is None
 
 
