@@ -293,7 +293,7 @@ def test_results_are_read_sooner_after_claims_than_after_steals() -> None:
 
 def test_suspect_delays_no_listing() -> None:
     """C5: If a suspected owner expires only after the usual interval, the lookout lists the table at this interval."""
-    assert look(LOOKOUT, table_with_idle_owner(5.0, NEXT), FULL).seconds == 3.0
+    assert look(LOOKOUT, table_with_idle_owner(7.0, NEXT), FULL).seconds == 3.0
 
 
 def test_bulletin_is_renewed_with_its_call() -> None:

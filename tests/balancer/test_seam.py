@@ -63,6 +63,15 @@ def test_other_rule_sets_do_not_wait_for_joiners() -> None:
     assert look_again([], [own_lease], newcomer, config) == Look(config.cycle_seconds)
 
 
+def test_other_rule_sets_have_no_lookout() -> None:
+    """C14: Under the rules of the KCL, no worker acts as the lookout, even if others of its fleet write bulletins."""
+    config = Config(rules=Kcl())
+    worker = Me("a", history=History(hearing=BulletinState()))
+    assert look_again([], [Lease("s-0", owner="a"), Lease("s-1", owner="b")], worker, config) == Look(
+        config.cycle_seconds
+    )
+
+
 def test_new_leases_are_read_soon() -> None:
     """A new lease gets an owner without waiting a whole cycle."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl())) == Look(1.0)
