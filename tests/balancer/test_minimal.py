@@ -380,3 +380,10 @@ def test_full_worker_releases_nothing_while_leases_are_overdue() -> None:
     table = [*unmeasured_leases("a", 3), *unmeasured_leases("b", 1), *free_leases(1, 900.0)]
     long_still = History(owners_still=500.0, fleet_still=500.0)
     assert plan_turn(table, long_still, "a", release=True, max_leases=3) == []
+
+
+def test_expired_leases_are_held_by_no_worker() -> None:
+    """C1: A lease that has expired is claimed, so it is not among the leases that its former owner holds."""
+    leases = unmeasured_leases("b", 2)
+    census = take_census([evolve(leases[0], idle=99.0), leases[1]], Me("a"), config())
+    assert [lease.key for lease in census.held_by({"b"})] == ["b-1"]

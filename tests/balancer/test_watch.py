@@ -14,7 +14,7 @@ from leasehold.balancer.census import Census, index_leases
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.family import update_holes
-from leasehold.balancer.lookout import lookout_ranks
+from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import (
     HASH_KEYS,
     SHARD_END,
@@ -459,6 +459,7 @@ def test_counts_after_partial_reads_equal_a_full_count(
         for worker in ("a", "b", "d"):
             me = Me(worker, turn, watch.history)
             assert ordered_census(leases, me, config) == ordered_census(all_leases, me, config)
+            assert bulletin_row(leases, worker) == bulletin_row(all_leases, worker)
             assert lookout_ranks(leases, config) == lookout_ranks(all_leases, config)
             actions = plan(leases, None, me, config)
             assert actions == plan(all_leases, None, me, config)
