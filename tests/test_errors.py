@@ -69,3 +69,16 @@ def test_every_exception_is_in_the_hierarchy_or_caught_inside() -> None:
 def test_every_error_is_explained_in_the_reference() -> None:
     page = (Path(__file__).parents[1] / "docs" / "reference.md").read_text(encoding="utf-8")
     assert [name for name in PUBLIC if f"`{name}`" not in page] == []
+
+
+def test_position_that_is_gone_is_not_read_again() -> None:
+    """A read of a trimmed position fails each time, so `Trimmed` is no error after which a worker tries again."""
+    assert not issubclass(leasehold.Trimmed, leasehold.SourceUnavailable)
+
+
+def test_error_of_one_part_is_no_error_of_another() -> None:
+    """A handler that catches the errors of the store and tries again does not catch those that end the worker."""
+    kinds = [leasehold.StoreError, leasehold.SourceError, leasehold.WorkerError, leasehold.ProducerError]
+    assert [[issubclass(kind, other) for other in kinds] for kind in kinds] == [
+        [kind is other for other in kinds] for kind in kinds
+    ]

@@ -190,6 +190,8 @@ def test_single_worker_lists_the_table_seldom() -> None:
     """C13: a worker without peers lists the table seldom. It notices new workers when they take a lease."""
     own_leases = tuple(row(f"s-{index}", "w-1") for index in range(3))
     assert look("w-1", own_leases, FULL).seconds == 20.0
+    short_config = Config(rules=Minimal(), cycle_seconds=6.0)
+    assert look_again((), own_leases, Me("w-1", history=FULL), short_config).seconds == 6.0
 
 
 def test_worker_reads_the_table_soon_after_taking() -> None:
@@ -433,6 +435,8 @@ def test_late_owner_is_checked_when_its_lease_may_have_expired() -> None:
     me = Me("w-1", history=History(paces=(("w-2", 9.0),)))
     assert look_again((), table_with_idle_owner(10.6, "w-2"), me, CONFIG).seconds == CONFIG.cycle_seconds
     assert look_again((Claim(TABLE[0], "M6"),), TABLE, me, CONFIG).seconds == 0.7
+    finished_leases = [evolve(lease, checkpoint=SHARD_END) if lease.owner == "w-2" else lease for lease in TABLE]
+    assert look_again((), finished_leases, me, CONFIG).seconds == CONFIG.cycle_seconds
     assert look_again((), TABLE, me, Config(rules=Kcl())).seconds == Config(rules=Kcl()).cycle_seconds
 
 

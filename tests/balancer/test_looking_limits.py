@@ -25,8 +25,8 @@ from looking_fleet import (
     told,
 )
 
-from leasehold.balancer.actions import Claim, Create, Look, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import bulletin_annotations
+from leasehold.balancer.actions import Claim, Create, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.bulletin import bulletin_annotations, worker_digits
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import (
     AFTER_CLAIM_SECONDS,
@@ -286,6 +286,46 @@ def test_results_are_read_sooner_after_claims_than_after_steals() -> None:
     lease = Lease("s-0", owner="b")
     for action in (Steal(lease, "b", "M6"), RequestHandoff(lease, "b", "H2")):
         assert seconds_to_results([action, Claim(lease, "M6")], CONFIG) == 0.5 * CONFIG.lease_seconds
-    for action in (Claim(lease, "M6"), Create(lease, "L3")):
-        assert seconds_to_results([action], CONFIG) == AFTER_CLAIM_SECONDS
+    for claim_or_create in (Claim(lease, "M6"), Create(lease, "L3")):
+        assert seconds_to_results([claim_or_create], CONFIG) == AFTER_CLAIM_SECONDS
     assert seconds_to_results([Renew(lease, "M8")], CONFIG) is None
+
+
+def test_suspect_delays_no_listing() -> None:
+    """C5: If a suspected owner expires only after the usual interval, the lookout lists the table at this interval."""
+    assert look(LOOKOUT, table_with_idle_owner(7.0, NEXT), FULL).seconds == 3.0
+
+
+def test_bulletin_is_renewed_with_its_call() -> None:
+    """C6: Between two listings, a lookout that writes its bulletin again also writes the call again."""
+    call_text = f"7 0 {KEYS[0]} {READER}"
+    bulletin = bulletin_annotations(Bulletin(7, 2, 1), (("call", call_text),))
+    assert look(LOOKOUT, TABLE, heard(call=call_text)).annotations == bulletin
+    assert look(LOOKOUT, TABLE, QUIET).annotations == bulletin_annotations(Bulletin(7, 2, 1))
+
+
+def test_released_leases_are_open_to_others() -> None:
+    """C6: A lookout that frees expired leases calls other workers to them, and only leaves out leases it claims."""
+    expired_table = table_with_idle_owner(11.0, NEXT)
+    expired_leases = [lease for lease in expired_table if lease.owner == NEXT]
+    releases = [Release(lease, "C6") for lease in expired_leases]
+    claims = [Claim(lease, "M6") for lease in expired_leases]
+    called = look(LOOKOUT, expired_table, FULL).annotations
+    assert look(LOOKOUT, expired_table, FULL, *releases).annotations == called
+    assert look(LOOKOUT, expired_table, FULL, *claims).annotations != called
+
+
+def test_owners_are_called_while_requests_are_expected() -> None:
+    """C6: A lookout calls the owner of a requested lease at any time, and the owners of surplus leases after a join."""
+    last_key = next(lease.key for lease in TABLE if lease.owner == LAST)
+    requested_table = tuple(evolve(lease, next_owner=READER) if lease.key == last_key else lease for lease in TABLE)
+    assert worker_digits(LAST) in str(look(LOOKOUT, requested_table, evolve(FULL, owners_still=1.0)).annotations)
+    joined_table = (*TABLE, row("n-0", "new"), *(row(f"n-{index}", LAST) for index in range(1, 4)))
+    for fleet_still, is_called in ((15.0, True), (15.25, False)):
+        annotations = look(LOOKOUT, joined_table, evolve(FULL, fleet_still=fleet_still, owners_still=1.0)).annotations
+        assert (worker_digits(LAST) in str(annotations)) is is_called
+
+
+def test_worker_that_has_read_no_bulletin_writes_no_last_one() -> None:
+    """C3: Only a worker that was the lookout writes a last bulletin, and a row without a bulletin is not one."""
+    assert look(READER, TABLE, heard(latest=Bulletin(), acts_read=0)).annotations == ()

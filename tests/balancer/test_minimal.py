@@ -9,7 +9,7 @@ from leasehold.balancer.actions import Action, Claim, Release, RequestHandoff, S
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
-from leasehold.balancer.model import History, Lease, Me
+from leasehold.balancer.model import BulletinState, History, Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.loads import loads_of
 from leasehold.balancer.rules.minimal import Minimal
@@ -345,3 +345,45 @@ def test_expired_leases_load_no_worker() -> None:
     leases[0] = evolve(leases[0], idle=99.0)
     census = take_census(leases, Me("a"), config())
     assert loads_of(census, ("a", "b"), {}, 0) == {"a": 0, "b": 70_000}
+
+
+def test_workers_that_write_no_bulletin_are_not_called() -> None:
+    """C6, M15: A worker of another library reads no calls, so a call names no such worker."""
+    me = Me("a", history=evolve(LATELY, hearing=BulletinState()))
+    uneven_table = [*unmeasured_leases("a", 3), *unmeasured_leases("b", 1), *free_leases(3, 1.0)]
+    requested_lease = evolve(unmeasured_leases("b", 1)[0], next_owner="c")
+    moving_table = [requested_lease, *unmeasured_leases("a", 1), *unmeasured_leases("c", 1)]
+    for table in (uneven_table, moving_table):
+        assert Minimal().calls(take_census(table, me, config()), me, config()) == {}
+
+
+def test_newcomer_with_its_first_lease_waits_for_other_joiners() -> None:
+    """C10: A newcomer claims free leases at once, but takes no others while workers may still be joining."""
+    joining_history = History(fleet_still=0.0, full_apart=1.0)
+    first_lease = evolve(unmeasured_leases("b", 1)[0], held=0.0)
+    table = [*unmeasured_leases("a", 7), first_lease]
+    assert plan_turn(table, joining_history) == []
+    assert plan_turn([*table, *free_leases(1, 1.0)], joining_history) == [("M6", "")]
+    assert plan_turn(table, evolve(joining_history, fleet_still=5.0)) == [("M6", "a")] * 3
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_alternates_are_of_the_same_kind(turn: int) -> None:
+    """H2, M5: Only a request has to wait for the owner, so no steal is an alternate of a request, or the reverse."""
+    table = [*(evolve(lease, yields=True) for lease in unmeasured_leases("a", 4)), *unmeasured_leases("b", 4)]
+    move = first_move(plan(table, None, Me("c", turn, LATELY), config()))
+    assert {type(alternate) for alternate in move.alternates} <= {type(move)}
+
+
+def test_full_worker_releases_nothing_while_leases_are_overdue() -> None:
+    """M9, M11: Leases are overdue because workers are missing, so a full worker releases none to them."""
+    table = [*unmeasured_leases("a", 3), *unmeasured_leases("b", 1), *free_leases(1, 900.0)]
+    long_still = History(owners_still=500.0, fleet_still=500.0)
+    assert plan_turn(table, long_still, "a", release=True, max_leases=3) == []
+
+
+def test_expired_leases_are_held_by_no_worker() -> None:
+    """C1: A lease that has expired is claimed, so it is not among the leases that its former owner holds."""
+    leases = unmeasured_leases("b", 2)
+    census = take_census([evolve(leases[0], idle=99.0), leases[1]], Me("a"), config())
+    assert [lease.key for lease in census.held_by({"b"})] == ["b-1"]

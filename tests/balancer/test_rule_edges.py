@@ -61,6 +61,12 @@ def test_ownership_of_dotnet_and_java_expires_exactly_at_its_limit(seconds: floa
     assert expires["python"] == expires["gist"] == seconds
 
 
+def test_ownership_lasts_as_long_as_in_each_sdk() -> None:
+    """E1: A worker with a shorter limit than its peers would steal the partitions of living workers."""
+    seconds = {dialect: Config(rules=EventHubs(dialect)).lease_seconds for dialect in DIALECTS}
+    assert seconds == {"gist": 120.0, "dotnet": 120.0, "java": 120.0, "python": 180.0}
+
+
 def test_python_worker_with_its_share_claims_nothing() -> None:
     """E3: A worker with its share leaves free leases to workers that have fewer."""
     assert planned_takes(EventHubs("python"), "aab-") == []
@@ -95,9 +101,20 @@ def test_remaining_lease_is_claimed_but_not_stolen(rules: RuleSet) -> None:
 @pytest.mark.parametrize("rules", OTHER_RULES, ids=repr)
 def test_lease_of_a_dead_owner_is_claimed_before_any_is_stolen(rules: RuleSet) -> None:
     """E3 to E6, K7, R1: A shard that no worker reads comes first, although its row still names an owner."""
-    leases = [*(Lease(f"b-{index}", owner="b", idle=1.0) for index in range(4)), Lease("d-0", owner="d", idle=200.0)]
+    config = Config(rules=rules)
+    held_leases = [Lease(f"b-{index}", owner="b", idle=1.0) for index in range(4)]
+    for idle in (1.5 * config.lease_seconds, 200.0):
+        actions = plan([*held_leases, Lease("d-0", owner="d", idle=idle)], None, Me("a"), config)
+        assert [(type(action), action.lease.key) for action in actions] == [(Claim, "d-0")]
+
+
+@pytest.mark.parametrize("rules", OTHER_RULES, ids=repr)
+def test_order_of_a_listing_changes_no_steal(rules: RuleSet) -> None:
+    """E3 to E6, K8, R2: If several workers hold the most leases, the choice does not depend on the order of rows."""
+    leases = [Lease(f"{owner}-{index}", owner=owner) for owner in "cdb" for index in range(4)]
     actions = plan(leases, None, Me("a"), Config(rules=rules))
-    assert [(type(action), action.lease.key) for action in actions] == [(Claim, "d-0")]
+    assert [type(action) for action in actions] == [Steal]
+    assert plan(leases[::-1], None, Me("a"), Config(rules=rules)) == actions
 
 
 def test_very_old_leases_are_limited_by_max_leases() -> None:

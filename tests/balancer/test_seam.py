@@ -63,6 +63,15 @@ def test_other_rule_sets_do_not_wait_for_joiners() -> None:
     assert look_again([], [own_lease], newcomer, config) == Look(config.cycle_seconds)
 
 
+def test_other_rule_sets_have_no_lookout() -> None:
+    """C14: Under the rules of the KCL, no worker acts as the lookout, even if others of its fleet write bulletins."""
+    config = Config(rules=Kcl())
+    worker = Me("a", history=History(hearing=BulletinState()))
+    assert look_again([], [Lease("s-0", owner="a"), Lease("s-1", owner="b")], worker, config) == Look(
+        config.cycle_seconds
+    )
+
+
 def test_new_leases_are_read_soon() -> None:
     """A new lease gets an owner without waiting a whole cycle."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl())) == Look(1.0)
@@ -92,6 +101,12 @@ def test_lease_that_is_released_is_not_renewed() -> None:
     assert plan([requested_lease, *other_leases], None, Me("a"), Config()) == (
         Release(requested_lease, "H3", next_owner="b"),
     )
+
+
+def test_listing_with_an_open_parent_creates_no_lease() -> None:
+    """L2: An open shard has no children, so a listing with both is out of date, and the stream is skipped."""
+    shards = [Shard("0", open=True), Shard("1", parents=("0",), open=True)]
+    assert plan([], shards, Me("a"), Config()) == ()
 
 
 @pytest.mark.parametrize("rules", [Minimal(), Kcl(), KclRust(), EventHubs()], ids=repr)

@@ -321,6 +321,12 @@ def test_leases_of_expired_shards_are_deleted() -> None:
     assert [action for action in actions if isinstance(action, Delete)] == [Delete(lease_of_expired_shard, "L10")]
 
 
+def test_no_lease_is_deleted_while_another_is_created() -> None:
+    """L5: The last lease that proves that a stream was read is kept until the later shards have leases."""
+    actions = plan([Lease("0", owner="a", checkpoint=READ)], [shard("1", keys=HASH_KEYS)], Me("a"), Config())
+    assert [(type(action), action.lease.key) for action in actions] == [(Create, "1")]
+
+
 def test_fault_of_a_listing_names_its_stream() -> None:
     """In a fleet with several streams, the message about a faulty listing names the stream."""
     keys = {"stream": "orders", "hash_range": (0, 9)}

@@ -14,7 +14,7 @@ from leasehold.balancer.census import Census, index_leases
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.family import update_holes
-from leasehold.balancer.lookout import lookout_ranks
+from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import (
     HASH_KEYS,
     SHARD_END,
@@ -459,10 +459,21 @@ def test_counts_after_partial_reads_equal_a_full_count(
         for worker in ("a", "b", "d"):
             me = Me(worker, turn, watch.history)
             assert ordered_census(leases, me, config) == ordered_census(all_leases, me, config)
+            assert bulletin_row(leases, worker) == bulletin_row(all_leases, worker)
             assert lookout_ranks(leases, config) == lookout_ranks(all_leases, config)
             actions = plan(leases, None, me, config)
             assert actions == plan(all_leases, None, me, config)
             assert look_again(actions, leases, me, config) == look_again(actions, all_leases, me, config)
+
+
+def test_lease_that_ends_leaves_a_hole() -> None:
+    """A hash range is a hole from the first full read in which its lease has ended and no child has a lease."""
+    low, high = HASH_KEYS
+    rows = [evolve(ROW, hash_range=(low, high // 2)), Lease("s-2", owner="b", hash_range=(high // 2 + 1, high))]
+    watch, _ = Watch().look(rows, began=0, ended=1)
+    assert watch.history.holes == ()
+    watch, _ = watch.look([evolve(rows[0], checkpoint=SHARD_END), rows[1]], began=2, ended=3)
+    assert len(watch.history.holes) == 1
 
 
 def test_outage_of_the_store_expires_no_lease() -> None:
