@@ -12,6 +12,7 @@ from leasehold.adapters.inputs import (
     check_time_ms,
     format_time,
     parse_duration,
+    parse_seconds_option,
     parse_shift_seconds,
     parse_time_ms,
 )
@@ -45,6 +46,12 @@ def test_a_duration_is_parsed(text: str, seconds: float) -> None:
 def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize("value", [True, b"5", bytearray(b"5"), None, "soon", float("nan"), -0.1])
+def test_a_value_that_is_no_duration_is_rejected(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^--linger: "):
+        parse_seconds_option(value, "--linger")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.annotations import (
     LATEST_MS,
     LATEST_POSITION,
+    PROCESS,
     Identity,
     latest_annotations,
     pinned_latest,
@@ -220,3 +221,13 @@ def test_take_names_the_stream_unless_the_row_names_one(stored: str | None, writ
     """The checkpoint of a row belongs to the stream that the row names (L14)."""
     row = Lease("s-0", annotations=() if stored is None else ((INCARNATION, stored),))
     assert dict(Identity("ann", "p-1", lambda: "2").annotations_on(row)).get(INCARNATION) == written
+
+
+@pytest.mark.parametrize(
+    ("taken_by", "here", "earlier"),
+    [("p-1/ann", True, None), ("p-0/ann", False, "p-0"), ("p-0/bob", False, None), ("p-1/bob", False, None)],
+)
+def test_only_another_process_of_this_worker_is_an_earlier_one(taken_by: str, here: bool, earlier: str | None) -> None:
+    """A lease that another worker has handed off still names the process of that worker."""
+    identity, lease = Identity("ann", "p-1"), Lease("s-0", annotations=((PROCESS, taken_by),))
+    assert (identity.was_last_taken_here(lease), identity.earlier_process(lease)) == (here, earlier)

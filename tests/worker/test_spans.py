@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 from opentelemetry import trace
@@ -17,6 +17,7 @@ from leasehold.adapters.consumer.handling import Delivery, Handler, Handling
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.protocol import SelectiveSource
 from leasehold.adapters.worker.worker import Worker, spans_of
+from leasehold.balancer.actions import Create
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import OutcomeUnknown
@@ -235,3 +236,25 @@ def test_traced_store_reads_as_cheaply_as_it_was_asked_to() -> None:
     for stale_ok in (True, False):
         traced_store.get(["s-0"], stale_ok=stale_ok)
     assert store.readings == [(("s-0",), True), (("s-0",), False)]
+
+
+def test_call_in_another_thread_is_a_child_of_its_look() -> None:
+    """The writes of a look run in the threads of a pool."""
+    recording_tracer = RecordingTracer()
+    spans = spans_of("a-1", recording_tracer.tracer)
+    store = spans.store(FaultyStore())
+    with spans.span_around("look"):
+        act = spans.acting(lambda action: store.get([action.lease.key]))
+        thread = Thread(target=act, args=(Create(Lease("s-0"), rule="L5"),))
+        thread.start()
+        thread.join(WAIT)
+    (get_span,), (look_span,) = (recording_tracer.named(f"leasehold.{name}") for name in ("get", "look"))
+    assert get_span.parent == look_span.context
+
+
+def test_traced_reader_closes_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, reader_closed = ListSource(create_even_shards(("s-0",))), Event()
+    reader = source.open(Lease("s-0"), TRIM_HORIZON)
+    monkeypatch.setattr(type(reader), "close", lambda _reader: reader_closed.set())
+    spans_of("a-1", RecordingTracer().tracer).source(source).open(Lease("s-0"), TRIM_HORIZON).close()
+    assert reader_closed.is_set()
