@@ -414,3 +414,13 @@ def test_a_value_that_json_cannot_represent_is_written_by_boto3() -> None:
     client.put_item(TableName="leases", Item={"leaseKey": {"S": "r-1"}, "raw": {"B": b"\xff"}})
     client.close()
     assert [request["Item"]["raw"] for request in requests] == [{"B": b"\xff"}]
+
+
+@pytest.mark.parametrize("kind", ["B", "BS"])
+@pytest.mark.parametrize("parse", [tables._parse_response, tables._parse_listing_page])  # noqa: SLF001  without a service
+def test_a_response_with_bytes_is_parsed_by_boto3(parse: Any, kind: str) -> None:  # noqa: ANN401  any function
+    """JSON contains the base64 text of bytes, which only boto3 decodes."""
+    item = {"leaseKey": {"S": "r-1"}, "raw": {kind: "AA==" if kind == "B" else ["AA=="]}}
+    body = json.dumps({"Count": 1, "Items": [item]}, separators=(",", ":")).encode()
+    assert parse(body) is None
+    assert parse(body.replace(f'"{kind}"'.encode(), b'"S"')) is not None

@@ -130,3 +130,10 @@ def test_a_store_of_a_service_is_probed_and_closed_if_it_cannot_be_used(
     if fails == "probe":
         open_store(f"{scheme}://place/name", write=False)
         assert calls == ["layout"]
+
+
+@pytest.mark.parametrize("place", ["AKIA:sec/ret@leases", "AKIA:sec@leases", "AKIA@leases", ":sec@leases"])
+def test_each_form_of_credentials_in_a_url_is_rejected(place: str) -> None:
+    """An AWS secret key may contain a slash."""
+    with pytest.raises(ValueError, match="credentials do not belong in it"):
+        open_store(f"dynamodb://{place}")
