@@ -92,6 +92,7 @@ def test_a_reset_stores_the_family_of_the_lease_as_read() -> None:
         (Position("4", 9), False, False),
         (Position("5", 1), False, False),
         (Position("5", 2), True, False),
+        (Position("5", 2, "token"), True, False),
         (Position("5", 3), True, True),
         (Position("6"), True, True),
     ],

@@ -175,7 +175,14 @@ def test_the_largest_and_smallest_values_of_a_field_are_valid(changes: dict[str,
 
 
 @pytest.mark.parametrize(
-    "changes", [{"counter": 10**18}, {"first_hash": "8", "last_hash": "7"}, {"last_hash": str(2**128)}], ids=str
+    "changes",
+    [
+        {"counter": 10**18},
+        {"first_hash": "8", "last_hash": "7"},
+        {"last_hash": str(2**128)},
+        {"first_hash": "1" * 5000},
+    ],
+    ids=lambda changes: str(changes)[:40],
 )
 def test_a_value_beyond_its_limit_is_malformed(changes: dict[str, Any]) -> None:
     assert isinstance(to_lease({**ROW, **changes}), Malformed)
