@@ -383,7 +383,7 @@ def test_a_file_replaced_while_it_is_opened_is_opened_again(
     connect = sqlite3.connect
 
     def connect_before_replacement(*arguments: Any, **named: Any) -> sqlite3.Connection:  # noqa: ANN401  as sqlite3
-        connection = connect(*arguments, **named)
+        connection: sqlite3.Connection = connect(*arguments, **named)
         connection.execute("SELECT 1 FROM sqlite_master").fetchall()
         Path(path).rename(f"{path}.old")
         Path(path).touch()

@@ -172,7 +172,7 @@ def test_each_response_of_a_connection_has_a_deadline_of_its_own() -> None:
         wrapped.makefile("rb").close()
         assert wrapped.deadline is None  # a connection without a timeout may wait
         connection.settimeout(SECONDS)
-        seen_deadlines = set()
+        seen_deadlines = set[Deadline | None]()
         for _ in range(2):
             wrapped.makefile("rb").close()
             seen_deadlines.add(wrapped.deadline)
