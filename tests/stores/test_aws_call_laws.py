@@ -391,3 +391,36 @@ def test_closing_closes_the_connections_to_every_host() -> None:
     assert [local_end.fileno() for local_end, _ in pairs] == [-1] * 3
     for _, peer in pairs:
         peer.close()
+
+
+def test_closing_a_client_closes_its_own_and_its_direct_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    client = boto3.client("dynamodb", region_name="eu-west-1")
+    close_client = client.close
+    monkeypatch.setattr(client, "close", lambda: closed.append("boto3"))
+    monkeypatch.setattr(calls.DirectCalls, "close", lambda _calls: closed.append("direct"))
+    tables.call_directly(client)
+    client.close()
+    close_client()
+    assert sorted(closed) == ["boto3", "direct"]
+
+
+def test_a_value_that_json_cannot_represent_is_written_by_boto3() -> None:
+    """A compressed session row contains bytes."""
+    requests: list[Any] = []
+    client = boto3.client("dynamodb", region_name="eu-west-1")
+    client.put_item = lambda **request: requests.append(request)  # type: ignore[method-assign,assignment]
+    tables.call_directly(client)
+    client.put_item(TableName="leases", Item={"leaseKey": {"S": "r-1"}, "raw": {"B": b"\xff"}})
+    client.close()
+    assert [request["Item"]["raw"] for request in requests] == [{"B": b"\xff"}]
+
+
+@pytest.mark.parametrize("kind", ["B", "BS"])
+@pytest.mark.parametrize("parse", [tables._parse_response, tables._parse_listing_page])  # noqa: SLF001  without a service
+def test_a_response_with_bytes_is_parsed_by_boto3(parse: Any, kind: str) -> None:  # noqa: ANN401  any function
+    """JSON contains the base64 text of bytes, which only boto3 decodes."""
+    item = {"leaseKey": {"S": "r-1"}, "raw": {kind: "AA==" if kind == "B" else ["AA=="]}}
+    body = json.dumps({"Count": 1, "Items": [item]}, separators=(",", ":")).encode()
+    assert parse(body) is None
+    assert parse(body.replace(f'"{kind}"'.encode(), b'"S"')) is not None

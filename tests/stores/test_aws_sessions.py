@@ -23,6 +23,7 @@ from leasehold.stores.urls import open_store
 ROLE = "arn:aws:iam::123456789012:role/reader"
 CONFIG = """[profile team]
 region = eu-north-1
+retry_mode = adaptive
 aws_access_key_id = AKIATEAM
 aws_secret_access_key = team
 """
@@ -219,6 +220,7 @@ def test_a_session_keeps_its_region_with_other_credentials(monkeypatch: pytest.M
     for own_session in (boto3.Session("AKIAOWN", "own", region_name="eu-south-1"), boto3.Session(profile_name="team")):
         copy = create_botocore_session(own_session)
         assert copy.get_config_variable("region") == own_session.region_name
+    assert copy.get_scoped_config()["retry_mode"] == "adaptive"
 
 
 @pytest.mark.usefixtures("sts")

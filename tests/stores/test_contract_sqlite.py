@@ -377,11 +377,13 @@ def test_an_error_of_sqlite_shows_whether_the_write_may_be_stored(
     assert type(exc_info.value) is expected
 
 
-def test_a_file_replaced_while_it_is_opened_is_opened_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_replaced_while_it_is_opened_is_opened_again(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     connect = sqlite3.connect
 
     def connect_before_replacement(*arguments: Any, **named: Any) -> sqlite3.Connection:  # noqa: ANN401  as sqlite3
-        connection = connect(*arguments, **named)
+        connection: sqlite3.Connection = connect(*arguments, **named)
         connection.execute("SELECT 1 FROM sqlite_master").fetchall()
         Path(path).rename(f"{path}.old")
         Path(path).touch()
@@ -391,6 +393,7 @@ def test_a_file_replaced_while_it_is_opened_is_opened_again(path: str, monkeypat
         patches.setattr("sqlite3.connect", connect_before_replacement)
         store = SqliteStore(path)
     assert store.list() == Listing(())
+    assert "removed or replaced while in use; opening it again" in caplog.text
     other_store = SqliteStore(path)
     lease = create_owned_lease(other_store)
     assert store.get([KEY]) == (lease,)
@@ -437,6 +440,7 @@ def test_a_session_row_with_invalid_fields_has_no_fields(fields: str) -> None:
 
 def test_a_reader_keeps_its_connection_when_a_write_ahead_log_appears(path: str, store: SqliteStore) -> None:
     store.close()
+    sql(path, "PRAGMA journal_mode = DELETE")
     reader = SqliteStore(path, create=False)
     connection = reader._connection  # noqa: SLF001  the one that was opened first
     writer = SqliteStore(path)

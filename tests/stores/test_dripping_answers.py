@@ -1,11 +1,13 @@
 """Tests that every client gives up in time, and logs it, if a response arrives one byte at a time."""
 
 import logging
+import math
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 
@@ -170,7 +172,7 @@ def test_each_response_of_a_connection_has_a_deadline_of_its_own() -> None:
         wrapped.makefile("rb").close()
         assert wrapped.deadline is None  # a connection without a timeout may wait
         connection.settimeout(SECONDS)
-        seen_deadlines = set()
+        seen_deadlines = set[Deadline | None]()
         for _ in range(2):
             wrapped.makefile("rb").close()
             seen_deadlines.add(wrapped.deadline)
@@ -182,7 +184,8 @@ def test_a_response_of_a_closed_connection_can_be_closed() -> None:
     with connection, peer:
         connection.settimeout(SECONDS)
         stream = deadlines._Socket("host", connection).makefile("rb")  # noqa: SLF001  likewise
-    stream.close()
+        os.close(connection.detach())
+        stream.close()
     assert stream.closed
 
 
@@ -201,3 +204,20 @@ def test_a_deadline_ends_not_before_and_not_after_its_time() -> None:
                 deadline.run(connection, connection.gettimeout)
         deadline.lift()
         assert deadline.run(connection, connection.gettimeout) == SECONDS
+
+
+@pytest.mark.parametrize(
+    ("content_type", "ends"), [("application/vnd.amazon.eventstream", False), ("application/json", True)]
+)
+def test_only_a_response_that_is_no_subscription_has_a_deadline(content_type: str, ends: bool) -> None:
+    local_end, peer = socket.socketpair()
+    with local_end, peer:
+        local_end.settimeout(SECONDS)
+        connection = deadlines._Connection("host", timeout=SECONDS)  # noqa: SLF001  likewise
+        connection.sock = cast("socket.socket", deadlines._Socket("host", local_end))  # noqa: SLF001  likewise
+        connection.request("GET", "/")
+        peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: 1\r\n\r\nx" % content_type.encode())
+        deadline = deadlines.response_with_deadline(connection.getresponse())
+        assert deadline is not None
+        assert math.isfinite(deadline._expires_at) == ends  # noqa: SLF001  likewise
+        connection.close()

@@ -323,7 +323,7 @@ def test_rows_before_a_failed_split_are_listed_once() -> None:
         {"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}},
         {**WHOLE, "leaseKey": {"S": "s-2"}, "lh_a": {"S": "}},{"}},
     ]
-    first_item = {**WHOLE, "leaseKey": {"S": "s-3"}}
+    first_item: dict[str, Any] = {**WHOLE, "leaseKey": {"S": "s-3"}}
     rows = RowDecoder()
     for _ in range(2):
         listing = rows.read([as_texts([first_item]), as_texts(items)])
@@ -341,7 +341,7 @@ def test_leases_that_no_longer_exist_are_not_kept_in_memory(as_page: Callable[[l
 
 
 def test_an_empty_next_owner_is_no_next_owner() -> None:
-    item = {**WHOLE, "leaseOwner": {"S": "ann"}, "handoffOwner": {"S": "ann"}, "handoffTo": {"S": ""}}
+    item: dict[str, Any] = {**WHOLE, "leaseOwner": {"S": "ann"}, "handoffOwner": {"S": "ann"}, "handoffTo": {"S": ""}}
     lease = to_lease({name: value for name, value in item.items() if name != "checkpointOwner"})
     assert isinstance(lease, Lease)
     assert (lease.owner, lease.next_owner, lease.yields) == ("ann", None, True)

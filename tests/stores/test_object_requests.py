@@ -1,8 +1,19 @@
 """Tests how object stores interpret a service's ETags and clock, and compute the ages of objects."""
 
 import pytest
+from attrs import evolve
 
-from leasehold.stores.requests import SkewWarning, is_outcome_unknown, object_age_seconds, unquote_etag
+from leasehold.balancer.model import Lease, Version
+from leasehold.stores.requests import (
+    Parts,
+    SkewWarning,
+    StoredObject,
+    decode_owner_fields,
+    encode_owner_fields,
+    is_outcome_unknown,
+    object_age_seconds,
+    unquote_etag,
+)
 
 
 def test_an_age_allows_for_times_in_whole_seconds() -> None:
@@ -44,3 +55,38 @@ def test_a_warning_about_the_clock_is_not_repeated_after_a_good_reading(caplog: 
     for service_now in (2000.0, 1000.0, 2000.0):
         skew.observe(service_now)
     assert len(caplog.records) == 1
+
+
+OWNED = Lease("s-0", owner="ann", yields=True, version=Version("v-1"), epoch=7)
+REQUESTED = evolve(OWNED, next_owner="bob")
+
+
+@pytest.mark.parametrize(
+    ("old_lease", "new_lease", "old_version"),
+    [
+        (OWNED, REQUESTED, "v-1"),
+        (REQUESTED, OWNED, "v-1"),
+        (OWNED, evolve(OWNED, epoch=8), ""),
+        (REQUESTED, evolve(REQUESTED, epoch=8), ""),
+        (REQUESTED, evolve(OWNED, owner="bob", epoch=8), ""),
+    ],
+    ids=["request", "withdrawal", "renewal", "renewal with a request", "claim"],
+)
+def test_only_a_request_or_its_withdrawal_keeps_the_version(
+    old_lease: Lease, new_lease: Lease, old_version: str
+) -> None:
+    """A request must not look like a sign of life of the owner, and each write of an owner must look like one."""
+    fields = encode_owner_fields(old_lease, new_lease, lambda _field, text: text)
+    assert fields["handoffversion"] == old_version
+    parts = Parts(StoredObject("ownership", "v-2", fields, 2.5))
+    decoded_lease = decode_owner_fields(Lease("s-0"), parts, lambda fields, name: fields[name])
+    assert (decoded_lease.owner, decoded_lease.next_owner) == (new_lease.owner, new_lease.next_owner)
+    assert (decoded_lease.version, decoded_lease.idle) == (old_version or "v-2", 2.5)
+
+
+def test_a_request_copied_by_an_owner_of_another_program_is_ignored() -> None:
+    fields = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "v-1"}
+    lease = decode_owner_fields(
+        Lease("s-0"), Parts(StoredObject("o", "v-2", fields)), lambda fields, name: fields[name]
+    )
+    assert (lease.owner, lease.next_owner, lease.yields, lease.version) == ("cat", None, False, "v-2")

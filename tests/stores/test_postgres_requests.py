@@ -1,5 +1,6 @@
 """Tests how the PostgreSQL store uses its connections and treats their errors, without a server."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -49,6 +50,10 @@ class Server:
 
     def close(self) -> None:
         self.closed += 1
+
+    def transaction(self, *, force_rollback: bool) -> AbstractContextManager[None]:
+        assert force_rollback
+        return nullcontext()
 
     def execute(self, statement: bytes, _values: object = None) -> "Server":
         self.statements.append(statement)
@@ -224,3 +229,21 @@ def test_session_rows_are_listed_by_their_prefixes() -> None:
     rows = [{"name": name, "version": "7", "fields": "{}"} for name in ("lease/a", "session/b", "told/c")]
     cells = PostgresCells(open_store_on(Server(rows)), LOCATION.table, create=False)
     assert [row.name for row in cells.list("lease/", "told/")] == ["lease/a", "told/c"]
+
+
+@pytest.mark.parametrize("wrong_number", [*range(6), None])
+def test_a_server_that_ignores_one_condition_is_rejected(wrong_number: int | None) -> None:
+    counts = [1, 0, 1, 0, 0, 1]
+    if wrong_number is None:
+        open_store_on(Server([{"value": "on"}], *counts)).prove()
+        return
+    counts[wrong_number] = 1 - counts[wrong_number]
+    with pytest.raises(StoreError, match="ignores the conditions of writes"):
+        open_store_on(Server([{"value": "on"}], *counts)).prove()
+
+
+@pytest.mark.parametrize("setting", ["off", "local"])
+def test_a_server_whose_commits_may_be_lost_is_rejected(setting: str) -> None:
+    """With `local`, a commit is lost if a standby replaces the server."""
+    with pytest.raises(StoreError, match=f"synchronous_commit is {setting}"):
+        open_store_on(Server([{"value": setting}], 1, 0, 1, 0, 0, 1)).prove()

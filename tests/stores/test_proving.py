@@ -101,6 +101,43 @@ def test_a_probe_with_a_lost_reply_leaves_nothing_and_rejects_nothing() -> None:
     assert memory.stored == {}
 
 
+@define
+class RefusingMemory(ObjectMemory):
+    """A bucket that refuses one kind of write, or whose objects cannot be read."""
+
+    refuses: str = ""
+
+    def get(self, name: str) -> StoredObject | None:
+        if self.refuses == "read":
+            raise OutcomeUnknown("the read failed")
+        return ObjectMemory.get(self, name)
+
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
+        return None if self.refuses == "new" else ObjectMemory.put_if_absent(self, name, fields)
+
+    def put_if_match(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+        if self.refuses == "read":
+            raise StoreError("the write failed")
+        return None if self.refuses == "over" else ObjectMemory.put_if_match(self, name, fields, etag)
+
+    def delete(self, name: str, etag: str) -> bool:
+        return self.refuses != "delete" and ObjectMemory.delete(self, name, etag)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "says"),
+    [
+        ("new", r"the service refuses a new object under If-None-Match: \*"),
+        ("over", "the service refuses a write whose If-Match holds"),
+        ("delete", "the service refuses a deletion whose If-Match holds"),
+        ("read", "^the write failed"),
+    ],
+)
+def test_a_bucket_that_refuses_a_write_is_rejected_with_its_reason(refuses: str, says: str) -> None:
+    with pytest.raises(StoreError, match=says):
+        EtagStore(RefusingMemory(refuses=refuses), FLEET).prove()
+
+
 @pytest.mark.services
 @pytest.mark.parametrize(
     ("forgets", "says"),

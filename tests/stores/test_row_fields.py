@@ -175,10 +175,21 @@ def test_the_largest_and_smallest_values_of_a_field_are_valid(changes: dict[str,
 
 
 @pytest.mark.parametrize(
-    "changes", [{"counter": 10**18}, {"first_hash": "8", "last_hash": "7"}, {"last_hash": str(2**128)}], ids=str
+    "changes",
+    [
+        {"counter": 10**18},
+        {"first_hash": "8", "last_hash": "7"},
+        {"last_hash": str(2**128)},
+        {"first_hash": "1" * 5000},
+        {"weight": float("nan")},
+        {"weight": float("inf")},
+    ],
+    ids=lambda changes: str(changes)[:40],
 )
 def test_a_value_beyond_its_limit_is_malformed(changes: dict[str, Any]) -> None:
-    assert isinstance(to_lease({**ROW, **changes}), Malformed)
+    row = to_lease({**ROW, **changes})
+    assert isinstance(row, Malformed)
+    assert row.field in changes
 
 
 @pytest.mark.parametrize("weight", [1, 3, 7, 9, 341, 12_801, 999_999])

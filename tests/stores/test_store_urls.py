@@ -117,10 +117,14 @@ def test_a_store_of_a_service_is_probed_and_closed_if_it_cannot_be_used(
         if name == fails:
             raise KeyboardInterrupt
 
+    def open_in_layout(opened: object, _layout: object) -> object:
+        act("layout")
+        return opened
+
     store = SimpleNamespace(prove=lambda: act("probe"), close=lambda: act("close"))
     modules = {
         "store": SimpleNamespace(open_url=lambda *_arguments, **_named: store),
-        "layout": SimpleNamespace(open_in_layout=lambda opened, _layout: (act("layout"), opened)[1]),
+        "layout": SimpleNamespace(open_in_layout=open_in_layout),
     }
     monkeypatch.setattr(urls.Scheme, "load", lambda _scheme, kind, _error_class: modules[kind])
     with pytest.raises(KeyboardInterrupt):
@@ -130,3 +134,10 @@ def test_a_store_of_a_service_is_probed_and_closed_if_it_cannot_be_used(
     if fails == "probe":
         open_store(f"{scheme}://place/name", write=False)
         assert calls == ["layout"]
+
+
+@pytest.mark.parametrize("place", ["AKIA:sec/ret@leases", "AKIA:sec@leases", "AKIA@leases", ":sec@leases"])
+def test_each_form_of_credentials_in_a_url_is_rejected(place: str) -> None:
+    """An AWS secret key may contain a slash."""
+    with pytest.raises(ValueError, match="credentials do not belong in it"):
+        open_store(f"dynamodb://{place}")
