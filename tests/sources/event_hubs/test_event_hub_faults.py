@@ -31,6 +31,7 @@ from leasehold.adapters.sources.event_hubs.access import (
     AsyncCredential,
     access_by_connection_string,
     access_by_identity,
+    find_http_proxy,
     translate_error,
 )
 from leasehold.adapters.sources.event_hubs.poller import (
@@ -124,6 +125,15 @@ def test_client_leaves_retries_to_the_reader(secret: str) -> None:
     client = cast("Any", Access("place.servicebus.windows.net", "hub", "$Default", secret, identity).create_client())
     assert (client._config.max_retries, client._config.backoff_factor) == (0, 0)  # noqa: SLF001
     assert (client.eventhub_name, client._consumer_group) == ("hub", "$Default")  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    ("proxy", "port"), [("proxy", 80), ("http://proxy", 80), ("https://proxy", 443), ("http://proxy:3128", 3128)]
+)
+def test_proxy_without_a_port_has_that_of_its_scheme(proxy: str, port: int) -> None:
+    settings = find_http_proxy("place.servicebus.windows.net", proxy)
+    assert settings is not None
+    assert settings["proxy_port"] == port
 
 
 def test_translated_error_is_kept() -> None:
