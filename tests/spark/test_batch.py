@@ -401,3 +401,47 @@ def test_checkpoint_of_another_slice_is_rejected(tmp_path: Path) -> None:
         ValueError, match=r"is of kinesis://s 0\.\.1059999, but the query reads kinesis://s 0\.\.1060000"
     ):
         query.latestOffset(offset_of_other_slice, query.getDefaultReadLimit())
+
+
+def test_cuts_divide_a_range_at_sub_sequences_without_a_gap() -> None:
+    """Each record is in exactly one part, also if the parts meet within an aggregated record."""
+    begin, end = Position("5", 1), Position("7", 3)
+    inside = [Position("5", 2), Position("6"), Position("7", 2)]
+    outside = [Position("4"), Position("5"), begin, end, Position("7", 4), Position("10")]
+    parts = split_range(begin, [*reversed(inside), *outside, *inside], end)
+    assert parts == [*zip([begin, *inside], [*inside, end], strict=True)]
+    endless_parts = split_range(begin, [*inside, Position("10"), begin], None)
+    assert [part_begin for part_begin, _ in endless_parts] == [begin, *inside, Position("10")]
+    assert endless_parts[-1][1] is None
+    assert split_range(begin, [], None) == [(begin, None)]
+
+
+def test_interval_is_cut_between_its_ends_only() -> None:
+    assert split_times(100, 200, 4) == [125, 150, 175]
+    assert split_times(100, 200, 1) == []
+
+
+def test_bounds_are_at_least_a_millisecond_apart() -> None:
+    begin = at_timestamp(5)
+    assert ReadBounds(begin, at_timestamp(6), 0, "kinesis").make_query_slice() == Slice(begin, 6)
+    for until_ms in (4, 5):
+        with pytest.raises(ValueError, match="not later"):
+            ReadBounds(begin, at_timestamp(until_ms), 0, "kinesis")
+    assert ReadBounds(TRIM_HORIZON, at_timestamp(0), 0, "kinesis").begins == TRIM_HORIZON
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "fields"),
+    [
+        (None, None, {"initial_position": "LATEST"}),
+        (None, at_timestamp(7), {"initial_position": "TRIM_HORIZON"}),
+        (LATEST, None, {"initial_position": "LATEST"}),
+        (at_timestamp(5), None, {"initial_position": "AT_TIMESTAMP", "timestamp_ms": 5}),
+        (at_timestamp(5), at_timestamp(7), {"initial_position": "AT_TIMESTAMP", "timestamp_ms": 5}),
+    ],
+)
+def test_shards_without_a_lease_start_where_the_bounds_begin(
+    since: Position | None, until: Position | None, fields: dict[str, object]
+) -> None:
+    """A backfill starts at the oldest record, and a live query at the newest."""
+    assert ReadBounds(since, until, 0, "kinesis").find_initial_position() == fields

@@ -26,7 +26,7 @@ class OneShard:
         self.worker.consumer = None
         self.loop = LeaseLoop(self.worker, pace(), lambda _holding, checkpoint: checkpoint)
         self.hurried: list[str] = []
-        self.loop._runner.hurry = self.hurried.append  # type: ignore[method-assign]  # noqa: SLF001
+        cast("Any", self.loop._runner).hurry = self.hurried.append  # noqa: SLF001
         self.step = self.loop._begin_prefetching(self.worker, self.holding, HANDLING)  # noqa: SLF001
 
     @property

@@ -14,7 +14,7 @@ import leasehold
 from leasehold.adapters.spark.event_hubs.options import parse_event_hubs_options
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.options import parse_kinesis_options
-from leasehold.adapters.spark.options import Address
+from leasehold.adapters.spark.options import Address, OptionReader, SparkOption
 from leasehold.adapters.spark.registration import read_driver_address
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.balancer.rules.kcl import Kcl
@@ -296,3 +296,37 @@ def test_formats_are_registered_without_another_clouds_library(absent: str) -> N
         check=False,
     )
     assert (completed_process.returncode, completed_process.stderr) == (0, "")
+
+
+def test_number_may_be_each_of_its_limits() -> None:
+    option = SparkOption("Number", "Count.", 4, minimum=2, maximum=9)
+    assert [OptionReader({"nUMBER": text}, [option]).read_number("Number") for text in ("2", " 9 ")] == [2, 9]
+    assert OptionReader({}, [option]).read_number("Number") == 4
+    for text in ("1", "10", "-2", "2.0", "two"):
+        with pytest.raises(ValueError, match="not a whole number from 2 to 9"):
+            OptionReader({"Number": text}, [option]).read_number("Number")
+    for text in ("", "  "):
+        with pytest.raises(ValueError, match="it is empty"):
+            OptionReader({"Number": text}, [option]).read_number("Number")
+
+
+def test_option_is_unknown_until_it_is_read() -> None:
+    options = OptionReader({"NAME": "x", "lease.other": "y"}, [SparkOption("name", "Name."), SparkOption("other", "")])
+    with pytest.raises(ValueError, match="did you mean name"):
+        options.reject_renamed({"Lease.Other": "name"})
+    with pytest.raises(ValueError, match=r"option LEASE\.other: no"):
+        options.reject_options({"LEASE.other": "no"})
+    assert options.read_text("name") == "x"
+    with pytest.raises(ValueError, match=r"option lease\.other: unknown; choose among name, other"):
+        options.reject_unknown()
+
+
+@pytest.mark.parametrize("shards_per_task", [0, 3])
+@pytest.mark.parametrize("shards", [0, 1, 7, 8, 9, 100])
+def test_tasks_have_room_for_all_shards(shards_per_task: int, shards: int) -> None:
+    options = parse_kinesis_options(
+        {"kinesis.streamName": "s", "lease.cores": "8"} | ({"shardsPerTask": "3"} if shards_per_task else {})
+    )
+    tasks = options.lease.count_tasks(shards)
+    size = shards_per_task or max(1, -(-shards // 8))
+    assert (tasks - 1) * size < shards <= tasks * size or shards == tasks == 0

@@ -343,13 +343,13 @@ def test_batch_waits_only_for_a_shard_that_reads_on() -> None:
     read_ahead = new_read_ahead_state()
     _, prefetcher = opened_prefetcher(Stream({"a": ["x"]}), read_ahead)
     prefetcher.keep(Batch((Record(b"x", "2"),), Position("2"), behind_seconds=1.0, wait_seconds=0.0))
-    assert prefetcher.is_behind
+    was_behind = [prefetcher.is_behind]
     read_ahead.pace = evolve(read_ahead.pace, rows=2)
-    assert not prefetcher.is_behind
+    was_behind.append(prefetcher.is_behind)
     read_ahead.pace = pace()
-    assert prefetcher.is_behind
+    was_behind.append(prefetcher.is_behind)
     prefetcher.step_failed()
-    assert not prefetcher.is_behind
+    assert [*was_behind, prefetcher.is_behind] == [True, False, True, False]
 
 
 def test_only_rows_that_were_taken_delay_a_release() -> None:

@@ -434,3 +434,70 @@ def test_lease_that_returns_before_its_old_reader_is_closed_is_read(monkeypatch:
     assert [shard_reader.closed for shard_reader in stream.readers] == [True, False]
     assert loop.take_rows(10, 10, 1000)[1].keys() == {"a"}
     reader.stop()
+
+
+@pytest.mark.parametrize("failing", [(), ("loop",), ("transport",), ("source",), ("loop", "transport", "source")])
+def test_query_closes_everything_once_although_parts_of_it_fail(
+    monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...]
+) -> None:
+    """The leases are released while the table and the source are still open."""
+    install_stepped_clock(monkeypatch)
+    store, stream, closed = MemoryStore(), Stream({"a": texts("a", 3)}), list[str]()
+    reader = new_reader(stream, KillableStore(store), rereadable=True, flush_on_idle="true")
+    Query(reader, store, KillableStore(store), reader.initialOffset()).batch(ReadMaxRows(7))
+    run = cast("Any", reader._run)  # noqa: SLF001  what it closes
+
+    def record_close(name: str, close_part: Callable[[object], None]) -> Callable[[object], None]:
+        def close(part: object) -> None:
+            closed.append(name)
+            close_part(part)
+            if name in failing:
+                raise OSError(name)
+
+        return close
+
+    for name, part in {"loop": run._loop, "transport": run._transport, "source": run._source}.items():  # noqa: SLF001
+        monkeypatch.setattr(type(part), "close", record_close(name, type(part).close))
+    if failing:
+        with pytest.raises(OSError, match=failing[-1]):
+            reader.stop()
+    reader.stop()
+    assert closed == ["loop", "transport", "source"]
+
+
+def test_plan_of_another_run_with_the_same_number_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink may have rows of the other plan, so a repetition must have exactly the rows of its offset."""
+    install_stepped_clock(monkeypatch)
+    store, stream = MemoryStore(), Stream({"a": texts("a", 9)})
+    reader = new_reader(stream, KillableStore(store), rereadable=True, flush_on_idle="true")
+    query = Query(reader, store, KillableStore(store), reader.initialOffset())
+    planned_end = query.plan(ReadMaxRows(7))
+    assert planned_end is not None
+    other_end = json.loads(json.dumps(planned_end))
+    other_end["r"]["a"][1] = "4"
+    assert [number for _, number, _ in query.run(other_end)] == [1, 2, 3, 4]
+    reader.stop()
+
+
+def test_spark_without_arguments_gets_each_end_until_it_plans_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark before 4.2 asks for the end alone, and asks again after an error of its own."""
+    install_stepped_clock(monkeypatch)
+    store, stream = MemoryStore(), Stream({"a": texts("a", 9)})
+    reader = new_reader(stream, KillableStore(store), rereadable=True, flush_on_idle="false", maxRowsPerTrigger="4")
+    ends = [reader.initialOffset()]
+    for last in ("4", "8", "9"):
+        while (end := reader.latestOffset()) == ends[-1]:
+            pass  # nothing has been read yet
+        assert end["r"]["a"][1] == last
+        assert reader.latestOffset() is end
+        reader.partitions(ends[-1], end)
+        ends.append(end)
+    assert reader.latestOffset() == ends[-1]
+    assert reader.partitions(ends[-1], ends[-1]) == []
+    reader.stop()
+
+
+def test_copy_of_a_reader_for_executors_has_no_options(place: Place) -> None:
+    """Options may contain a secret."""
+    create, arguments = place.query().reader.__reduce__()
+    assert vars(create(*arguments)) == {}

@@ -255,13 +255,13 @@ def test_query_is_neither_started_nor_restarted_once_it_should_stop() -> None:
 
 
 def test_running_query_is_stopped_once_it_should_stop() -> None:
-    query = Query(looks=10_000)
+    query = Query(looks=10)
     supervise(
         make_starter(query),
-        should_stop=lambda: query.looks < 9_999,
+        should_stop=lambda: query.looks < 9,
         sleep=lambda _seconds: pytest.fail("it was started again"),
     )
-    assert query.stopped
+    assert (query.stopped, query.looks) == (True, 8)
 
 
 def test_query_is_stopped_if_it_fails_while_it_is_active() -> None:
@@ -335,6 +335,9 @@ def test_handler_of_the_program_is_kept() -> None:
     former_handler = signal.signal(signal.SIGINT, handler)
     try:
         supervise(make_starter(Interrupted()))
+    except KeyboardInterrupt:
+        pytest.fail("the handler was replaced")
+    else:
         assert (numbers, signal.getsignal(signal.SIGINT)) == ([signal.SIGINT], handler)
     finally:
         signal.signal(signal.SIGINT, former_handler)

@@ -166,3 +166,17 @@ def test_null_is_rejected_only_in_a_required_column() -> None:
     assert HUB_COLUMNS.select_columns(make_batch(b"a")).column_names == list(HUB_COLUMNS.types)
     with pytest.raises(ValueError, match="column body: a row has null"):
         HUB_COLUMNS.select_columns(pa.RecordBatch.from_pydict({"BODY": pa.array([b"a", None], pa.binary())}))
+
+
+def test_rows_with_equal_keys_keep_their_order() -> None:
+    bodies = [b"%03d" % number for number in range(999)]
+    batches = [make_batch(*bodies[start : start + 9], partition=str(start % 2)) for start in range(0, 999, 9)]
+    (section,) = split_into_sections(HUB_COLUMNS, batches)
+    partitions = section["partitionId"].to_pylist()
+    assert partitions == sorted(partitions)
+    for partition in "01":
+        written = [
+            body for body, other in zip(section["body"].to_pylist(), partitions, strict=True) if other == partition
+        ]
+        assert len(written) > 9
+        assert written == sorted(written)

@@ -30,6 +30,8 @@ from leasehold.adapters.sources.event_hubs.access import (
     Access,
     AsyncCredential,
     access_by_connection_string,
+    access_by_identity,
+    find_http_proxy,
     translate_error,
 )
 from leasehold.adapters.sources.event_hubs.poller import (
@@ -41,7 +43,7 @@ from leasehold.adapters.sources.event_hubs.poller import (
 from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
-from leasehold.errors import SourceError, SourceUnavailable
+from leasehold.errors import SourceError, SourceUnavailable, Trimmed
 
 SECRET = "Endpoint=sb://place.servicebus.windows.net;SharedAccessKeyName=name;SharedAccessKey=hidden;EntityPath=hub"  # noqa: S105  invented
 EXPIRES = 2_000_000_000
@@ -94,6 +96,54 @@ def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
     with pytest.raises(ValueError, match="not an Event Hubs connection string") as exc_info:
         access_by_connection_string(secret, "place", "hub", "$Default")
     assert "hidden" not in f"{exc_info.value!r}{exc_info.value.__cause__!r}{ACCESS!r}"
+
+
+@pytest.mark.parametrize("path", ["", ";EntityPath=HUB"])
+@pytest.mark.parametrize("end", ["", "\n", " \n"])
+def test_connection_string_is_read_as_files_and_portals_write_it(path: str, end: str) -> None:
+    """Names ignore case, the name of the hub may be absent, and a file ends with a newline."""
+    secret = f"Endpoint=sb://Place.servicebus.windows.net/;SharedAccessKeyName=name;SharedAccessKey=hidden{path}"
+    access = access_by_connection_string(
+        secret + end, "place.servicebus.windows.net", "hub", "group", websockets=True, proxy="http://proxy:80"
+    )
+    assert access == Access(
+        "place.servicebus.windows.net", "hub", "group", secret, websockets=True, proxy="http://proxy:80"
+    )
+
+
+def test_identity_keeps_the_transport_and_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "azure.identity", cast("Any", SimpleNamespace(DefaultAzureCredential=_Credential)))
+    access = access_by_identity("place", "hub", "group", websockets=True, proxy="http://proxy:80")
+    assert (access.secret, access.websockets, access.proxy) == ("", True, "http://proxy:80")
+    assert access.identity is not None
+
+
+@pytest.mark.parametrize("secret", ["", SECRET])
+def test_client_leaves_retries_to_the_reader(secret: str) -> None:
+    """A client that retried would reopen a link at its first start, or take it back from the next owner."""
+    identity = AsyncCredential(_Credential())
+    client = cast("Any", Access("place.servicebus.windows.net", "hub", "$Default", secret, identity).create_client())
+    assert (client._config.max_retries, client._config.backoff_factor) == (0, 0)  # noqa: SLF001
+    assert (client.eventhub_name, client._consumer_group) == ("hub", "$Default")  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    ("proxy", "port"), [("proxy", 80), ("http://proxy", 80), ("https://proxy", 443), ("http://proxy:3128", 3128)]
+)
+def test_proxy_without_a_port_has_that_of_its_scheme(proxy: str, port: int) -> None:
+    settings = find_http_proxy("place.servicebus.windows.net", proxy)
+    assert settings is not None
+    assert settings["proxy_port"] == port
+
+
+def test_translated_error_is_kept() -> None:
+    error = SourceUnavailable("the hub is away")
+    assert translate_error(error, ACCESS) is error
+
+
+@pytest.mark.parametrize("condition", ["argument-error", "argument-out-of-range", "invalid-field"])
+def test_rejected_position_is_a_lost_one(condition: str) -> None:
+    assert isinstance(translate_error(_ErrorWithCondition(condition), ACCESS), Trimmed)
 
 
 @pytest.mark.parametrize(

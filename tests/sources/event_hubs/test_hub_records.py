@@ -6,6 +6,7 @@ import pytest
 from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 
+from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.sources.event_hubs.records import convert_event, read_tag
 from leasehold.errors import SourceError
 
@@ -69,3 +70,16 @@ def test_event_without_offset_or_key_has_an_empty_token() -> None:
 def test_event_of_another_sender_has_no_tag(properties: dict[bytes, Any]) -> None:
     assert read_tag(event(data_body=[b""], application_properties=properties)) is None
     assert read_tag(None) is None
+
+
+@pytest.mark.parametrize("name", ["leasehold", b"leasehold"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_tag_is_read_in_every_form_of_a_client(name: str | bytes, as_text: bool) -> None:
+    tag = Tag("query", 1, 2, "3-0", "edition", 5)
+    value = tag.context + b".5"
+    properties: dict[Any, Any] = {name: value.decode() if as_text else value}
+    assert read_tag(event(data_body=[b""], application_properties=properties)) == tag
+
+
+def test_tag_that_is_no_unicode_is_none() -> None:
+    assert read_tag(event(data_body=[b""], application_properties={b"leasehold": "\ud800"})) is None
