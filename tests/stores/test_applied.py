@@ -40,6 +40,8 @@ def test_a_leaders_next_owner_gets_the_checkpoint_and_no_requests() -> None:
     """A KCL worker that is given a lease is not marked as answering requests, because it does not understand them."""
     given_lease = lease_after_write(GiveLease(LEAVING, Position("5")), LEAVING)
     assert given_lease == Lease("s-0", owner="java-1", checkpoint=Position("5"), version=Version("8"), epoch=8)
+    marked_lease = evolve(LEAVING, yields=True)
+    assert lease_after_write(GiveLease(marked_lease, Position("5")), marked_lease) == given_lease
 
 
 def test_a_gift_requires_the_handoff_as_seen() -> None:

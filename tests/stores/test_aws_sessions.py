@@ -114,6 +114,8 @@ def test_a_callers_session_serves_source_and_store() -> None:
         open_store(f"dynamodb://leases?role_arn={ROLE}", session=session)
     with pytest.raises(ValueError, match=r"^store URL: a boto3 session can only be used with an AWS "):
         open_store("memory://leases", session=session)
+    with pytest.raises(ValueError, match=r"^store URL: a boto3 session can only be used with an AWS "):
+        open_store("azblob://account/leases", session=session)
 
 
 @pytest.mark.parametrize(
