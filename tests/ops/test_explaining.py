@@ -323,3 +323,14 @@ def test_a_released_failing_lease_is_explained_during_its_cooldown() -> None:
     assert story(watched_table, CONFIG, unowned_lease, plans_with_b).moves.startswith("at b's next turn, within 20")
     watched_later = evolve(watched_table, at=1051.0)
     assert "a put it aside" not in str(story(watched_later, CONFIG, unowned_lease, plans(watched_later, CONFIG)))
+
+
+def test_watching_waits_no_longer_than_requested() -> None:
+    now, waits = [0.0], list[float]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+
+    watch_for(MemoryStore(), 2.5, 10.0, lambda: now[0], wait)
+    assert waits == [1.0, 1.0, 0.5]
