@@ -291,9 +291,15 @@ def named_tables(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[str, str], tupl
         def close(self) -> None:
             closed_stores.append(self)
 
+    pauses: list[float] = []
+
+    def note_pause(seconds: float) -> None:
+        pauses.append(seconds)
+        assert len(pauses) < 20
+
     command = import_module("leasehold.adapters.cli.steer.swap")
     for function in (end_swap, move_until_arrived, wait_until_known):
-        monkeypatch.setattr(command, function.__name__, partial(function, pause=lambda _seconds: None))
+        monkeypatch.setattr(command, function.__name__, partial(function, pause=note_pause))
     monkeypatch.setattr(command, "open_store", lambda url, **_options: NotedStore(open_store(url)))
     return urls, (open_store(urls[FROM]), open_store(urls[TO])), closed_stores
 
