@@ -340,6 +340,51 @@ def test_leases_of_a_living_fleet_are_copied_only_if_forced(
     assert waits == [40.0]
 
 
+@pytest.mark.parametrize(
+    ("options", "outcomes"),
+    [
+        ([], ["refuse", "refuse"]),
+        (["--even-if-owned"], ["refuse", "refuse"]),
+        (["--even-if-read"], ["create", "refuse"]),
+        (["--even-if-owned", "--even-if-read"], ["create", "forward"]),
+    ],
+)
+def test_each_option_of_a_forced_copy_concerns_the_owners_of_one_table(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch, options: list[str], outcomes: list[str]
+) -> None:
+    url, target = new_table
+    name = uuid4().hex
+    source = MemoryStore(name)
+    expect_applied(source.write(CreateLease(Lease("1", checkpoint=AT_10))))
+    owned_leases = [
+        create_lease_with_owner(store, lease)
+        for store, lease in (
+            (source, Lease("0", owner="ann", checkpoint=AT_9)),
+            (target, Lease("1", owner="bob", checkpoint=AT_9)),
+        )
+    ]
+
+    def renew(_seconds: float) -> None:
+        for index, store in enumerate((source, target)):
+            owned_leases[index] = expect_applied(store.write(RenewLease(owned_leases[index])))
+
+    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
+    status, moves = run_copy(f"memory://{name}", url, *options)
+    assert (status, moves) == (int("refuse" in outcomes), [*zip("01", outcomes, strict=True)])
+
+
+def test_owners_that_no_longer_renew_delay_no_copy(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = new_table
+    name = uuid4().hex
+    source = MemoryStore(name)
+    for key in "01":
+        create_lease_with_owner(source, Lease(key, owner=f"w-{key}", checkpoint=AT_9))
+    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", lambda _seconds: None)
+    assert run_copy(f"memory://{name}", url) == (0, [("0", "create"), ("1", "create")])
+
+
 def test_a_living_fleet_is_recognized_in_a_copy_that_renames_its_keys(
     new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
