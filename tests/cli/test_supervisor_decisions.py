@@ -134,7 +134,7 @@ def test_supervised_process_stops_at_the_end_or_a_failure_of_its_input(monkeypat
     stops: list[str] = []
     chunks = [b"x", b""]
     monkeypatch.setattr(supervisor_module, "spawn", lambda _name, work, on_failure: spawned.append((work, on_failure)))
-    monkeypatch.setattr(supervisor_module.os, "read", lambda _fd, _size: chunks.pop(0))
+    monkeypatch.setattr(os, "read", lambda _fd, _size: chunks.pop(0))
     monkeypatch.setenv(SUPERVISED_VARIABLE, "1")
     for _ in range(2):
         call_at_end_of_supervisor(lambda: stops.append("stop"))
