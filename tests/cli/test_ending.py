@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -48,6 +49,25 @@ def test_a_signal_while_handlers_are_set_restores_the_previous_ones(
     raise_signal_at_call(monkeypatch, 0, END_SIGNALS[0])
     with pytest.raises(EndSignal), raise_on_signal():
         raise AssertionError
+    assert {number: signal.getsignal(number) for number in END_SIGNALS} == before
+
+
+@pytest.mark.parametrize("first", END_SIGNALS)
+def test_no_later_signal_interrupts_the_cleanup(before: dict[signal.Signals, object], first: signal.Signals) -> None:
+    cleaned_after: list[signal.Signals] = []
+
+    @contextmanager
+    def clean_up() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for number in END_SIGNALS:
+                signal.raise_signal(number)
+                cleaned_after.append(number)
+
+    with pytest.raises(EndSignal, match=first.name) as exc_info, raise_on_signal(), clean_up():
+        signal.raise_signal(first)
+    assert (cleaned_after, exc_info.value.status) == ([*END_SIGNALS], 128 + first)
     assert {number: signal.getsignal(number) for number in END_SIGNALS} == before
 
 

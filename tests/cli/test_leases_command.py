@@ -19,6 +19,7 @@ from leasehold.adapters.cli import leases
 from leasehold.adapters.cli.common.columns import format_as_plain_text
 from leasehold.adapters.cli.lease_tables import describe_totals_and_problems, draw_page, format_move, tabulate_leases
 from leasehold.adapters.cli.leases import (
+    MOVES_SHOWN,
     _convert_to_json,
     app,
     can_use_keys,
@@ -305,6 +306,18 @@ def test_a_watch_lists_moves_as_they_happen() -> None:
         "s-0: ann -> bob",
     ]
     assert page_lines(last_state)[-2].endswith("s-0: bob -> nobody")
+
+
+def test_a_watch_keeps_the_latest_moves_through_failed_reads() -> None:
+    store = Faulty()
+    create_lease_with_owner(store, Lease("s-0", owner="w-0"))
+    states = read_states_repeatedly(store, 2.0, lambda _seconds: None)
+    next(states)
+    for number in range(1, MOVES_SHOWN + 3):
+        expect_applied(store.write(StealLease(store.get(["s-0"])[0], f"w-{number}")))
+        state = next(states)
+    # The second read fails, so the third one sees two moves as one.
+    assert [move.after for move in state.moves] == [f"w-{number}" for number in range(MOVES_SHOWN + 2, 2, -1)]
 
 
 def test_a_python_without_keyboard_support_is_reported(

@@ -4,8 +4,11 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from attrs import evolve
@@ -38,6 +41,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.swap import (
     CONTROL_KEY,
+    DIRECTION,
     FROM,
     MOVED_OWNER_PREFIX,
     MOVED_TO,
@@ -46,6 +50,7 @@ from leasehold.stores.swap import (
     check_tables_differ,
     get_or_create_control_row,
     reject_moved,
+    split_version,
     swap_is_over,
     swap_notices,
 )
@@ -274,6 +279,79 @@ def test_a_swap_is_rejected_next_to_java_workers(tables: tuple[Store, Store]) ->
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")
     with pytest.raises(StoreError, match=r"workers of the KCL or of an SDK share FROM \(java-1\)"):
         wait_until_known(tables, open_joined_store(tables), NAMES[TO], 60.0)
+
+
+@pytest.fixture
+def named_tables(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[str, str], tuple[Store, Store], list[Store]]:
+    """Return the URLs of two tables, their stores, and a list of those that the command closes. Nothing waits."""
+    urls = (f"memory://{uuid4().hex}", f"memory://{uuid4().hex}")
+    closed_stores: list[Store] = []
+
+    class NotedStore(PassingStore):
+        def close(self) -> None:
+            closed_stores.append(self)
+
+    pauses: list[float] = []
+
+    def note_pause(seconds: float) -> None:
+        pauses.append(seconds)
+        assert len(pauses) < 20
+
+    command = import_module("leasehold.adapters.cli.steer.swap")
+    for function in (end_swap, move_until_arrived, wait_until_known):
+        monkeypatch.setattr(command, function.__name__, partial(function, pause=note_pause))
+    monkeypatch.setattr(command, "open_store", lambda url, **_options: NotedStore(open_store(url)))
+    return urls, (open_store(urls[FROM]), open_store(urls[TO])), closed_stores
+
+
+@pytest.mark.parametrize("options", [[], ["--status"], ["--back"]])
+def test_the_command_closes_both_tables_whether_or_not_it_succeeds(
+    named_tables: tuple[tuple[str, str], tuple[Store, Store], list[Store]], options: list[str]
+) -> None:
+    urls, tables, closed_stores = named_tables
+    expect_applied(tables[FROM].write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
+    assert CliRunner().invoke(swap, [*urls, *options]).exit_code == (1 if options else 0)
+    assert len(closed_stores) == 2
+    assert CliRunner().invoke(swap, [*urls, "--status"]).exit_code == (1 if options else 0)
+    assert len(closed_stores) == 4
+
+
+@pytest.mark.parametrize("option", ["--status", "--back"])
+def test_only_a_swap_that_begins_creates_its_table(tmp_path: Path, option: str) -> None:
+    urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
+    open_store(urls[FROM]).close()
+    assert CliRunner().invoke(swap, [*urls, option]).exit_code == 1
+    assert not (tmp_path / "to.db").exists()
+
+
+def test_the_command_goes_back_and_forth(
+    named_tables: tuple[tuple[str, str], tuple[Store, Store], list[Store]],
+) -> None:
+    """After the way back, workers move no lease in either direction until the next swap begins."""
+    urls, tables, _ = named_tables
+    for key in ("s-1", "s-2"):
+        expect_applied(tables[FROM].write(CreateLease(Lease(key, checkpoint=Position("5")))))
+    names = (display_name(urls[FROM]), display_name(urls[TO]))
+    get_or_create_control_row(tables, names)
+    set_direction(tables, "to")
+    store = SwapStore(tables, names[TO], control_interval_seconds=0.0)
+    store.move_unowned(read_stored_lease(store, "s-1"), TO)
+    assert CliRunner().invoke(swap, [*urls, "--back"]).exit_code == 0
+    assert [split_version(lease)[0] for lease in store.list().leases] == [FROM, FROM]
+    assert read_control(tables).annotation(DIRECTION) == ""
+    assert CliRunner().invoke(swap, [*urls]).exit_code == 0
+    assert swap_is_over(tables, names)
+    assert [lease.key for lease in tables[TO].list().leases] == ["s-1", "s-2"]
+
+
+def test_the_command_moves_nothing_while_an_owner_does_not_know_to(
+    named_tables: tuple[tuple[str, str], tuple[Store, Store], list[Store]],
+) -> None:
+    urls, tables, _ = named_tables
+    create_owned_lease(tables[FROM], "ann", "s-1", Position("5"))
+    result = CliRunner().invoke(swap, [*urls, "--wait", "0"])
+    assert (result.exit_code, "start them again with --to TO" in result.stderr) == (1, True)
+    assert not read_control(tables).annotation(DIRECTION)
 
 
 def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:

@@ -21,6 +21,7 @@ from leasehold.adapters.sources.deduplication import (
     MAX_RUNS,
     SeenRows,
     Tag,
+    Trail,
     merge_parent_tokens,
     parse_tags,
     strip_seen_rows,
@@ -534,6 +535,14 @@ def test_parents_of_a_merge_are_deduplicated_separately(known_batch: bool) -> No
     tag = Tag("q", 1, 0, "0", "e", 5)
     assert not child.copy().check_duplicate(tag, lambda: 2**127, Position("1"))
     assert child.check_duplicate(tag, lambda: 7, Position("1")) is known_batch
+
+
+def test_selected_rows_keep_the_dropped_rows_before_them() -> None:
+    """Each row is recorded once, with the first selected row that follows it."""
+    rows = [((Tag("q", 1, 0, "0", "e", row), Position("5", row)),) for row in range(5)]
+    trail = Trail(SeenRows(), rows).select_rows([True, False, None, True, True])
+    assert trail.new_rows == [rows[0], rows[1] + rows[2] + rows[3], rows[4]]
+    assert trail.starting_at_row(1).token_for_row(1) == trail.token_for_row(2)
 
 
 def test_delayed_rows_of_one_parent_do_not_affect_the_other() -> None:

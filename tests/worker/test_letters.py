@@ -215,6 +215,7 @@ TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
         (["kinesis://letters", *TAKEN, *STORE, "--from", "LATEST"], 2, "--from: a replay begins at TRIM_HORIZON"),
         (["kinesis://letters", *TAKEN, *STORE, "--from", "soon"], 2, "--from: 'soon' is neither"),
         (["kinesis://a?region=x", *STORE, "--to", "kinesis://a"], 2, "--to: the dead letters are in this stream"),
+        (["kinesis://a", *STORE, "--to", "kinesis://a?region=x"], 2, "--to: the dead letters are in this stream"),
         (["ftp://x", *TAKEN], 2, "letters URL: unknown scheme 'ftp'"),
         ([f"s3://key:{SECRET}@bucket/p", *TAKEN], 2, "credentials do not belong in it"),
         ([f"s3://b/p?endpoint=http://k:{SECRET}@h", *TAKEN], 2, "credentials do not belong in it"),

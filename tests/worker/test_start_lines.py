@@ -47,12 +47,15 @@ def test_worker_on_a_terminal_prints_what_it_takes_and_why(monkeypatch: pytest.M
         consumer=Unread(),
     )
     log = logging.getLogger("leasehold.worker")
+    other_handler = logging.NullHandler()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [other_handler])
     log_state_before = log.level, tuple(log.handlers)
     with print_start_lines(worker, "kinesis://orders", "sqlite:///leases.db"):
         for _ in range(200):
             worker.renew(clock_time[0])
             clock_time[0] = max(clock_time[0] + 0.5, min(worker.turn(clock_time[0]), clock_time[0] + 5.0))
     assert (log.level, tuple(log.handlers)) == log_state_before
+    assert other_handler.filters == []
     lines = stderr.getvalue().splitlines()
     if not terminal:
         assert lines == []

@@ -4,6 +4,7 @@ import json
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE
 from leasehold.stores.protocol import Store
 from leasehold.stores.swap import CONTROL_KEY, DIRECTION, lease_place, open_both
 from leasehold.stores.urls import open_store
-from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
+from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, ReleaseLease, RenewLease
 from leasehold_lab.contract.actors import clear_layout_fields, create_lease_with_owner, expect_applied
 
 AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
@@ -339,6 +340,51 @@ def test_leases_of_a_living_fleet_are_copied_only_if_forced(
     assert waits == [40.0]
 
 
+@pytest.mark.parametrize(
+    ("options", "outcomes"),
+    [
+        ([], ["refuse", "refuse"]),
+        (["--even-if-owned"], ["refuse", "refuse"]),
+        (["--even-if-read"], ["create", "refuse"]),
+        (["--even-if-owned", "--even-if-read"], ["create", "forward"]),
+    ],
+)
+def test_each_option_of_a_forced_copy_concerns_the_owners_of_one_table(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch, options: list[str], outcomes: list[str]
+) -> None:
+    url, target = new_table
+    name = uuid4().hex
+    source = MemoryStore(name)
+    expect_applied(source.write(CreateLease(Lease("1", checkpoint=AT_10))))
+    owned_leases = [
+        create_lease_with_owner(store, lease)
+        for store, lease in (
+            (source, Lease("0", owner="ann", checkpoint=AT_9)),
+            (target, Lease("1", owner="bob", checkpoint=AT_9)),
+        )
+    ]
+
+    def renew(_seconds: float) -> None:
+        for index, store in enumerate((source, target)):
+            owned_leases[index] = expect_applied(store.write(RenewLease(owned_leases[index])))
+
+    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
+    status, moves = run_copy(f"memory://{name}", url, *options)
+    assert (status, moves) == (int("refuse" in outcomes), [*zip("01", outcomes, strict=True)])
+
+
+def test_owners_that_no_longer_renew_delay_no_copy(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = new_table
+    name = uuid4().hex
+    source = MemoryStore(name)
+    for key in "01":
+        create_lease_with_owner(source, Lease(key, owner=f"w-{key}", checkpoint=AT_9))
+    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", lambda _seconds: None)
+    assert run_copy(f"memory://{name}", url) == (0, [("0", "create"), ("1", "create")])
+
+
 def test_a_living_fleet_is_recognized_in_a_copy_that_renames_its_keys(
     new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +406,57 @@ def test_a_finished_copy_does_not_watch_owners(
     create_leases(url, (Lease("0", owner="bob", checkpoint=AT_9),))
     monkeypatch.delattr("leasehold.adapters.ops.checkpoints.sleep")
     assert run_copy(f"memory://{name}", url) == (0, [("0", "same")])
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+@pytest.mark.parametrize("command", [reset, copy_leases])
+def test_a_forced_move_is_tried_again_if_the_owner_renews(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch, command: ModuleType, is_forced: bool
+) -> None:
+    """An owner may renew between the two writes of a move. Only `--even-if-owned` then repeats both."""
+    url, store = new_table
+    versions = [create_lease_with_owner(store, Lease("0", owner="ann", epoch=2, checkpoint=AT_9))]
+    former_name = uuid4().hex
+    create_leases(f"memory://{former_name}", (Lease("0", epoch=8, checkpoint=AT_10),))
+    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", lambda _seconds: None)
+    write, released = store.write, list[ReleaseLease]()
+
+    def write_and_renew(action: Any) -> Any:  # noqa: ANN401  the store's own types
+        if isinstance(action, ReleaseLease) and not released:
+            released.append(action)
+            versions.append(expect_applied(write(RenewLease(versions[-1]))))
+        return write(action)
+
+    monkeypatch.setattr(store, "write", write_and_renew)
+    monkeypatch.setattr(command, "open_store", lambda opened, **_: store if opened == url else open_store(opened))
+    arguments = (url, "--to", "TRIM_HORIZON") if command is reset else (f"memory://{former_name}", url)
+    options = ("--even-if-owned",) if is_forced else ()
+    assert run_command(command.app, *arguments, *options)[0] == (0 if is_forced else 1)
+    wanted = TRIM_HORIZON if command is reset else AT_10
+    assert store.get(["0"])[0].checkpoint == (wanted if is_forced else AT_9)
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+@pytest.mark.parametrize("command", [reset, copy_leases])
+def test_only_a_table_that_is_written_is_created_or_needs_rights_to_write(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch, command: ModuleType, is_dry_run: bool
+) -> None:
+    url, _ = new_table
+    opened: list[tuple[str, bool, bool]] = []
+
+    def open_noted_store(name: str, *, create: bool = True, write: bool = True) -> Store:
+        opened.append((name, create, write))
+        return open_store(name)
+
+    monkeypatch.setattr(command, "open_store", open_noted_store)
+    options = ("--dry-run",) if is_dry_run else ()
+    if command is reset:
+        assert run_command(reset.app, url, "--to", "TRIM_HORIZON", *options)[0] == 0
+        assert opened == [(url, False, not is_dry_run)]
+    else:
+        former_url = f"memory://{uuid4().hex}"
+        assert run_command(copy_leases.app, former_url, url, *options)[0] == 0
+        assert opened == [(former_url, False, False), (url, not is_dry_run, not is_dry_run)]
 
 
 def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:

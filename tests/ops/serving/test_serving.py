@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
@@ -24,6 +26,7 @@ from served_tables import EVIL, Table, held
 from typer.testing import CliRunner
 from waiters import Clock
 
+from leasehold.adapters.cli.steer import serve
 from leasehold.adapters.cli.steer.serve import app
 from leasehold.adapters.ops.serving.app import BoundedConnection, prometheus_text, saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, LagPoint, TableWatcher, ViewRequest
@@ -350,6 +353,7 @@ def test_ctrl_c_right_after_the_start_ends_the_command(tmp_path: Path, monkeypat
     monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", print_and_interrupt, raising=False)
     result = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", "0"])
     assert (result.exit_code, result.output, len(printed_lines)) == (0, "", 1)
+    assert "leasehold-page" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(
@@ -561,3 +565,84 @@ def test_serve_once_writes_the_page_and_ends(tmp_path: Path) -> None:
         rejected_result = CliRunner().invoke(app, arguments)
         assert (rejected_result.exit_code, message in rejected_result.output) == (status, True)
     assert not (tmp_path / "none.html").exists()
+
+
+@pytest.mark.parametrize("known_after", [0.0, 30.0, math.inf])
+def test_a_saved_page_waits_for_every_status_but_at_most_two_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_after: float
+) -> None:
+    """The statuses of all tables count."""
+    clock, page = Clock(), tmp_path / "page.html"
+    began_at = clock.now
+
+    class SlowWatcher:
+        def __init__(self, seconds: float) -> None:
+            self.last_state, self.name, self.seconds = SimpleNamespace(table="read"), "orders", seconds
+
+        def try_look(self) -> None:
+            pass
+
+        @property
+        def all_statuses_known(self) -> bool:
+            return clock.now - began_at >= self.seconds
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        assert clock.now - began_at < 1000.0
+
+    monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+    monkeypatch.setattr(serve, "saved_page", lambda _watchers: "page")
+    watchers: Any = [SlowWatcher(0.0), SlowWatcher(known_after)]
+    serve._write_pages_periodically(watchers, page, 2.0)  # noqa: SLF001  the command itself would take minutes
+    assert clock.now - began_at == min(known_after, 120.0)
+    assert page.read_text(encoding="utf-8") == "page"
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [
+        ([], set()),
+        (["--host", "10.0.0.7"], {"10.0.0.7"}),
+        (["--host", "10.0.0.7", "--allow-host", "fleet.test", "--allow-host", "b"], {"10.0.0.7", "fleet.test", "b"}),
+    ],
+)
+def test_requests_may_name_this_machine_the_address_and_every_allowed_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], hosts: set[str]
+) -> None:
+    SqliteStore(str(tmp_path / "l.db")).close()
+    allowed_hosts = set[str]()
+    monkeypatch.setattr(serve, "_serve_pages", lambda *arguments: allowed_hosts.update(arguments[3]))
+    assert CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", *options]).exit_code == 0
+    assert allowed_hosts == {"127.0.0.1", "localhost"} | hosts
+
+
+def test_each_store_is_read_with_its_own_target_and_source_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose leases do not move has `-` for its target."""
+    opened: list[tuple[str, str | None]] = []
+    closed: list[str] = []
+    shown: list[tuple[str, Any, float]] = []
+
+    class NotedStore(MemoryStore):
+        def close(self) -> None:
+            closed.append("store")
+
+    def open_noted(url: str, target_url: str | None) -> NotedStore:
+        opened.append((url, target_url))
+        return NotedStore()
+
+    def open_source(url: str) -> SimpleNamespace:
+        return SimpleNamespace(url=url, close=lambda: closed.append(url))
+
+    def make_watcher(name: str, *_: object, every: float, source: SimpleNamespace) -> SimpleNamespace:
+        shown.append((name, source.url, every))
+        return SimpleNamespace(start=lambda: None, close=lambda: closed.append("watcher"))
+
+    monkeypatch.setattr(serve, "open_for_reading", open_noted)
+    monkeypatch.setattr(serve, "open_lag_source", open_source)
+    monkeypatch.setattr(serve, "TableWatcher", make_watcher)
+    monkeypatch.setattr(serve, "_serve_pages", lambda *_: None)
+    stores, options = ["memory://a", "memory://b"], ["--source", "s-a", "--source", "s-b", "--every", "7s"]
+    assert CliRunner().invoke(app, [*stores, *options, "--to", "-", "--to", "memory://c"]).exit_code == 0
+    assert opened == [("memory://a", None), ("memory://b", "memory://c")]
+    assert shown == [("memory://a", "s-a", 7.0), ("memory://b", "s-b", 7.0)]
+    assert closed == ["watcher", "s-b", "store", "watcher", "s-a", "store"]

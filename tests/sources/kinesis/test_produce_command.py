@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.cli.main import COMMANDS
-from leasehold.adapters.cli.produce import _make_key_function
+from leasehold.adapters.cli.produce import _EndSignalTracker, _make_key_function
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.producer import RecordFuture
 
@@ -135,6 +135,27 @@ def test_rejected_record_is_named_and_all_others_are_written(
     status, out, err = _leasehold("produce", "kinesis://s", "--key", "fixed:k", stdin=b"a\nb\n\nbad\nc\n")
     assert (status, client.data, out.split(",")[0]) == (1, [b"a", b"b", b"c"], "3 records written")
     assert (err.count("\n"), err.startswith("leasehold produce: line 4: the record cannot be sent")) == (1, True)
+
+
+@pytest.mark.parametrize("counter", ["UserRecordsPending", "UserRecordExpired", "UserRecordsFailed"])
+def test_line_that_is_not_in_the_stream_makes_the_status_1(monkeypatch: pytest.MonkeyPatch, counter: str) -> None:
+    counts = Counter({"UserRecordsPut": 7})
+    monkeypatch.setattr("leasehold.adapters.cli.produce.open_producer", lambda *_: None)
+    monkeypatch.setattr("leasehold.adapters.cli.produce._write_lines", lambda *_: counts)
+    assert _leasehold("produce", "kinesis://s")[0] == 0
+    counts[counter] = 1
+    assert _leasehold("produce", "kinesis://s")[0] == 1
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_of_either_kind_ends_the_command_at_once(first: signal.Signals) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers_before = [signal.getsignal(number) for number in numbers]
+    with _EndSignalTracker() as tracker:
+        signal.raise_signal(first)
+        assert tracker.end_requested
+        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_DFL] * 2
+    assert [signal.getsignal(number) for number in numbers] == handlers_before
 
 
 def test_signal_while_a_line_is_put_interrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,26 @@ def test_calls_that_time_out_together_lengthen_the_timeout_once() -> None:
     assert next_timeouts == [POLL_TIMEOUTS[1]] * 3
 
 
+def test_timeout_of_one_operation_never_shortens_that_of_another() -> None:
+    service = SlowService()
+    call_timeouts = CallTimeouts(service.clients())
+    for operation, delay in (*[("get_records", 60.0)] * 2, ("list_shards", QUICK_SECONDS), ("list_shards", 60.0)):
+        service.delay = delay
+        with suppress(SourceUnavailable):
+            call_timeouts.call(operation)
+    assert (call_timeouts.timeout_for("get_records"), call_timeouts.timeout_for("list_shards")) == (20.0, 10.0)
+
+
+def test_first_timeout_of_a_reader_holds_only_until_a_quick_response() -> None:
+    """Later operations then start with the shortest timeout, so they do not need a thread of their own."""
+    service = SlowService()
+    call_timeouts = CallTimeouts(service.clients(), first_step=2)
+    for operation in ("get_shard_iterator", "get_records"):
+        call_timeouts.call(operation)
+    assert service.asked == [("get_shard_iterator", 20.0), ("get_records", 5.0)]
+    assert call_timeouts.longest_step == 0
+
+
 def test_requests_shrink_only_if_no_timeout_suffices() -> None:
     service = SlowService(12.0)
     reader = reader_of(service)

@@ -78,6 +78,23 @@ def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, 
     assert deaggregate(unit.data).tags == [Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, row)]
 
 
+@pytest.mark.parametrize("key", ["k", "\u00e9\u20ac", "\U0001f600" * 64])
+@pytest.mark.parametrize("hash_key", [None, "7"])
+@pytest.mark.parametrize("context", [b"", b"q.1.2.p.e"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_aggregate_accepts_exactly_what_fits(key: str, hash_key: str | None, context: bytes, count: int) -> None:
+    """The service counts the bytes of the data and of the partition key."""
+    unlimited = Aggregate(10**6)
+    for row in range(count):
+        assert unlimited.add(b"x" * 300, key, hash_key, context, row)
+    size = len(unlimited.encode()) + len(unlimited.partition_key.encode())
+    assert unlimited.size == size
+    for limit, fits in ((size, True), (size - 1, False)):
+        aggregate = Aggregate(limit)
+        assert [aggregate.add(b"x" * 300, key, hash_key, context, row) for row in range(count)][-1] is fits
+        assert aggregate.count == count - (not fits)
+
+
 def test_short_tag_refers_to_the_previous_record_even_if_it_is_misplaced() -> None:
     tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
     data, _ = sealed([(b"x", "a", tag, hash_key) for tag, hash_key in zip(tags, ("17", "200", "200"), strict=True)])
