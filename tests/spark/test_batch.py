@@ -1,7 +1,9 @@
 """A batch query over a slice of a stream puts each record in exactly one part, and each part ends by itself."""
 
+from functools import partial
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -13,11 +15,13 @@ from pyspark.sql.datasource import InputPartition
 
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.slices import ARRIVAL_MARGIN_SECONDS, NOTE, Slice, run_slice
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, SettledShard
+from leasehold.adapters.sources.call_timeouts import Backoff
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Reader, Record, SettledShard
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader
 from leasehold.adapters.spark.batch import (
     PARTS_PER_SHARD_MAX,
+    PartReader,
     ReadBounds,
     SlicedReader,
     plan_parts,
@@ -26,6 +30,7 @@ from leasehold.adapters.spark.batch import (
 )
 from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
 from leasehold.adapters.spark.kinesis.rows import make_columns
+from leasehold.adapters.spark.lease_loop import STALL_SECONDS
 from leasehold.adapters.spark.leased_source import SlicedQuery
 from leasehold.adapters.spark.options import ALL_SOURCES, OptionReader, parse_lease_options
 from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
@@ -445,3 +450,30 @@ def test_shards_without_a_lease_start_where_the_bounds_begin(
 ) -> None:
     """A backfill starts at the oldest record, and a live query at the newest."""
     assert ReadBounds(since, until, 0, "kinesis").find_initial_position() == fields
+
+
+@pytest.mark.parametrize("tasks", [1, 4])
+def test_batch_has_a_last_record_that_arrived_as_it_begins(tasks: int) -> None:
+    fake_source = FakeSource(Stream(tells_last=True))
+    fake_source.stream.put("a", [0.0])
+    assert [row for rows in batch(fake_source, at_timestamp(SINCE), None, tasks) for row in rows] == ["a-1"]
+
+
+def test_part_waits_and_fails_by_what_happened_since_its_last_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_source, now = FakeSource(), [0.0]
+    fake_source.stream.put("a", [1.0])
+    (part,) = plan_parts(fake_source, ReadBounds(None, at_timestamp(UNTIL), 1, "kinesis"), 1)
+    monkeypatch.setattr(planning, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(planning, "Backoff", partial(Backoff, uniform=lambda _low, high: high))
+    part_reader = PartReader(fake_source.stream, fake_source.columns, part)
+    fault, progress = SourceUnavailable("not now"), Batch((), None, behind_seconds=1.0, wait_seconds=0.5)
+
+    def pauses(*responses: Batch | SourceUnavailable) -> list[float]:
+        return [part_reader._find_next_pause(response, now[0]) for response in responses]  # noqa: SLF001  as it reads
+
+    for _ in range(3):
+        assert pauses(fault, fault, progress) == pytest.approx([1.2, 3.6, 0.5])
+        now[0] += STALL_SECONDS
+    now[0] += 1.0
+    with pytest.raises(TimeoutError):
+        pauses(fault)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import cbor2
 import pytest
-from attrs import frozen
+from attrs import define, field, frozen
+from botocore.exceptions import ClientError
 from standins.in_c import scan
 
 from leasehold.adapters.sources.deduplication import Tag
@@ -179,3 +180,61 @@ def test_rows_scanned_in_a_response_match_records(records: list[dict[str, Any]],
         (plain_batch.read_to, plain_batch.count, sum(len(row["Data"]) for row in records), plain_batch.arrival_times)
     ] * 2
     assert isinstance(arrow_batch, ArrowBatch) or (start.numbered and records)
+
+
+@define
+class Responses:
+    """A client with these responses, in this order. None is an iterator that has expired."""
+
+    responses: list[dict[str, Any] | None]
+    start_positions: list[str | None] = field(factory=list)
+
+    def get_shard_iterator(self, **place: str) -> dict[str, str]:
+        self.start_positions.append(place.get("StartingSequenceNumber"))
+        return {"ShardIterator": "it"}
+
+    def get_records(self, **_request: object) -> dict[str, Any]:
+        if (response := self.responses.pop(0)) is None:
+            raise ClientError({"Error": {"Code": "ExpiredIteratorException", "Message": ""}}, "GetRecords")
+        return {"MillisBehindLatest": 7, "NextShardIterator": "it", **response}
+
+
+def tagged_aggregate() -> bytes:
+    """Return an aggregate of three rows that a Spark sink wrote."""
+    aggregate_builder = Aggregate(1 << 20)
+    for row in range(3):
+        assert aggregate_builder.add(b"data", "k", None, Tag("q", 1, 1, "0", "e", row).context, row)
+    return aggregate_builder.encode()
+
+
+@pytest.mark.parametrize(
+    "later_rows", [[raw_row(11, b"x"), raw_row(12, b"y")], [raw_row(11, aggregate("a", "b")), raw_row(12, b"y")]]
+)
+@pytest.mark.parametrize("start", [TRIM_HORIZON, Position("10", 0)])
+def test_rows_of_later_responses_match_records(later_rows: list[dict[str, Any]], start: Position) -> None:
+    """Every response leaves a poller of rows in the state in which it leaves a poller of records."""
+    outcomes = []
+    for poller_type in (Poller, ArrowPoller):
+        client = Responses(
+            [
+                {"Records": [kinesis_record(10, tagged_aggregate())]},
+                ScannedClient(later_rows).get_records(),
+                None,
+                *[{"Records": [], "MillisBehindLatest": behind_ms} for behind_ms in (7, 7, 0, 0)],
+            ]
+        )
+        client.responses[1] = {"Records": cast("dict[str, Any]", client.responses[1])["Records"]}
+        poller = poller_type(cast("KinesisClient", client), "s", "shard-0", start, None)
+        batches = [poller.read() for _ in range(7)]
+        chunks = [make_chunk(make_columns("s"), LEASE, batch) for batch in batches]
+        tokens = [
+            [chunk.trail.token_for_row(row) for row in range(chunk.count)]
+            for chunk in chunks
+            if chunk is not None and chunk.trail is not None
+        ]
+        assert [len(row_tokens) for row_tokens in tokens][:1] == [3 if start == TRIM_HORIZON else 2]
+        outcomes.append(
+            (tokens, client.start_positions, [(batch.read_to, batch.wait_seconds, batch.token) for batch in batches])
+        )
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[1][1][-1] == later_rows[-1]["SequenceNumber"]

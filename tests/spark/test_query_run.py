@@ -501,3 +501,33 @@ def test_copy_of_a_reader_for_executors_has_no_options(place: Place) -> None:
     """Options may contain a secret."""
     create, arguments = place.query().reader.__reduce__()
     assert vars(create(*arguments)) == {}
+
+
+def test_plan_belongs_to_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that begins elsewhere has rows of its own, although it has the number of an earlier plan."""
+    install_stepped_clock(monkeypatch)
+    store, stream = MemoryStore(), Stream({"a": texts("a", 9)})
+    reader = new_reader(stream, KillableStore(store), rereadable=True, flush_on_idle="true")
+    query = Query(reader, store, KillableStore(store), reader.initialOffset())
+    planned_end = query.plan(ReadMaxRows(4))
+    assert planned_end is not None
+    other_start = {**planned_end, "n": planned_end["n"] - 1}
+    other_end = reader.latestOffset(other_start, ReadMaxRows(4))
+    assert (other_end["n"], other_end["r"]["a"][:2]) == (planned_end["n"], ["4", "8"])
+    reader.stop()
+
+
+def test_committed_batch_needs_no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit frees the batch and those before it, and an idle query plans no empty batch to have it committed."""
+    clock = install_stepped_clock(monkeypatch)
+    store, stream = MemoryStore(), Stream({"a": texts("a", 9)})
+    reader = new_reader(stream, KillableStore(store), rereadable=True, flush_on_idle="true")
+    query = Query(reader, store, KillableStore(store), reader.initialOffset())
+    while len(query.rows) < 9:
+        query.batch(ReadMaxRows(7))
+    reader.commit(query.offset)
+    run = cast("Any", reader._run)  # noqa: SLF001  what it keeps
+    assert (run._plans, run._partitions) == ({}, {})  # noqa: SLF001  likewise
+    clock.now += 2 * query_run.FLUSH_SECONDS
+    assert [reader.latestOffset(query.offset, ReadMaxRows(7)) for _ in range(3)] == [query.offset] * 3
+    reader.stop()
