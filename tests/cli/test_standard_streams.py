@@ -48,6 +48,31 @@ def test_full_output_is_an_error_with_its_reason() -> None:
     assert run_in_shell("plan", input_text=STATE, disk_is_full=True) == (1, "", error_message)
 
 
+def test_output_that_was_written_at_a_second_attempt_is_no_error(tmp_path: Path) -> None:
+    """A disk that is full for a while does not make a command fail if everything is written in the end."""
+    program = """
+import resource, sys
+from leasehold.adapters.cli.common.standard_streams import find_output_fault, prepare_standard_streams
+prepare_standard_streams()
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+try:
+    print("written", flush=True)
+except OSError as error:
+    print(find_output_fault() is error, file=sys.stderr)
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+sys.stdout.flush()
+print(find_output_fault(), file=sys.stderr)
+"""
+    with (tmp_path / "output").open("w+") as output:
+        completed = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            stdout=output, stderr=subprocess.PIPE, text=True, check=True, env=os.environ | {"PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
+        output.seek(0)
+        assert (output.read(), completed.stderr) == ("written\n", "True\nNone\n")
+
+
 def test_an_error_with_closed_standard_error_keeps_its_status() -> None:
     """The error message is not written to standard output, which a program may read as JSON."""
     assert run_in_shell("plan", redirection="2>&-", input_text="nonsense") == (2, "", "")

@@ -1,6 +1,7 @@
 """Tests without a service that `leasehold doctor` finds problems before a fleet starts."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.inputs import with_event_hub_times
 from leasehold.adapters.ops.doctor import examination
 from leasehold.adapters.ops.doctor.attempts import (
+    REQUEST_SECONDS,
     Absent,
     Finding,
     FindingState,
@@ -36,7 +38,7 @@ from leasehold.adapters.ops.doctor.examination import (
     loads,
     size_finding,
 )
-from leasehold.adapters.ops.doctor.objects import s3_trial
+from leasehold.adapters.ops.doctor.objects import gcs_trial, s3_trial
 from leasehold.adapters.sources import urls as sources
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Shard
@@ -45,7 +47,7 @@ from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, Sto
 from leasehold.stores import urls as stores
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold.stores.protocol import Done, Listing, Malformed, Outcome
+from leasehold.stores.protocol import Done, Listing, Malformed, Outcome, Timeouts
 from leasehold.stores.requests import ObjectFields
 from leasehold.stores.writes import Write
 from leasehold_lab.simulator.world.world import ListSource
@@ -455,6 +457,26 @@ class CarelessObjects(ObjectMemory):
     def put_if_match(self, name: str, fields: ObjectFields, _etag: str) -> str | None:
         super().put_if_match(name, fields, "")
         return self._put("over", name, fields)
+
+
+@pytest.mark.parametrize(
+    ("trial", "module", "name"), [(s3_trial, "s3", "S3Objects"), (gcs_trial, "gcs", "GcsObjects")], ids=["s3", "gcs"]
+)
+def test_a_trial_of_a_bucket_waits_only_seconds_for_a_response(
+    trial: Callable[[str, Mapping[str, str]], object], module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's own timeouts are longer."""
+    opened_with: list[Timeouts] = []
+
+    def open_objects(*_arguments: object, timeouts: Timeouts | None = None, **_options: object) -> ObjectMemory:
+        opened_with.extend([timeouts] if timeouts else [])
+        return ObjectMemory()
+
+    monkeypatch.setattr(f"leasehold.stores.objects.{module}.{name}", open_objects)
+    trial("bucket/fleet", {})
+    assert [(item.connect_seconds + item.read_seconds) * item.attempts <= REQUEST_SECONDS for item in opened_with] == [
+        True
+    ]
 
 
 def test_no_object_stays_in_a_bucket_that_ignores_conditions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,25 @@ print("original")
     assert ("over\n" in error_lines, error_lines.endswith("LookupError: no book\n")) == (True, True)
 
 
+def test_forked_copy_ends_although_its_output_cannot_be_written() -> None:
+    """Otherwise, it would go on and wait for threads that the fork did not copy."""
+    program = """
+import os, sys
+from leasehold.adapters.processes import Origin
+origin = Origin()
+for name in ("stdout", "stderr"):
+    pid = os.fork()
+    if pid == 0:
+        getattr(sys, name).close()
+        try:
+            origin.end_forked_copy(LookupError("no book"))
+        except ValueError:
+            os._exit(99)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+    assert output_of(program)[0] == ["1", "1"]
+
+
 def test_function_at_exit_is_called_only_in_its_own_process() -> None:
     """A child of `multiprocessing` calls its own functions, too."""
     program = """
