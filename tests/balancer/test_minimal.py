@@ -108,6 +108,13 @@ def test_released_lease_waits_for_the_successor(idle: float, rules: list[str]) -
     assert [rule for rule, _ in actions] == rules
 
 
+def test_leases_of_a_dead_worker_do_not_wait_for_a_successor() -> None:
+    """M12: only a lease that its owner released is reserved."""
+    dead_leases = [evolve(lease, idle=20.0) for lease in unmeasured_leases("dead", 2)]
+    actions = plan_turn([*unmeasured_leases("a", 3), *unmeasured_leases("b", 1), *dead_leases], grace_seconds=30.0)
+    assert actions == [("M6", "dead"), ("M6", "dead")]
+
+
 # The share (M1, M6)
 
 
