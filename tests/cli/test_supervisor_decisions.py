@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class ScriptedProcess:
-    """A process that does nothing, and notes what is done to it."""
+    """A process that does nothing and records the calls of its methods."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

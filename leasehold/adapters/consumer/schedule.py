@@ -419,8 +419,8 @@ class Schedule:
         except RuntimeError as error:
             with self._lock:
                 self._assign_task(may_start=False)
-                # If no task is left, nobody would do the work that was submitted. So do all of it here, including that
-                # of other callers, who may have relied on the task that could not be started.
+                # If no task is left, do all of the submitted work here, because no task would do it. This includes the
+                # work of other callers, who may have relied on the task that could not be started.
                 waiting_steps = [] if self._tasks else self._take_work()
             self._on_failure(error)
             for step in waiting_steps:

@@ -195,7 +195,7 @@ def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
 
 
 def test_a_forced_copy_keeps_a_later_checkpoint_of_the_owner() -> None:
-    """An owner that renews makes the copy start over, and may by then have gone further than the copied lease."""
+    """If the owner renews, the copy starts over, but the owner may also have moved its checkpoint forward."""
     store = MemoryStore()
     listed_lease = create_owned_lease(store, key="0", checkpoint=AT_9)
     copied_lease = evolve(Lease("0", checkpoint=AT_9), epoch=listed_lease.epoch + 5)

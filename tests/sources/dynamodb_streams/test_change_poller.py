@@ -50,16 +50,16 @@ def rejection(code: str) -> ClientError:
 class ScriptedService:
     """A service that gives these responses to GetRecords, in order. Errors are raised.
 
-    iterators  the responses to the first requests for an iterator
-    asked      the parameters of each request for an iterator
+    iterators          the responses to the first requests for an iterator
+    iterator_requests  the parameters of each request for an iterator
     """
 
     responses: list[dict[str, Any] | Exception]
     iterators: list[dict[str, Any] | Exception] = Factory(list)
-    asked: list[dict[str, Any]] = Factory(list)
+    iterator_requests: list[dict[str, Any]] = Factory(list)
 
     def get_shard_iterator(self, **parameters: object) -> dict[str, Any]:
-        self.asked.append(parameters)
+        self.iterator_requests.append(parameters)
         return _return_or_raise(self.iterators.pop(0) if self.iterators else {})
 
     def get_records(self, **_parameters: object) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def test_new_iterator_continues_after_the_last_change(empty_responses: int) -> N
     poller = service.open()
     for _ in range(empty_responses + 3):
         poller.read()
-    assert service.asked[1:] == [
+    assert service.iterator_requests[1:] == [
         {
             "StreamArn": ARN,
             "ShardId": "s-0",
@@ -155,7 +155,10 @@ def test_only_a_time_is_replaced_if_the_service_rejects_a_start(fault: Exception
     """A reader with a checkpoint never starts again at the oldest change, which would repeat a whole day."""
     service = ScriptedService([response(change_row(1))], [fault])
     assert indices(service.open(at_timestamp(CREATED_AT * 1000)).read()) == [1]
-    assert [parameters["ShardIteratorType"] for parameters in service.asked] == ["AT_TIMESTAMP", "TRIM_HORIZON"]
+    assert [parameters["ShardIteratorType"] for parameters in service.iterator_requests] == [
+        "AT_TIMESTAMP",
+        "TRIM_HORIZON",
+    ]
     service = ScriptedService([response(change_row(1))], [fault])
     poller = service.open(Position(number(1)))
     try:
@@ -171,7 +174,7 @@ def test_rejected_start_is_not_taken_for_a_trimmed_one(code: str) -> None:
     with pytest.raises(SourceError) as exc_info:
         service.open(Position(number(1)), rewind=True).read()
     assert not isinstance(exc_info.value, Trimmed)
-    assert len(service.asked) == 1
+    assert len(service.iterator_requests) == 1
 
 
 def test_poll_seconds_is_the_pause_of_every_reader() -> None:
@@ -210,7 +213,7 @@ class SlowService:
 
     clock: Clock = Factory(Clock)
     delay: float = 0.1
-    asked: list[tuple[str, float]] = Factory(list)
+    operation_timeouts: list[tuple[str, float]] = Factory(list)
     closed: list[float] = Factory(list)
 
     def client(self, timeout: float) -> "_SlowClient":
@@ -221,7 +224,7 @@ class SlowService:
         return TableStream(clients, name, TableClients(self.client, clock=self.clock), clock=self.clock)
 
     def timeouts(self, operation: str) -> list[float]:
-        return [timeout for asked_operation, timeout in self.asked if asked_operation == operation]
+        return [timeout for asked_operation, timeout in self.operation_timeouts if asked_operation == operation]
 
 
 def _run_at_once(work: Callable[[], None]) -> None:
@@ -235,7 +238,7 @@ class _SlowClient:
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         def call(**_parameters: object) -> object:
-            self.service.asked.append((operation, self.timeout))
+            self.service.operation_timeouts.append((operation, self.timeout))
             self.service.clock.now += min(self.service.delay, self.timeout)
             if self.service.delay > self.timeout:
                 raise ReadTimeoutError(endpoint_url="there")

@@ -428,7 +428,7 @@ def test_failed_record_may_be_in_the_stream_if_any_attempt_was_unknown(
 
 
 def test_core_keeps_nothing_of_delivered_failed_and_late_records() -> None:
-    """A producer runs for months, so what it notes about lost responses must not accumulate."""
+    """A producer runs for months, so its records of lost responses must not accumulate."""
     core = new_core(linger_seconds=0.0, on_late="fail")
     last_outcomes: list[UnitOutcome] = [UnitWritten("s0", "1"), UnitRejected(KeyError("x"))]
     for serial_number, last_outcome in enumerate(last_outcomes):

@@ -292,9 +292,7 @@ class FanOut(Poller):
             log.info("shard %s: not subscribed yet: %s", self._shard, not_active)
             return None
         if self._arn is None:
-            if self._subscription is not None:  # the consumer was deregistered, and there is no room for it any more
-                self._subscription.close()
-                self._drop_subscription(self._subscription)
+            self._close_subscription()  # there is one if the consumer was deregistered, and there is no room for it now
             return super()._request()
         if self._subscription is None:
             if self._clock() < self._subscribe_after:  # rule 2
@@ -335,9 +333,13 @@ class FanOut(Poller):
     def _reset_request(self) -> None:
         """Drop the subscription. The next one starts before the event that could not be parsed."""
         if self._subscription is not None:
+            self._close_subscription()
+            self._continuation = self._previous_continuation
+
+    def _close_subscription(self) -> None:
+        if self._subscription is not None:
             self._subscription.close()
             self._drop_subscription(self._subscription)
-            self._continuation = self._previous_continuation
 
     def _drop_subscription(self, subscription: SubscriptionReceiver) -> None:
         self._subscription = self._iterator = None
